@@ -1,10 +1,10 @@
-"""Account of one tenant: two token buckets, and the time that it held.
+"""Account of one tenant: two token buckets and the time that the tenant held.
 
 Guarantees:
 - Levels are integers in thousandths of a nanosecond, so that filling at a rate in thousandths of a GPU is exact.
-- The ceiling bucket is charged for all time held; the assured bucket is never charged below 0 for borrowed time.
-- An account is as of its moment `at`, and `advance` brings it forward. Between two calls of `advance` the conditions
-  that they describe have to be constant.
+- The ceiling bucket is charged for all time held. The assured bucket is never charged below 0 for borrowed time.
+- An account is valid at its moment `at`. `advance` brings the account forward. The arguments of `advance` must hold for
+  the whole span.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from .parameters import Parameters
 from .turn_history import TurnHistory
 
 _SLOTS = 100
-"""Number of slots of the usage window: usage is exact to one in a hundred of the window, for 100 pairs of memory."""
+"""Number of slots of the usage window: usage is exact to 1 % of the window, and the window takes 100 pairs of
+integers."""
 
 
 class Charge(Enum):
-    """Payment of the assured bucket for time held."""
+    """Way in which the assured bucket pays for time held."""
 
     GUARANTEED = auto()
-    """In full, into debt if need be: others wait, and this time was given as guaranteed, or was taken."""
+    """Full charge, into debt if necessary. For guaranteed time, and for time that other tenants waited for."""
 
     BORROWED = auto()
-    """The bucket pays from credit only. The rest is lent and never owed."""
+    """Charge down to 0 only. The rest is lent and never owed."""
 
 
 @dataclass(frozen=True)
@@ -41,41 +42,39 @@ class TimeUsage:
     """Time held since the tenant was added, over all agents that have kept its account."""
 
     borrowed_ns: int
-    """Part of `held_ns` beyond what was guaranteed."""
+    """Part of `held_ns` that was lent, not guaranteed."""
 
     late_ns: int
     """Part of `held_ns` after the end of a quantum, until the tenant had drained or was preempted."""
 
     overdue_ns: int
-    """Time that the tenant was charged beyond `held_ns`, because it had not drained when others held. Since this
-    process began."""
+    """Time charged beyond `held_ns`, since this process began: the tenant had not drained while other tenants held."""
 
     surcharged_ns: int
-    """Time that the tenant was charged because its kernels ran without the token. No part of `held_ns`. Since this
-    process began."""
+    """Time charged for kernels that ran without the token, since this process began. Not part of `held_ns`."""
 
     anticipated_ns: int
-    """Time for which a GPU was kept idle for the tenant, because its pauses are short. Charged like time held, and no
-    part of it. Since this process began."""
+    """Time for which a GPU was kept idle for this tenant during its short pauses, since this process began. Charged
+    like time held; not part of `held_ns`."""
 
     grants: int
     preemptions: int
     """Number of grants in which the tenant was preempted."""
     suspensions: int
-    """Number of grants that were suspended, because the tenant had no processor time. Since this process began."""
+    """Number of grants that were suspended because the tenant had no processor time, since this process began."""
     co_run_ns: int = 0
-    """Part of `held_ns` during which other tenants held the GPU too. Since this process began."""
+    """Part of `held_ns` during which other tenants held the GPU too, since this process began."""
     progress_ns: int = 0
-    """Progress in the time in which other tenants held the GPU too: the time in which the tenant would have done the
-    same work alone. Since this process began."""
+    """Progress while other tenants held the GPU too, since this process began: the time that the same work takes on a
+    GPU of its own."""
     progress_milli: int = 0
-    """Thousandths of the last window's work of a tenant with the GPU to itself: time held alone, and progress while
-    other tenants held the GPU too. Without the windows of earlier agents."""
+    """Work of the last window, in thousandths of the work of a tenant with the GPU to itself. The work is the time held
+    alone, and progress while other tenants held too. Windows of earlier agents do not count."""
 
 
 @dataclass(frozen=True)
 class AccountSnapshot:
-    """State of an account, with which another process of the same clock resumes it.
+    """State of an account, from which another process with the same clock resumes it.
 
     The names and the order of the fields are part of the layout of the agent's handover file.
     """
@@ -89,7 +88,7 @@ class AccountSnapshot:
     late_ns: int
     grants: int
     overdue: int
-    """Preemptions."""
+    """Number of preemptions."""
     window_ns: int
     """Time held within the last window."""
 
@@ -101,7 +100,7 @@ class _Window:
         self.length_ns = slot_ns * _SLOTS
         self._slot_ns = slot_ns
         self._slots: deque[tuple[int, int]] = deque()
-        """Number of the slot and nanoseconds in it, oldest first; slots without any are left out."""
+        """(slot number, nanoseconds), oldest first; empty slots are left out."""
 
     def ns(self, now: int) -> int:
         """Return the nanoseconds recorded in the window that ends at `now`."""
@@ -176,7 +175,7 @@ class Account:
         self.ceiling = parameters.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
     def snapshot(self) -> AccountSnapshot:
-        """Return the account as of `at`. What is unpaid is part of its levels."""
+        """Return the account as of `at`. The levels include deferred charges."""
         return AccountSnapshot(
             self.at,
             self.assured - self._unpaid,
@@ -190,9 +189,12 @@ class Account:
         )
 
     def resume(self, snapshot: AccountSnapshot) -> None:
-        """Resume an earlier account. In between no tokens were handed out; the tenant is taken to have had exactly its
-        request. It is owed as much as before, and its ceiling bucket has filled by the rest of its limit. Debt beyond
-        the debt cap is paid later, from what fills the buckets."""
+        """Resume an earlier account. No tokens were granted in between, so the tenant counts as having had exactly its
+        request.
+
+        The tenant is owed as much as before. Its ceiling bucket has filled by the rest of its limit. Debt beyond the
+        debt cap is paid later, from the inflow of the buckets.
+        """
         then = min(snapshot.at, self.at)
         away = self.at - then
         filled = snapshot.ceiling + away * (self.limit_milli - self.request_milli)
@@ -207,8 +209,7 @@ class Account:
             self._held.record(then - window, then, held)
 
     def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
-        """Change the rates from `at` on. Credit keeps its length in seconds. Credit beyond the new capacities is lost.
-        Debt stays."""
+        """Change the rates from `at` on. Credit keeps its length in seconds, up to the new capacities; debt stays."""
         if self.assured > 0 and self.request_milli:
             self.assured = self.assured * request_milli // self.request_milli
         self.request_milli = request_milli
@@ -224,12 +225,12 @@ class Account:
         """Bring the account forward to `now`: fill both buckets and charge them.
 
         Args:
-            now: The new moment; nothing happens unless it is later than `at`.
+            now: The new moment; no effect unless later than `at`.
             held_ns: Time held since `at`. It counts as usage.
             charge: How the assured bucket pays.
             owed_ns: Time charged to the buckets instead of `held_ns`, if it is more.
-            waiting: It waited for others since `at`. If it is owed time, its ceiling bucket holds more: what the others
-                took is not lost under a limit that is near the request.
+            waiting: The tenant has waited for other tenants since `at`. If it is owed time, its ceiling bucket may hold
+                more: under a limit near the request, time that the others took is not lost.
         """
         elapsed = now - self.at
         if elapsed <= 0:
@@ -252,8 +253,8 @@ class Account:
         if charge is Charge.GUARANTEED:
             self.assured = min(self.assured + fill - cost, self._assured_most)
         else:
-            # Borrowed time pays from credit only: a positive level falls to 0 at most. A negative level rises to 0 at
-            # most: time repays debt, and borrowing never enlarges it.
+            # Borrowed time pays from credit only: a positive level falls to 0 at most. Elapsed time raises a negative
+            # level to 0 at most: elapsed time repays debt, and borrowing never adds debt.
             before = self.assured
             self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
             paid = max(0, before + fill - self.assured)
@@ -267,13 +268,13 @@ class Account:
     def advance_together(self, now: int, held_ns: int, progress_ns: int, charge: Charge) -> None:
         """Bring the account forward to `now` over a span in which other tenants held, too.
 
-        The assured bucket pays for progress only: a tenant that gets less than its request done comes to be owed the
-        rest. The ceiling bucket pays for the whole span (S12): no estimate of progress loosens a limit.
+        The assured bucket pays for progress only: a tenant with less progress than its request is owed the rest. The
+        ceiling bucket pays for the whole span (S12): no estimate of progress loosens a limit.
 
         Args:
             now: The new moment, later than `at`.
-            held_ns: Part of the span that is this tenant's. It counts as usage.
-            progress_ns: Time in which the tenant would have done the same work alone.
+            held_ns: This tenant's part of the span. It counts as usage.
+            progress_ns: Time that the tenant would have taken for the same work alone.
             charge: How the assured bucket pays.
         """
         elapsed = now - self.at
@@ -283,7 +284,8 @@ class Account:
         paid = before + elapsed * self.request_milli - progress_ns * 1000
         level = paid
         if charge is Charge.BORROWED:
-            # Credit pays down to 0, and time repays debt up to 0. Less than its request done is owed in any case.
+            # Credit pays down to 0, and elapsed time repays debt up to 0. Progress below the request is owed in both
+            # cases.
             level = max(paid, min(before + elapsed * self.request_milli, 0))
             self.borrowed_ns += min(held_ns, (level - paid) // 1000)
         self.assured = min(level, self._assured_most)
@@ -297,43 +299,43 @@ class Account:
         self.at = now
 
     def refund(self, ns: int) -> None:
-        """Owe the tenant time that it was charged, and did not get."""
+        """Credit the tenant with time that it was charged for and did not get."""
         self.assured = min(self.assured + ns * 1000, max(self.assured, self._assured_most))
 
     def surcharge(self, ns: int) -> None:
-        """Charge both buckets for time that was used and not held. What exceeds their debt caps is paid later, from
-        what fills them."""
+        """Charge both buckets for time that was used and not held. Charges beyond their debt caps are deferred: the
+        inflow of the buckets pays them."""
         self.surcharged_ns += ns
         self._defer_debt(self.assured - ns * 1000, self.ceiling - ns * 1000)
 
     def charge(self, ns: int) -> None:
-        """Charge the assured bucket for time that the tenant cost the others, and did not hold."""
+        """Charge the assured bucket for time that the tenant cost other tenants and did not hold."""
         if self.request_milli:
             self.assured -= ns * 1000
 
     def skip(self, now: int) -> None:
-        """Bring the account forward to `now` unchanged: the time since `at` is nobody's."""
+        """Bring the account forward to `now` unchanged: no tenant pays for the time since `at`."""
         self.at = max(self.at, now)
 
     def cap_debt(self, hold_ns: int) -> None:
-        """Cancel debt beyond the debt cap, at the end of a hold that was charged `hold_ns`. The debt of that one hold
-        stays, even beyond the cap."""
+        """Cancel debt beyond the debt cap at the end of a hold that was charged `hold_ns`. The debt of that hold stays,
+        even beyond the cap."""
         self.assured = max(self.assured, -max(self._parameters.debt_ns * self.request_milli, hold_ns * 1000))
         self.ceiling = max(self.ceiling, -max(self._parameters.debt_ns * self.limit_milli, hold_ns * 1000))
 
     @property
     def in_arrears(self) -> bool:
-        """True while a surcharge is being paid from what fills a bucket."""
+        """True while the inflow of a bucket pays a deferred surcharge."""
         return (self._unpaid > 0 and self.request_milli > 0) or (self._unpaid_ceiling > 0 and self.limit_milli > 0)
 
     def lag_ns(self) -> int:
-        """Return how far the tenant lags behind its request: the level of the assured bucket over the request, in
-        nanoseconds. Negative: it is ahead. 0 without a request."""
+        """Return how far the tenant lags behind its request, in nanoseconds: the level of the assured bucket over the
+        request. Negative: the tenant is ahead. 0 without a request."""
         return self.assured // self.request_milli if self.request_milli else 0
 
     def ceiling_room_ns(self) -> int | None:
         """Return how long the tenant can hold before its ceiling bucket is empty, in nanoseconds; None: without
-        end."""
+        limit."""
         spent = 1000 - self.limit_milli
         return max(0, self.ceiling) // spent if spent else None
 
@@ -342,8 +344,8 @@ class Account:
         return self.ceiling >= hold_ns * (1000 - self.limit_milli) and self.limit_milli > 0
 
     def ceiling_fits_at(self, hold_ns: int) -> int | None:
-        """Return the moment from which a hold of `hold_ns` fits under the ceiling if the tenant holds nothing until
-        then; `at` if it fits already, None if never."""
+        """Return the moment from which a hold of `hold_ns` fits under the ceiling, if the tenant holds nothing until
+        then; `at` if the hold fits already, None if never."""
         if self.ceiling_fits(hold_ns):
             return self.at
         missing = max(1, hold_ns * (1000 - self.limit_milli)) - self.ceiling + self._unpaid_ceiling
@@ -371,7 +373,7 @@ class Account:
         )
 
     def _pay_deferred(self, elapsed: int) -> None:
-        """Pay surcharges that were deferred from what fills the buckets in `elapsed` nanoseconds."""
+        """Pay deferred surcharges from the inflow of the buckets in `elapsed` nanoseconds."""
         paid = min(self._unpaid, elapsed * self.request_milli)
         self._unpaid -= paid
         self.assured -= paid
@@ -380,8 +382,10 @@ class Account:
         self.ceiling -= paid
 
     def _defer_debt(self, assured: int, ceiling: int) -> None:
-        """Set the levels of the buckets, less debt beyond the debt cap that is new: that is paid later. Without a
-        request the assured bucket guarantees nothing, and nothing fills it: it owes no more than before."""
+        """Set the levels of the buckets. Defer new debt beyond the debt cap.
+
+        Without a request the assured bucket has no inflow, so its debt does not grow.
+        """
         most = self._parameters.debt_ns
         level = max(assured, min(self.assured, -most * self.request_milli))
         self._unpaid += level - assured if self.request_milli else 0

@@ -1,4 +1,4 @@
-"""Decisions of the scheduler: values, carried out by the caller of `Scheduler.tick`."""
+"""Decisions of the scheduler, as values. The caller of `Scheduler.tick` carries them out."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 class TokenGrant:
     """Grant of the token for all GPUs of a tenant.
 
-    A grant with the id of the hold that the tenant has renews that hold, or changes its terms: it goes on for
-    `quantum_ns` from now.
+    A grant with the id of the tenant's present hold renews that hold, or changes its terms: the hold lasts `quantum_ns`
+    from now.
     """
 
     tenant: str
     grant_id: int
     quantum_ns: int
-    """Time for which the tenant may launch, in ns from now; 0: until it is revoked."""
+    """Time for which the tenant may launch, in ns from now; 0: until the hold is revoked."""
     metered: bool
-    """The tenant has to keep its queue bounded, because others are connected or its ceiling binds."""
+    """The tenant must bound its queue: other tenants are connected, or its ceiling binds."""
     short: bool = False
-    """The tenant has to keep its queue short: an interactive tenant of its GPUs is connected."""
+    """The tenant must keep its queue short: an interactive tenant of its GPUs is connected."""
     prompt: bool = False
-    """The tenant is interactive: it gives the token back as soon as its work has ended."""
+    """The tenant is interactive: it releases the token as soon as its work has ended."""
     concurrent: bool = False
-    """Other tenants may hold at the same time: the tenant's hooks have to count samples while it holds."""
+    """Other tenants may hold at the same time: the tenant's hooks must count samples while it holds."""
 
 
 @dataclass(frozen=True)
 class TokenRevocation:
-    """Order to a holder to drain now: its deadline came forward too late to tell the holder before."""
+    """Order to a holder to drain now: its deadline came forward too late for new terms."""
 
     tenant: str
     grant_id: int
@@ -37,7 +37,7 @@ class TokenRevocation:
 
 @dataclass(frozen=True)
 class Preemption:
-    """Report that a holder was preempted: its grace period has expired. Nothing is to be sent."""
+    """Report that a holder was preempted: its grace period has expired. No message is sent."""
 
     tenant: str
     grant_id: int
@@ -45,7 +45,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class Suspension:
-    """Report that a hold was suspended: its tenant has no processor time. Nothing is to be sent."""
+    """Report that a hold was suspended: its tenant has no processor time. No message is sent."""
 
     tenant: str
     grant_id: int
@@ -53,16 +53,16 @@ class Suspension:
 
 @dataclass(frozen=True)
 class PreparedHandOff:
-    """Hand-off of one GPU that is carried out if its holder drains between two moments, in nanoseconds of the clock."""
+    """Hand-off of one GPU that takes effect if its holder drains between two moments, in nanoseconds of the clock."""
 
     gpu: str
     holder: str
     held_id: int
-    """Id of the grant that the holder drains."""
+    """Id of the grant under which the holder drains."""
     wanting: bool
-    """The holder wants more as it drains."""
+    """The holder wants the token again when it has drained."""
     grant: TokenGrant
-    """Grant of the next tenant, which it has from the moment at which the holder has drained."""
+    """Grant of the next tenant, valid from the moment at which the holder has drained."""
     since: int
     until: int
 

@@ -1,13 +1,13 @@
 """Co-running: which tenants hold a GPU while another leads, and until when.
 
 Guarantees:
-- S9 gain: Tenants fill the gaps of a lead only while the foretold, then the measured sum of progress is above one
-  tenant's, or for a trial.
+- S9 gain: Tenants fill the gaps of a lead only while the sum of progress is above one tenant's, or for a trial. The sum
+  is predicted at first, then measured.
 - S10 owed: While a lead is owed more than `OWED_NS` and gets less than `BORNE` of its work done, no tenant fills its
   gaps.
-- S12 limits: No tenant co-runs that its limit would then keep from its request.
+- S12 limits: A tenant must not co-run if its limit would then keep it from its request.
 - A tenant with credit that wakes co-runs at once, for `_JOINS_NS`, at the cost of its credit.
-- A decision changes nothing. The caller carries it out.
+- A decision changes no state. The caller carries it out.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ from .trials import Trials
 
 _MS = 1_000_000
 _WINDOW_NS = 25 * _MS
-"""Time of holding together after which losses are judged: 50 samples at one each 0.5 ms."""
+"""Time of co-running after which losses are judged: 25 ms, 50 samples at one each 0.5 ms."""
 _GAIN_BEGINS = 1.15
-"""Foretold sum of progress from which tenants fill gaps: what a hand-off and wrong measures cost, and something."""
+"""Predicted sum of progress from which tenants fill gaps: 1.15 covers hand-offs and errors of measurement, and leaves a
+gain."""
 _GAIN_ENDS = 1.05
-"""Measured sum of progress below which they cease."""
+"""Measured sum of progress below which co-running ends."""
 BORNE = 0.9
-"""Progress from which a lead bears co-runners although it is owed time: a tenth is what turns cost it, too."""
+"""Progress from which a lead tolerates co-runners although it is owed time: turns would cost it a tenth, too."""
 OWED_NS = 50 * _MS
-"""Time owed to a lead from which it holds alone. It bears new co-runners from half of that."""
+"""Time owed to a lead from which it holds alone: 50 ms. New co-runners begin only below half of that."""
 QUIET_NS = 10 * _MS
-"""Time for which a lead that woke with credit holds alone: most requests of a service end within."""
+"""Time for which a lead that woke with credit holds alone: 10 ms, within which most requests of a service end."""
 _JOINS_NS = 20 * _MS
-"""Time for which a tenant with credit co-runs whatever the lead loses. Tenants whose work between pauses is longer
-wait for their turn."""
+"""Time for which a tenant with credit co-runs at any loss of the lead: 20 ms. Tenants with longer bursts of work wait
+for their turn."""
 _BACKOFF_NS = 200 * _MS
-"""First time without co-runners after a window without gain. It doubles each time."""
+"""First back-off after a window without gain: 200 ms. It doubles each time."""
 _BACKOFF_MOST_NS = 5_000 * _MS
-"""Longest such time: two busy tenants lose 8 % of 25 ms in it."""
+"""Longest back-off: 5 s. In that time two busy tenants lose 8 % of one window of 25 ms."""
 _LIMIT_MARGIN = 1.02
-"""Part by which a limit has to leave more than the request."""
+"""Factor by which a limit must exceed the request's cost: 1.02."""
 _WAKE_AFTER_NS = 1 * _MS
-"""Least time until the next decision on one GPU."""
+"""Least time until the next decision on one GPU: 1 ms."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Tenants of one GPU that begin and cease to co-run now."""
+    """Tenants of one GPU that begin or end co-running now."""
 
     ends: list[tuple[TokenTenant, CoRunEnd]] = field(default_factory=list)
-    """With the reason."""
+    """Co-runners that end, with the reason."""
     begins: list[tuple[TokenTenant, Charge]] = field(default_factory=list)
-    """With the kind of the time that they are given."""
+    """Tenants that begin to co-run, with the kind of their time."""
     cut: TokenTenant | None = None
-    """Lead whose turn ends now: a tenant that woke with credit follows."""
+    """Lead whose turn ends now, because a tenant that woke with credit follows."""
 
 
 class _GpuState:
@@ -80,21 +81,21 @@ class CoRunning:
         self._states: dict[str, _GpuState] = {}
 
     def forget(self, gpu: str) -> None:
-        """Drop what is kept of a GPU that has no tenants, or is not held by several at once."""
+        """Drop the state of a GPU that has no tenants, or no longer allows co-running."""
         self._states.pop(gpu, None)
 
     def due(self) -> Iterator[int]:
-        """Yield the moments at which `changes` has something to decide at the latest, if nothing happens before."""
+        """Yield the latest moments for the next call of `changes`, if no other event comes first."""
         for state in self._states.values():
             if state.due is not None:
                 yield state.due
 
     def is_due(self, now: int) -> list[str]:
-        """Return the GPUs of which something is due."""
+        """Return the GPUs for which a decision is due."""
         return [gpu for gpu, state in self._states.items() if state.due is not None and state.due <= now]
 
     def changes(self, now: int, gpu: str) -> Changes:
-        """Decide on the co-runners of one GPU. All that hold it are settled."""
+        """Decide on the co-runners of one GPU. The accounts of all its holders are settled."""
         lead = self._occupancy.holder.get(gpu)
         hold = None if lead is None else lead.hold
         runners = list(self._occupancy.co_runners.get(gpu, {}).values())
@@ -117,7 +118,7 @@ class CoRunning:
             return Changes([(tenant, CoRunEnd.OWED) for tenant in others], cut=lead)
         if not gains and state.trials.active:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
-        # 2. Co-runners that cease.
+        # 2. Co-runners that end.
         ends: list[tuple[TokenTenant, CoRunEnd]] = []
         bears = self._bears(now, lead)
         probed = now >= lead.progress.probe_at and not state.trials.active
@@ -168,7 +169,7 @@ class CoRunning:
     def _end(
         self, tenant: TokenTenant, lead: TokenTenant, *, gains: bool, bears: bool, probed: bool
     ) -> CoRunEnd | None:
-        """Return why a co-runner ceases; None: it goes on."""
+        """Return why a co-runner ends; None: it continues."""
         if lead.interactive or not self._occupancy.may_co_run(tenant):
             return CoRunEnd.EXCLUSIVE
         if not gains:
@@ -181,7 +182,7 @@ class CoRunning:
         return None if fits else CoRunEnd.LIMIT
 
     def _judge(self, now: int, gpu: str, state: _GpuState) -> bool:
-        """Judge the window that is over, if one is. Return whether those that hold gain by holding at once."""
+        """Judge the window if it is over. Return whether the holders gain by co-running."""
         tenants = self._occupancy.occupants(gpu)
         if gpu not in self._occupancy.co_runners or len(tenants) < 2:
             return True
@@ -207,7 +208,7 @@ class CoRunning:
         return False
 
     def _owed_runner(self, now: int, lead: TokenTenant, hold: Hold, running: list[TokenTenant]) -> TokenTenant | None:
-        """Return a co-runner that is owed more than the lead, and does not bear that others hold; None if there is
+        """Return a co-runner that is owed more than the lead and does not tolerate other holders. None if there is
         none, or the lead's turn ends already."""
         for tenant in running if hold.phase is HoldPhase.RUNNING else []:
             if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
@@ -215,7 +216,7 @@ class CoRunning:
         return None
 
     def _trial_goes_on(self, now: int, gpu: str, state: _GpuState) -> bool:
-        """Measure the trial that is on, if one is. Return whether those that hold go on."""
+        """Measure the present trial, if any. Return whether co-running continues."""
         tenants, trials = self._occupancy.tenants_on[gpu], state.trials
         if trials.begun_at is not None:
             return trials.goes_on(now, tenants, _GAIN_ENDS, _GAIN_BEGINS)
@@ -223,12 +224,12 @@ class CoRunning:
         return True
 
     def _trial_fails(self, now: int, gpu: str, state: _GpuState) -> None:
-        """End the trial that is on: a tenant that is owed time does not bear it."""
+        """End the present trial: a tenant that is owed time does not tolerate it."""
         if state.trials.begun_at is not None and not state.trials.proven:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
 
     def _may_try(self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, tenant: TokenTenant) -> bool:
-        """Return whether a tenant that waits may co-run for a trial."""
+        """Return whether a waiting tenant may co-run for a trial."""
         if hold.phase is not HoldPhase.RUNNING or now < hold.quiet_until or lead.interactive or lead.account.in_arrears:
             return False
         if tenant.account.in_arrears or not tenant.account.ceiling_fits(self._parameters.quantum_min_ns):
@@ -245,7 +246,8 @@ class CoRunning:
         return not owed and state.trials.may_begin(now, [lead, tenant])
 
     def joins(self, now: int, tenant: TokenTenant) -> bool:
-        """Return whether a tenant that begins to wait co-runs at once, so that the lead's turn need not end for it."""
+        """Return whether a tenant that begins to wait co-runs at once, so that the lead's turn need not be cut for
+        it."""
         lead = self._occupancy.holder.get(tenant.gpus[0])
         if lead is None or lead.interactive or tenant.hold is not None:
             return False
@@ -254,8 +256,10 @@ class CoRunning:
         return self._joins(now, lead, tenant, now >= lead.progress.probe_at)
 
     def _joins(self, now: int, lead: TokenTenant, tenant: TokenTenant, probed: bool) -> bool:
-        """Return whether a tenant that waits co-runs at once: it has credit, and woke or works for short times. Unless
-        it rests most of the time, or is interactive, the lead has to bear it, and not to be `probed`."""
+        """Return whether a waiting tenant co-runs at once: it has credit, and woke or works in short bursts.
+
+        Unless the tenant rests most of the time or is interactive, the lead must tolerate it and must not be `probed`.
+        """
         account, habits = tenant.account, tenant.habits
         if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
             return False
@@ -269,7 +273,7 @@ class CoRunning:
     def _fills(
         self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
     ) -> bool:
-        """Return whether a tenant that waits may fill the gaps of those that hold."""
+        """Return whether a waiting tenant may fill the gaps of the holders."""
         tried = state.trials.active and lead.id in state.trials.rates and tenant.id in state.trials.rates
         if not tried and (now < state.backoff_until or now >= lead.progress.probe_at):
             return False
@@ -288,8 +292,8 @@ class CoRunning:
         return self._bears(now, lead, 1.0 if tried else progress[0], OWED_NS // 2)
 
     def _bears(self, now: int, tenant: TokenTenant, progress: float = 1.0, owed_ns: int = OWED_NS) -> bool:
-        """Return whether a tenant bears that others hold, too: its progress, the measured one or `progress`, is nearly
-        all and its request, or it is owed little."""
+        """Return whether a tenant tolerates other holders: its measured progress (or `progress`) is nearly all and
+        covers its request, or it is owed little."""
         account, lost = tenant.account, tenant.progress.known_loss(now)
         if lost is not None:
             progress = min(progress, 1 - lost)
@@ -305,7 +309,7 @@ class CoRunning:
         runners: list[TokenTenant],
         candidates: list[TokenTenant],
     ) -> int | None:
-        """Return when something is to be decided next, if nothing happens before; None: then at no time."""
+        """Return the moment of the next decision, if no other event comes first; None: no decision is due."""
         moments: list[int] = []
         account, progress = lead.account, lead.progress
         if runners:
@@ -331,7 +335,7 @@ class CoRunning:
 
 
 def _foretold(now: int, tenants: list[TokenTenant]) -> list[float] | None:
-    """Return the foretold progress of tenants that would hold at once; None: one of them was not measured alone."""
+    """Return the predicted progress of tenants that would hold at once; None: one of them was not measured alone."""
     demands: list[float] = []
     for tenant in tenants:
         demand = tenant.progress.known(now)
@@ -342,8 +346,8 @@ def _foretold(now: int, tenants: list[TokenTenant]) -> list[float] | None:
 
 
 def _limits_allow(tenants: list[TokenTenant], progress: list[float]) -> bool:
-    """Return whether each tenant's limit leaves it its request, at the progress of tenants that hold at once (S12): the
-    ceiling pays for all time of holding."""
+    """Return whether each tenant's limit leaves it its request at this progress (S12). The ceiling pays for all time of
+    holding."""
     return all(
         tenant.account.limit_milli >= 1000
         or part * tenant.account.limit_milli >= tenant.account.request_milli * _LIMIT_MARGIN

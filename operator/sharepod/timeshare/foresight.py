@@ -1,13 +1,14 @@
-"""Foresight: the turn that follows on a GPU if its holder drains, decided on before it does.
+"""Foresight: the next turn on a GPU, decided before its holder drains.
 
 Guarantees:
-- A turn that is foreseen is the one that `TurnPolicy` decides on at any moment of its window, if nothing but time comes
-  between: who waits, who is connected, what each is owed and for how long the turn is.
-- Nothing is foreseen but simple cases: one tenant on the GPU, metered by a deadline, and tenants of that GPU alone.
-- Foreseeing changes nothing but accounts, which it settles.
+- A foreseen turn is the turn that `TurnPolicy` would decide on at any moment of its window. This holds while only time
+  passes: the same tenants wait and are connected.
+- Only simple cases are foreseen: one tenant holds the GPU until a deadline, metered, and all its tenants have this GPU
+  only.
+- Foreseeing settles accounts and changes nothing else.
 
-Whoever waits is owed more by the same time for each nanosecond, so their order stays until one of them comes to be owed
-anything, or has waited for long; and the holder only falls back behind them.
+Waiting tenants' lags grow at the same speed, so their order stays until one of them gets credit or exceeds the patience
+time. The holder only falls back behind them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from .turns import TurnPolicy
 _MOST_NS = 10_000_000_000
 """Longest window, in nanoseconds: 10 s, longer than any turn with a deadline."""
 _MARGIN_NS = 1_000
-"""Nanoseconds by which the holder is awaited to fall behind for longer: virtual times are rounded down at each of the
-moments at which they are settled."""
+"""Extra time until the holder counts as fallen behind, in nanoseconds: each settlement rounds virtual times down."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ForeseenTurn:
 
     holder: TokenTenant
     wanting: bool
-    """The holder wants more as it drains."""
+    """The holder wants the token again when it has drained."""
     tenant: TokenTenant
     quantum_ns: int
     since: int
@@ -42,7 +42,7 @@ class ForeseenTurn:
 
 
 class Foresight:
-    """Next turns of the GPUs in `occupancy`, as `policy` decides on them."""
+    """Next turns of the GPUs in `occupancy`, as `policy` would decide on them."""
 
     def __init__(self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy) -> None:
         self._parameters = parameters
@@ -50,12 +50,13 @@ class Foresight:
         self._policy = policy
 
     def turns(self, now: int, gpu: str) -> list[ForeseenTurn]:
-        """Return the turns that follow on a GPU, by whether its holder wants more; none where that is not simple."""
+        """Return the turns that follow on a GPU: one if its holder wants more, one if not. None where the case is not
+        simple."""
         holder = self._occupancy.sole_tenant(gpu)
         hold = None if holder is None else holder.hold
         if holder is None or hold is None or hold.deadline is None or not _drains_simply(hold):
             return []
-        # 1. Settle those that wait, and find the first of them.
+        # 1. Settle the waiting tenants, and find the first of them.
         waiting, until = list[TokenTenant](), now + _MOST_NS
         if hold.yields_at is not None:
             until = min(until, hold.yields_at - 1)
@@ -72,11 +73,11 @@ class Foresight:
         first, place = self._first(now, gpu, waiting)
         if first is None:
             return []
-        # 2. For how long it is the first of them.
+        # 2. How long this tenant stays first.
         for tenant in waiting:
             until = min(until, self._first_until(now, first, place[0], tenant))
         since = self._not_anticipated_since(now, gpu, first, holder)
-        # 3. What changes if the holder wants more, and if it does not.
+        # 3. Differences between a holder that wants more and a holder that does not.
         self._occupancy.settle(now, holder)
         turns: list[ForeseenTurn] = []
         woke = False
@@ -116,7 +117,8 @@ class Foresight:
         return first, place
 
     def _first_until(self, now: int, first: TokenTenant, rank: int, other: TokenTenant) -> int:
-        """Return until when `first`, which has that rank, goes before `other`, or keeps its rank if that is itself."""
+        """Return until when `first`, of that rank, precedes `other`; if both are the same tenant, until when it keeps
+        its rank."""
         account = other.account
         never, request = now + _MOST_NS, account.request_milli
         if not request:
@@ -145,7 +147,7 @@ class Foresight:
         return until
 
     def _not_anticipated_since(self, now: int, gpu: str, first: TokenTenant, holder: TokenTenant) -> int:
-        """Return from when on the GPU is kept idle for none of those that sleep by now."""
+        """Return the moment from which the GPU is kept idle for none of the present sleepers."""
         since = now
         if self._kept_waiting_by_none(now, first):
             return since
@@ -155,21 +157,21 @@ class Foresight:
         return since
 
     def _kept_waiting_by_none(self, now: int, first: TokenTenant) -> bool:
-        """Return whether no GPU is kept idle at the cost of `first`, whoever sleeps."""
+        """Return whether no GPU is kept idle at the cost of `first`, whichever tenant sleeps."""
         waited_long = now - _since(first) >= self._parameters.idle_patience_ns
         return first.account.assured > 0 and (first.woke_with_credit or waited_long)
 
     def _window(self, first: TokenTenant, sleeper: TokenTenant) -> int:
-        """Return for how long after its hold a GPU may be kept idle for `sleeper` instead of being given to `first`."""
+        """Return how long after its hold a GPU may be kept idle for `sleeper` instead of being granted to `first`."""
         request, overrun = sleeper.account.request_milli, first.habits.overrun_ns
         if not request or overrun <= sleeper.habits.tolerated_ns(request):
             return 0
         return sleeper.habits.window(overrun, self._parameters.turn_min_ns, self._parameters.quantum_max_ns)
 
     def _behind_since(self, now: int, gpu: str, holder: TokenTenant, first: TokenTenant, rank: int) -> int | None:
-        """Return from when on the holder, if it waited, would come after `first`; None: perhaps never."""
+        """Return the moment from which the holder, if it waited, would come after `first`; None: unknown."""
         account, request = holder.account, holder.account.request_milli
-        now = max(now, _since(first) + 1)  # of two that are owed the same the one that has waited longer goes first
+        now = max(now, _since(first) + 1)  # at equal lag the tenant that has waited longer precedes
         if rank <= 0:
             return now
         if rank == 1:
@@ -190,7 +192,7 @@ class Foresight:
         return since if ahead < 0 else max(since, now + ahead * holder.weight // 1000 + 1 + _MARGIN_NS)
 
     def _fits_until(self, now: int, account: Account) -> int | None:
-        """Return until when a holder's ceiling leaves it another turn; None: it does not."""
+        """Return until when a holder's ceiling leaves it another turn; None: it leaves none."""
         if not account.ceiling_fits(self._parameters.quantum_min_ns):
             return None
         spent = 1000 - account.limit_milli
@@ -203,7 +205,7 @@ class Foresight:
         competing = [tenant for tenant in waiting if tenant.account.request_milli]
         if holder is not None and holder.account.request_milli:
             if holder.account.lag_ns() <= CREDIT_KEPT_NS:
-                full = self._parameters.assured_burst_ns  # it has none in common with the others
+                full = self._parameters.assured_burst_ns  # this tenant has no credit in common with the others
             elif holder.account.lag_ns() > full:
                 return now - 1
         elif len(competing) == 1:
@@ -214,8 +216,8 @@ class Foresight:
         return until
 
     def _owed_for_since(self, now: int, tenant: TokenTenant, length_ns: int) -> int:
-        """Return the moment from which the tenant has waited, and is owed time, for `length_ns`; `now` if it is
-        so already, and much later where it goes by what it is owed alone."""
+        """Return the moment from which the tenant has waited, and is owed time, for `length_ns`; `now` if that has
+        passed. A tenant ordered by its lag only never reaches it: the result is far in the future."""
         if tenant.outlasts(self._parameters.target_latency_ns):
             return now + _MOST_NS
         account = tenant.account
@@ -223,7 +225,7 @@ class Foresight:
         return max(_since(tenant) + length_ns, now + max(0, missing))
 
     def _quantum(self, gpu: str, first: TokenTenant, competing: list[TokenTenant], hastened: bool) -> int | None:
-        """Return the length of the turn; None where the ceiling would let it grow meanwhile."""
+        """Return the length of the turn; None if the ceiling would let it grow before the turn begins."""
         kind = first.best_effort
         weight = sum([tenant.weight for tenant in competing if tenant.best_effort == kind])
         quantum = self._policy.length(first, {(gpu, kind): weight}, hastened=hastened)

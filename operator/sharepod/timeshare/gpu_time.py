@@ -1,7 +1,7 @@
-"""Books of one GPU: what each nanosecond of it went to.
+"""Time record of one GPU: the use of each nanosecond.
 
 Guarantee:
-- TS6: The parts add up to the time that has passed since the GPU had its first tenant, to the nanosecond.
+- TS6: The parts add up to the time since the GPU had its first tenant, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from enum import Enum, auto
 
 
 class GpuUse(Enum):
-    """State of a GPU."""
+    """Use of a GPU's time."""
 
     HELD = auto()
     """A tenant pays for it."""
 
     ANTICIPATED = auto()
-    """Kept idle for a tenant that pauses, at its expense."""
+    """Kept idle for a pausing tenant, which pays."""
 
     HANDED_OVER = auto()
-    """Nobody holds it, and a tenant waits: for the token to pass, or for a gang's other GPUs."""
+    """Held by no tenant while a tenant waits: the token is in transit, or a gang waits for its other GPUs."""
 
     IDLE = auto()
-    """Nobody holds it, and nobody waits."""
+    """Held by no tenant, and no tenant waits."""
 
     STALLED = auto()
-    """The agent was late: what was due to end had ended, and nothing could begin. Charged to nobody."""
+    """The agent was late: due turns had ended, and none could begin. No tenant is charged."""
 
 
 _HELD, _ANTICIPATED, _HANDED_OVER, _IDLE = GpuUse.HELD, GpuUse.ANTICIPATED, GpuUse.HANDED_OVER, GpuUse.IDLE
@@ -42,24 +42,24 @@ class GpuTime:
     idle_ns: int
     stalled_ns: int
     gap_ns: int = 0
-    """Several tenants held it at once, and none of them had work in flight."""
+    """Time in which several tenants held the GPU, and none had work in flight."""
 
 
 class GpuBooks:
-    """Books of one GPU, opened at a moment in nanoseconds of the clock."""
+    """Time record of one GPU, opened at a moment in nanoseconds of the clock."""
 
     def __init__(self, now: int) -> None:
         self.at = now
-        """Moment up to which all time is entered."""
+        """Moment up to which all time is recorded."""
         self._held = self._anticipated = self._handed_over = self._idle = self._stalled = self._gap = 0
 
     def advance(self, now: int, use: GpuUse) -> None:
-        """Enter the time until `now`, which went to `use`."""
+        """Record the time until `now` under `use`."""
         spent = now - self.at
         if spent <= 0:
             return
         self.at = now
-        # Five numbers and no mapping: the hash of an enum's member is Python's, some five times in each hand-off.
+        # Five numbers instead of a mapping: Python hashes enum members slowly, about five times per hand-off.
         if use is _HELD:
             self._held += spent
         elif use is _HANDED_OVER:
@@ -72,13 +72,13 @@ class GpuBooks:
             self._stalled += spent
 
     def share(self, now: int, held_ns: int) -> None:
-        """Enter the time until `now`, in which several tenants held: `held_ns` of it is theirs, the rest a gap."""
+        """Record the time until `now`, in which several tenants held: `held_ns` is theirs, the rest is a gap."""
         self._held += held_ns
         self._gap += now - self.at - held_ns
         self.at = now
 
     def time(self) -> GpuTime:
-        """Return what has been entered."""
+        """Return the recorded time."""
         return GpuTime(
             held_ns=self._held,
             anticipated_ns=self._anticipated,

@@ -2,11 +2,12 @@
 
 Guarantees:
 - Members of a group that want the token contend for one turn: it begins on all their GPUs at once (S4).
-- A member that wants nothing, runs already, starves, or does not drain within `_ENDS_NS` holds up no other.
-- A member rides on the credit of its group until it is `_RIDES_NS` behind. So no tenant of a GPU loses more by a group
-  than that once, and a group gets no more than its members are due in sum.
-- Each member keeps its own charges, buckets and limit. Best-effort members, to which nothing is guaranteed, contend by
-  themselves and hold up no other.
+- A member holds up no other member if it wants nothing, runs already, starves, or does not drain within `_ENDS_NS`.
+- A member uses the credit of its group until it is `_RIDES_NS` in debt. So a group costs another tenant of a GPU at
+  most `_RIDES_NS` once.
+- A group gets no more than the sum of its members' shares.
+- Each member keeps its own charges, buckets and limit. Best-effort members have no guarantee: they contend by
+  themselves and hold up no other member.
 """
 
 from __future__ import annotations
@@ -19,50 +20,50 @@ from .tenant import MinVirtualTimes, OrderKey, TokenTenant, ahead_ns, order_key
 
 _MS = 1_000_000
 _RIDES_NS = 100 * _MS
-"""Debt, as time at its request, up to which a member rides on the credit of its group: 100 ms, a longest quantum. Turns
-of members end at different moments, and drift apart by so much only in many turns."""
+"""Debt, as time at its request, up to which a member uses the credit of its group: 100 ms, a longest quantum. Turns of
+members end at different moments, and differ by this much only after many turns."""
 _APART_NS = 200 * _MS
-"""Difference of what two members are owed, as time at their requests, from which they contend apart: 200 ms, two
-longest quanta. So each gets its request, however small the other's is."""
+"""Difference of two members' lags, as time at their requests, from which they contend apart: 200 ms, two longest
+quanta. So each member gets its request, however small another member's request is."""
 _ENDS_NS = 10 * _MS
-"""Time after the end of a member's turn for which its group waits until it has drained: 10 ms, some kernels. One that
+"""Time after the end of a member's turn for which its group waits for it to drain: 10 ms, a few kernels. A member that
 takes longer may itself wait for another member, in a collective."""
 _OWED_NS = 20 * _MS
-"""Time for which a contender of several GPUs is owed time, and waits, before it goes before tenants that wake: 20 ms.
-On each of its GPUs others wake while it waits for the last one, so that its GPUs would seldom be free at once."""
+"""Time for which a contender with several GPUs waits, and is owed time, before it precedes waking tenants: 20 ms. While
+it waits for its last GPU, tenants wake on the others, so all GPUs would seldom be free at once."""
 _SAME_NS = 3 * _MS
-"""Difference of deadlines up to which turns of members are one turn: 3 ms, the time before its end at which a turn is
-renewed."""
+"""Difference of deadlines up to which members' turns count as one turn: 3 ms, the time before its end at which a turn
+is renewed."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One tenant, or several members of a group, that contend for a turn."""
+    """A tenant, or several members of a group, contending for one turn."""
 
     members: tuple[TokenTenant, ...]
     gpus: tuple[str, ...]
-    """Their GPUs, and the GPUs of members that still drain."""
+    """GPUs of these tenants, and of members that still drain."""
     until: int | None = None
-    """End of the turn of the members that run already; None: none does, or without end."""
+    """End of the turn of the members that run already; None: none runs, or its turn has no end."""
     joins: bool = False
-    """Other members run, or should have drained and may wait for these in a collective: these go first, until the turn
-    of those ends, or for a shortest quantum."""
+    """Other members run, or are late to drain and may wait for these tenants in a collective. These tenants then go
+    first, until the turn of those members ends, or for a shortest quantum."""
 
     @property
     def rides(self) -> bool:
-        """Return whether they contend as members of a group, with credit in sum or for another one's sake."""
+        """Return whether they contend as members of a group: with credit in sum, or for another member's sake."""
         if self.joins:
             return True
         return len(self.members) > 1 and sum(tenant.account.assured for tenant in self.members) > 0
 
     @property
     def overrun_ns(self) -> int:
-        """Return for how long it usually holds beyond the end of its turn, in nanoseconds."""
+        """Return the usual overrun of the turn, in nanoseconds."""
         return max([tenant.habits.overrun_ns for tenant in self.members])
 
     @property
     def lag_ns(self) -> int:
-        """Return by how much it lags behind its request: the mean of its members, weighted by requests."""
+        """Return the lag behind the request: the mean of the members, weighted by their requests."""
         requests = sum(tenant.account.request_milli for tenant in self.members)
         return sum(tenant.account.assured for tenant in self.members) // requests if requests else 0
 
@@ -90,7 +91,8 @@ class Contender:
 
 
 def is_parted(tenant: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> bool:
-    """Return whether other members of the tenant's group have other GPUs. Members of one GPU take turns as any."""
+    """Return whether members of the tenant's group have different GPUs. Members of one GPU take turns like other
+    tenants."""
     return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in groups[tenant.group])
 
 
@@ -100,13 +102,13 @@ def contenders(
     groups: Mapping[str, Sequence[TokenTenant]],
     again: Sequence[TokenTenant] = (),
 ) -> list[Contender]:
-    """Return the contenders that tenants form.
+    """Return the contenders that these tenants form.
 
     Args:
         now: The present moment.
         competing: Tenants that contend; their accounts are settled.
         groups: The tenants of each group.
-        again: Holders among `competing`, to be treated as if they had drained and waited.
+        again: Holders among `competing`, treated as if they had drained and waited.
     """
     found: list[Contender] = []
     by_group: dict[str, list[TokenTenant]] = {}
@@ -136,7 +138,8 @@ def contenders(
 
 
 def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
-    """Return the tenants whose turn is one with that of a lead: itself, and members of its group with the same end."""
+    """Return the tenants whose turn is one with a lead's: the lead itself, and members of its group with the same
+    end."""
     if holder.group is None or holder.hold is None or holder.hold.deadline is None:
         return [holder]
     ends = holder.hold.deadline
@@ -154,7 +157,7 @@ def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenan
 
 
 def holds_up_until(hold: Hold) -> int | None:
-    """Return the moment until which other members of a group wait for a hold to drain; None: it has no end."""
+    """Return the moment until which other group members wait for a hold to drain; None: it has no end."""
     if hold.deadline is None:
         return None
     return _ENDS_NS + (hold.deadline if hold.ends_at is None else min(hold.deadline, hold.ends_at))
@@ -171,7 +174,7 @@ def _is_late(tenant: TokenTenant) -> bool:
 
 
 def _others(now: int, group: Sequence[TokenTenant], taken: set[str]) -> tuple[list[str], int | None]:
-    """Return the GPUs of members that still drain, and the end of the turn of members that run."""
+    """Return the GPUs of members that still drain, and the end of the turn of running members."""
     ending: list[str] = []
     until: int | None = None
     for mate in group:

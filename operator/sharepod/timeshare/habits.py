@@ -1,8 +1,8 @@
-"""Habits of one tenant: how long it pauses between two turns, and how far its turns run over.
+"""Habits of one tenant: the lengths of its pauses between turns, and of its overruns.
 
 Guarantees:
-- Learned from the tenant's own turns alone: constant space, and nothing that the tenant says.
-- A pause counts for as long as the tenant makes some hundreds more; half of the weight is with the last 90.
+- Habits are learned from the tenant's own turns only, never from its messages, in constant space.
+- A pause counts until the tenant has paused some hundreds of times more. The last 90 pauses have half of the weight.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ from __future__ import annotations
 from bisect import bisect_left
 
 _BOUNDS_NS = tuple(int(250_000 * 2 ** (step / 2)) for step in range(25))
-"""Upper bounds of the classes of pauses: from 0.25 ms by factors of the root of 2 to 1 s. Longer pauses count as 1 s:
-no kernel that is waited for is longer (the grace period)."""
+"""Upper bounds of the classes of pauses: 0.25 ms to 1 s, by factors of the root of 2. Longer pauses count as 1 s, the
+grace period: no kernel is waited for longer."""
 _ONE = 1 << 16
 """Weight of one pause when it is learned."""
 _LEAST = 4 * _ONE - _ONE // 8
-"""Weight before any pause is foretold: about four pauses."""
+"""Least weight of learned pauses before any is predicted: about four pauses."""
 _FORGET_SHIFT = 7
 """Each pause takes a 128th of the weight of the earlier ones."""
 _OVERRUN_FORGET = 32
-"""An overrun is forgotten by a 32nd at each shorter one: a turn of whole kernels, which ends on time, says little about
-one that is cut."""
+"""Divisor by which a shorter overrun lowers the expected one: 32. A turn of whole kernels ends on time, and shows
+little about a turn that is cut."""
 _AVERAGED = 16
-"""Number of steps, and of overruns, that an average is taken over."""
+"""Number of steps, and of overruns, in an average."""
 _UNLIKE = 4
-"""A step more than this many times as long as the average counts as just so long, and one this many times shorter moves
-it by a quarter: a night without work, or the hour that a program trained before it serves, is soon forgotten."""
+"""Factor by which a step may differ from the average: 4. A longer step counts as four times the average, a shorter one
+moves it by a quarter. So unusual phases, such as a night without work or an hour of training before serving, are soon
+forgotten."""
 _DEARER = 4
-"""Price of time for which a tenant waits beyond what it can, beside time for which a GPU is idle at its expense."""
+"""Price of a tenant's waiting time beyond what it tolerates, relative to idle GPU time at its expense."""
 _SHORT_NS = 15_000_000
-"""Pauses of less on average are short: 15 ms, so that pauses of 10 ms on average are, exponential ones too (a class
-counts as its bound, and an average of some hundred varies). They are waited through for any work."""
+"""Average below which pauses are short: 15 ms. Exponential pauses of 10 ms stay below it (a class counts as its bound,
+and averages of some hundred vary). Short pauses are waited through for any work."""
 _DEAR = 10
-"""A loss that is so many times a pause is worth a window of four times the pause instead of two: of exponential pauses
-the longer window misses one in thousands fewer."""
+"""Loss, in pauses, from which a window of four pauses is worth its cost instead of two. With exponential pauses the
+longer window misses one in thousands fewer."""
 
 
 class Habits:
@@ -43,26 +44,26 @@ class Habits:
 
     def __init__(self) -> None:
         self._weights = [0] * len(_BOUNDS_NS)
-        """Weight by class of pauses."""
+        """Weight of each class of pauses."""
         self._cycle_ns = 0
-        """Average time of one step: held, then paused."""
+        """Average time of one step: a hold and the pause after it."""
         self._work_ns = 0
         """Average time held in one step."""
         self._held_before: int | None = None
-        """Time held up to the last pause, in all; None: nothing since the tenant's processes came."""
+        """Total time held up to the last pause; None: no pause since the tenant's processes started."""
         self.mean_overrun_ns = 0
-        """Average time of holds beyond the end of their turns."""
+        """Average overrun of turns."""
         self.overrun_ns = 0
-        """How long the tenant is expected to hold beyond the end of a turn that is cut: its longest lately."""
+        """Expected overrun of a turn that is cut: the longest recent one."""
 
     def begin(self, held_ns: int) -> None:
-        """Begin with the first step of the tenant's processes, if this is it. `held_ns`: time held before, in all."""
+        """Begin the first step of the tenant's processes, unless begun. `held_ns`: total time held before."""
         if self._held_before is None:
             self._held_before = held_ns
 
     def paused(self, pause_ns: int, held_ns: int) -> None:
-        """Learn a pause: from the end of a hold until the tenant wanted the next. `held_ns`: time held up to it, in
-        all. Before the first step there is none."""
+        """Learn a pause: from the end of a hold until the tenant wanted the token again. `held_ns`: total time held up
+        to the pause. A pause before the first step is ignored."""
         if self._held_before is None:
             return
         work = held_ns - self._held_before
@@ -76,50 +77,53 @@ class Habits:
         weights[min(bisect_left(_BOUNDS_NS, pause_ns), len(weights) - 1)] += _ONE
 
     def overran(self, late_ns: int) -> None:
-        """Learn by how much a hold ended after the end of its turn."""
+        """Learn an overrun: the time from the end of a turn to the end of its hold."""
         self.mean_overrun_ns += (late_ns - self.mean_overrun_ns) // _AVERAGED
         self.overrun_ns = max(late_ns, self.overrun_ns - self.overrun_ns // _OVERRUN_FORGET)
 
     def overran_by_work(self, late_ns: int) -> None:
-        """Learn by how much the known work of a tenant that has no processor time outlasts its turn: what it could put
-        off by that is when it drains, and not when its kernels end. Of one that would have ended in time nothing is
-        known."""
+        """Learn the overrun of a tenant without processor time, from the end of its known work.
+
+        Such a tenant can delay its draining, but not the end of its kernels. Work that ends within the turn teaches
+        nothing.
+        """
         if late_ns > 0:
             self.overran(late_ns)
 
     def forget_pauses(self) -> None:
-        """Forget all pauses: the processes that made them are gone."""
+        """Forget all pauses: the processes that made them have exited."""
         self._weights = [0] * len(_BOUNDS_NS)
         self._cycle_ns = self._work_ns = 0
         self._held_before = None
 
     def works_briefly(self, held_ns: int, most_ns: int) -> bool:
-        """Return whether the tenant pauses after `most_ns` of work at most, on average and since its last pause.
-        `held_ns`: time held until now, in all."""
+        """Return whether the tenant pauses after at most `most_ns` of work, on average and since its last pause.
+        `held_ns`: total time held until now."""
         since = held_ns if self._held_before is None else held_ns - self._held_before
         return 0 < self._work_ns <= most_ns and since <= most_ns
 
     @property
     def rests(self) -> bool:
-        """Return whether the tenant holds for less than half of the time: it serves requests."""
+        """Return whether the tenant holds for less than half of the time, as services do."""
         return 2 * self._work_ns < self._cycle_ns
 
     def tolerated_ns(self, request_milli: int) -> int:
-        """Return how long the tenant can wait in each of its steps and still get its request of the time in which it
-        would work, less a quarter for what averages hide."""
+        """Return how long the tenant can wait in each step and still get its request of its working time, less a
+        quarter for variance."""
         return self._cycle_ns * (1000 - request_milli) // request_milli * 3 // 4
 
     def window(self, overrun_ns: int, turn_ns: int, most_ns: int) -> int:
-        """Return how long after the end of its hold the tenant is worth waiting for; 0: not at all.
+        """Return how long after its hold the tenant is worth waiting for; 0: not at all.
 
-        Waiting until `d` saves the other's turn less the pause for each pause of at most `d`, and costs `d` for each
-        longer one. The best `d` is the bound of a class of pauses; some times that covers the tail beyond what was
-        seen. Where pauses are not short, what a step idles on average is no more than its work, and than the delay
-        that is saved: what is left of the other's turn after the pause, or half of a kernel.
+        Waiting until `d` saves the other's turn, less the pause, for each pause of at most `d`. It costs `d` for each
+        longer pause. The best `d` is the bound of a class of pauses. A factor on `d` covers longer pauses than those
+        seen.
+        Where pauses are not short, the average idle time of a step must not exceed its work, nor the delay that is
+        saved. That delay is the rest of the other's turn after the pause, or half of a kernel.
 
         Args:
-            overrun_ns: How long another that was let in would outstay its turn.
-            turn_ns: How long that turn would be at least.
+            overrun_ns: Overrun of the turn of another tenant that would run instead.
+            turn_ns: Least length of that turn.
             most_ns: Longest window.
         """
         whole = left = sum(self._weights)
@@ -144,13 +148,12 @@ class Habits:
         return window if short or self._idle(window) <= min(delay_at_best, work) else best
 
     def _idle(self, window_ns: int) -> int:
-        """Return how long a GPU would be idle in all pauses, of their weight, if each were waited through for
-        `window_ns` at most."""
+        """Return the weighted idle time of a GPU if each pause were waited through for at most `window_ns`."""
         return sum([weight * min(bound, window_ns) for bound, weight in zip(_BOUNDS_NS, self._weights, strict=True)])
 
 
 def _average(mean_ns: int, step_ns: int) -> int:
-    """Return the average with one more step; 0: it is the first."""
+    """Return the average after one more step; `mean_ns` 0: this is the first step."""
     if not mean_ns:
         return step_ns
     parts = _UNLIKE if step_ns * _UNLIKE < mean_ns else _AVERAGED

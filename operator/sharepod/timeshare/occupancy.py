@@ -34,18 +34,18 @@ class Occupancy:
         self.holder: dict[str, TokenTenant] = {}
         """The tenant that may launch on a GPU. Free GPUs are left out."""
         self.awaited: dict[str, Anticipation] = {}
-        """GPUs that are kept idle, with the sleeping tenant that pays for it."""
+        """GPUs that are kept idle, with the sleeping tenant that pays."""
         self.concurrent: set[str] = set()
-        """GPUs that tenants may hold at once."""
+        """GPUs that several tenants may hold at once."""
         self.co_runners: dict[str, dict[str, TokenTenant]] = {}
-        """Tenants that hold while another leads, or drain since then, by GPU. GPUs without any are left out."""
+        """Tenants that hold while another leads, or still drain after that, by GPU. GPUs without any are left out."""
         self._co_run_ends: dict[str, Counter[CoRunEnd]] = {}
-        """How often co-running ended, by GPU and reason."""
+        """Number of ends of co-running, by GPU and reason."""
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
         self._gangs_on: dict[str, int] = {}
-        """Number of tenants of several GPUs, by GPU. GPUs without any are left out."""
+        """Number of gangs (tenants with several GPUs), by GPU. GPUs without any are left out."""
         self.groups: dict[str, list[TokenTenant]] = {}
         """Members of each group."""
 
@@ -62,7 +62,7 @@ class Occupancy:
             self.groups.setdefault(tenant.group, []).append(tenant)
 
     def remove(self, tenant: TokenTenant) -> None:
-        """Remove a tenant from its GPUs, which are free of it at once. Its account has to be settled."""
+        """Remove a tenant from its GPUs at once, also from those it holds. Its account must be settled."""
         self.free(tenant)
         if tenant.group is not None:
             self.groups[tenant.group].remove(tenant)
@@ -80,7 +80,7 @@ class Occupancy:
                 self._preempted.pop(gpu, None)
 
     def is_linked(self, gpu: str) -> bool:
-        """Return whether a tenant of the GPU, or another member of its group, has other GPUs, too."""
+        """Return whether a tenant of the GPU, or a member of its group, has other GPUs, too."""
         if gpu in self._gangs_on:
             return True
         return bool(self.groups) and any(self.is_parted(tenant) for tenant in self.tenants_on.get(gpu, ()))
@@ -94,33 +94,33 @@ class Occupancy:
         return len(tenant.gpus) > 1 or self.is_parted(tenant)
 
     def gpus_of_group(self, tenant: TokenTenant) -> Iterable[str]:
-        """Return the GPUs of a tenant and of its group."""
+        """Return the GPUs of a tenant's group, its own among them."""
         if tenant.group is None:
             return tenant.gpus
         return dict.fromkeys(gpu for mate in self.groups[tenant.group] for gpu in mate.gpus)
 
     def sole_tenant(self, gpu: str) -> TokenTenant | None:
-        """Return the holder of a GPU on which nobody else has work, and which is not linked; None if there is none."""
+        """Return the holder of a GPU if no other tenant has work on it and it is not linked; else None."""
         if self.is_linked(gpu) or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
             return None
         return self.holder.get(gpu)
 
     def occupy(self, tenant: TokenTenant) -> None:
-        """Make the tenant the holder of its GPUs, which have to be free."""
+        """Make the tenant the holder of its GPUs, which must be free."""
         for gpu in tenant.gpus:
             assert gpu not in self.holder, "S1: a GPU has at most one lead"
             assert gpu not in self.awaited, "S8: what is idle for a tenant is not held"
             self.holder[gpu] = tenant
 
     def may_co_run(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant may hold its GPU while others do. Gangs, tenants of their GPUs, and surcharged
-        tenants may not."""
+        """Return whether the tenant may hold its GPU while others do. Gangs, tenants on the GPUs of gangs, and
+        surcharged tenants may not."""
         if tenant.surcharged or not tenant.concurrent:
             return False
         return tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
 
     def add_co_runner(self, now: int, tenant: TokenTenant) -> None:
-        """Let the tenant hold its GPU while another leads. All that hold are settled."""
+        """Let the tenant hold its GPU while another leads. The accounts of all holders are settled."""
         gpu = tenant.gpus[0]
         self.settle(now, tenant)
         self.settle_on(now, tenant.gpus)
@@ -135,11 +135,11 @@ class Occupancy:
         self.occupy(tenant)
 
     def co_run_ends(self, gpu: str) -> Mapping[CoRunEnd, int]:
-        """Return how often co-running has ended on a GPU, by reason."""
+        """Return the number of ends of co-running on a GPU, by reason."""
         return self._co_run_ends.get(gpu, {})
 
     def occupants(self, gpu: str) -> list[TokenTenant]:
-        """Return the tenants that may have work on the GPU by the rules, in order of their ids."""
+        """Return the tenants that may have work on the GPU by the rules, ordered by id."""
         tenants = dict(self.co_runners.get(gpu, {}))
         for places in (self.holder, self._yielding):
             if gpu in places:
@@ -147,14 +147,14 @@ class Occupancy:
         return [tenants[name] for name in sorted(tenants)]
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
-        """Keep the free GPUs of a tenant that sleeps idle. It pays from now on, where no other tenant does."""
+        """Keep the free GPUs of a sleeping tenant idle. It pays from now on, where no other tenant does."""
         for gpu in anticipation.tenant.gpus:
             self._enter(now, gpu)
         self.settle(now, anticipation.tenant)
         self.awaited.update(dict.fromkeys(anticipation.tenant.gpus, anticipation))
 
     def cease_waiting(self, now: int, gpu: str) -> None:
-        """Keep the GPU, and the others of the tenant for which it was, idle no longer."""
+        """Stop keeping the GPU, and the sleeper's other GPUs, idle."""
         if gpu in self.awaited:
             tenant = self.awaited[gpu].tenant
             for own in tenant.gpus:
@@ -164,14 +164,17 @@ class Occupancy:
                 del self.awaited[own]
 
     def start_yielding(self, tenant: TokenTenant) -> None:
-        """Let others hold the tenant's GPUs while its last work ends. The tenant pays on."""
+        """Let others hold the tenant's GPUs while its last work ends. The tenant still pays."""
         for gpu in tenant.gpus:
             del self.holder[gpu]
             self._yielding[gpu] = tenant
 
     def pass_on(self, now: int, tenant: TokenTenant) -> tuple[str, ...]:
-        """Let the holders of the GPUs that a tenant yields pay from now on: its last work has ended, although it could
-        not say so. Return the GPUs that it yields and nobody holds, for which it goes on paying."""
+        """Charge the present holders of the GPUs that a tenant yields: its last work has ended, although it could not
+        report that.
+
+        Return the yielded GPUs without a holder, for which the tenant still pays.
+        """
         self.settle_around(now, tenant)
         for gpu in tenant.gpus:
             if gpu in self.holder:
@@ -179,26 +182,26 @@ class Occupancy:
         return tuple(gpu for gpu in tenant.gpus if gpu in self._yielding)
 
     def yield_on(self, now: int, tenant: TokenTenant) -> None:
-        """Let a tenant that yields pay again, for all its GPUs, until it has drained."""
+        """Charge a yielding tenant again for all its GPUs, until it has drained."""
         self.settle_around(now, tenant)
         for gpu in tenant.gpus:
             self._yielding[gpu] = tenant
 
     def preempt(self, tenant: TokenTenant) -> None:
-        """Let others hold the GPUs of a tenant that does not drain. The tenant pays where nobody else does."""
+        """Let others hold the GPUs of a tenant that does not drain. The tenant pays where no other tenant does."""
         self._leave(tenant)
         for gpu in tenant.gpus:
             self._preempted.setdefault(gpu, []).append(tenant)
 
     def suspend(self, tenant: TokenTenant) -> None:
-        """Let others hold the GPUs of a tenant that cannot drain, and has no work on them. The tenant pays nothing."""
+        """Let others hold the GPUs of a tenant that cannot drain and has no work on them. The tenant pays nothing."""
         self._leave(tenant)
         for gpu in tenant.gpus:
             if tenant in self._preempted.get(gpu, ()):
                 self._preempted[gpu].remove(tenant)
 
     def free(self, tenant: TokenTenant) -> None:
-        """Take the tenant off its GPUs: it has drained."""
+        """Remove the tenant's hold from its GPUs: it has drained."""
         self._leave(tenant)
         for gpu in tenant.gpus:
             preempted = self._preempted.get(gpu, [])
@@ -206,8 +209,10 @@ class Occupancy:
                 preempted.remove(tenant)
 
     def may_yield(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant holds its GPUs, no other tenant is yielding one of them, and none co-runs. Next to
-        a co-runner its last work takes longer than announced, and a hand-off leaves the GPU not idle."""
+        """Return whether the tenant holds its GPUs, no other tenant is yielding one of them, and none co-runs.
+
+        With a co-runner the last work takes longer than announced, and the GPU is not idle during a hand-off.
+        """
         return all(
             self.holder.get(gpu) is tenant and gpu not in self._yielding and gpu not in self.co_runners
             for gpu in tenant.gpus
@@ -224,7 +229,7 @@ class Occupancy:
         )
 
     def beside_interactive(self, tenant: TokenTenant) -> bool:
-        """Return whether an interactive tenant of the tenant's GPUs, other than itself, is connected."""
+        """Return whether another tenant of the same GPUs is interactive and connected."""
         for gpu in tenant.gpus:
             for other in self.tenants_on[gpu]:
                 if other.interactive and other.connected and other is not tenant:
@@ -232,8 +237,7 @@ class Occupancy:
         return False
 
     def settle(self, now: int, tenant: TokenTenant) -> None:
-        """Bring the tenant's account forward to `now`. To be called before anything changes that its charge depends
-        on."""
+        """Bring the tenant's account forward to `now`. Call this before any change that its charge depends on."""
         account, hold = tenant.account, tenant.hold
         if hold is None:
             self._settle_without_hold(now, tenant)
@@ -252,7 +256,7 @@ class Occupancy:
             if owed or hold.phase is not _SUSPENDED:
                 account.turns.add(account.at, until, overdue=preempted and not held)
             late = hold.deadline is not None and account.at >= hold.deadline
-            # What was launched without metering, and so in any number, may drain for the grace period at no cost.
+            # Work launched before metering has no bound. It may drain for the grace period at no cost.
             guaranteed = contended and (
                 preempted
                 or (hold.metering is Metering.METERED_FROM_START and (late or hold.given_as is Charge.GUARANTEED))
@@ -265,19 +269,19 @@ class Occupancy:
             account.advance(until, held, Charge.GUARANTEED if guaranteed else Charge.BORROWED, owed_ns=owed)
 
     def settle_around(self, now: int, tenant: TokenTenant) -> None:
-        """Settle the tenant, and all whose charge a change of it can alter."""
+        """Settle the tenant, and all tenants whose charge depends on it."""
         self.settle(now, tenant)
         self.settle_on(now, tenant.gpus)
 
     def settle_on(self, now: int, gpus: Iterable[str]) -> None:
-        """Settle all tenants that pay for one of these GPUs, or would if another did not."""
+        """Settle all tenants that pay for one of these GPUs, or would pay if another did not."""
         for gpu in gpus:
             self._enter(now, gpu)
             for other in self._possible_payers(gpu):
                 self.settle(now, other)
 
     def stall(self, begin: int, end: int, gpus: Iterable[str]) -> None:
-        """Take the time from `begin` to `end` out of all accounts of these GPUs: it is nobody's."""
+        """Remove the time from `begin` to `end` from all accounts of these GPUs: no tenant pays."""
         for gpu in gpus:
             self._enter(begin, gpu)
             self._books[gpu].advance(end, GpuUse.STALLED)
@@ -288,14 +292,14 @@ class Occupancy:
                 tenant.account.skip(end)
 
     def gpu_time(self, now: int, gpu: str) -> GpuTime | None:
-        """Return what the time of a GPU went to up to `now`; None if it has no tenants."""
+        """Return the use of a GPU's time up to `now`; None if it has no tenants."""
         if gpu not in self._books:
             return None
         self._enter(now, gpu)
         return self._books[gpu].time()
 
     def _enter(self, now: int, gpu: str) -> None:
-        """Enter the time until now into the GPU's books."""
+        """Record the time until now in the GPU's time record."""
         if gpu not in self._books:
             return
         if (gpu in self.concurrent and gpu not in self._gangs_on) or gpu in self.co_runners:
@@ -311,7 +315,7 @@ class Occupancy:
         self._books[gpu].advance(now, use)
 
     def _measure(self, now: int, gpu: str) -> None:
-        """Add the time until now to the measures of the tenants that held in it. Where several did, settle them."""
+        """Add the time until now to the progress of the tenants that held. If several did, settle them."""
         begin = self._books[gpu].at
         if now <= begin:
             return
@@ -322,7 +326,7 @@ class Occupancy:
             return
         launches = [tenant.progress.span() for tenant in tenants]
         if not together:
-            return  # one yields to the other: that says nothing of either
+            return  # one tenant yields to the other: the span is no measure of either
         for tenant in tenants:
             tenant.account.refund(tenant.progress.joined(begin))
         self._settle_together(now, gpu, tenants)
@@ -330,7 +334,7 @@ class Occupancy:
             tenant.progress.shared(now - begin, launched)
 
     def _settle_together(self, now: int, gpu: str, tenants: list[TokenTenant]) -> None:
-        """Charge the time until now, which is in the books of no tenant yet, to the tenants that held in it."""
+        """Charge the unrecorded time until now to the tenants that held."""
         books = self._books[gpu]
         moments = {now}
         for tenant in tenants:
@@ -347,8 +351,8 @@ class Occupancy:
             books.share(until, sum(parts))
 
     def losses(self, now: int, tenants: list[TokenTenant]) -> list[float]:
-        """Return the part of its work that each tenant loses while these hold at once: as in its last window, or as
-        foretold if that is long ago."""
+        """Return each tenant's loss of work, 0 to 1, while these hold at once: measured in its last window, or
+        predicted if that is too old."""
         demands = [tenant.progress.alone_in_flight for tenant in tenants]
         foretold = foretell([1.0 if demand is None else demand for demand in demands])
         known = [tenant.progress.loss(now) for tenant in tenants]

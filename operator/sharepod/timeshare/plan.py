@@ -1,10 +1,10 @@
-"""Turns that begin now, given the order in which tenants are to be served.
+"""Turns that begin now, given the order of service.
 
 Guarantees:
 - S4: A contender, a tenant or the members of a group that want the token, gets all its GPUs in one turn, or none.
 - S5: A tenant that cannot start yet reserves its GPUs from the moment at which the last of them is expected to be free.
-  Until then they are given only to turns that end by that moment (backfill). So tenants of single GPUs do not starve a
-  gang, and the gang's waiting wastes little.
+  Until then the GPUs are granted only to turns that end by that moment (backfill).
+- So tenants with one GPU do not starve a gang, and the gang's waiting wastes little time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Turn:
     tenant: TokenTenant
     quantum_ns: int
     backfill: bool
-    """The GPUs are reserved for another tenant from the end of this turn at the latest."""
+    """The GPUs are reserved for another tenant from the end of this turn."""
     rides: bool = False
-    """The turn is one of a group with credit: it is guaranteed time, whatever the tenant itself is owed."""
+    """The turn uses a group's credit: its time is guaranteed, whatever the tenant itself is owed."""
 
 
 @dataclass(frozen=True)
 class Anticipation:
-    """Free GPUs kept idle for their tenant, which sleeps and is expected back soon."""
+    """Free GPUs kept idle for their sleeping tenant, which is expected back soon."""
 
     tenant: TokenTenant
     until: int
-    """Moment at which the decision is to be made again, in nanoseconds of the clock."""
+    """Moment of the next decision, in nanoseconds of the clock."""
 
 
 def waiting_with(
@@ -51,7 +51,7 @@ def waiting_with(
         gpus: UUIDs of the GPUs.
         tenants_on: All tenants by GPU.
         groups: The tenants of each group.
-        awaited: GPUs that are kept idle, with the tenant that sleeps.
+        awaited: GPUs that are kept idle, with their sleeping tenant.
     """
     found: dict[str, TokenTenant] = {}
     pending = sorted(gpus)
@@ -83,8 +83,8 @@ def waiting_with(
 def competing_weight(
     gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]
 ) -> dict[tuple[str, bool], int]:
-    """Return the weight of the tenants that compete for each of these GPUs, by GPU and kind (whether best effort):
-    those that are runnable, and those that hold it."""
+    """Return the weight of the competing tenants (runnable or holding) of each of these GPUs, by GPU and kind (whether
+    best effort)."""
     weights: dict[tuple[str, bool], int] = {}
     for gpu in gpus:
         for tenant in tenants_on[gpu]:
@@ -105,11 +105,11 @@ def plan_turns(
     """Return the turns that begin at `now`.
 
     Args:
-        ordered: Contenders for a turn, the first to be served first.
-        free_at: Expected moment at which each GPU that is held is free. GPUs that are left out are free now.
+        ordered: Contenders in order of service.
+        free_at: Expected moment at which each held GPU is free. GPUs that are left out are free now.
         now: The present moment.
         quantum: Length of a contender's turn, in nanoseconds.
-        shortest_ns: Shortest turn worth giving as backfill.
+        shortest_ns: Shortest turn worth granting as backfill.
     """
     held = set(free_at)
     ends = dict(free_at)

@@ -1,14 +1,15 @@
-"""Progress of one tenant: the work that it gets done while others hold too, as a part of what it gets done alone.
+"""Progress of one tenant: the work done while other tenants hold too, relative to its work alone.
 
 Guarantees:
 - S11 own-measure: A tenant's measures follow from its own counters only.
-- Launches show the loss of a tenant with one process and one stream. Of several, one with many small launches would
-  hide the loss of another: its progress is at most its part of the GPU, over the part that it needs alone.
-- A tenant whose launches say nothing, or which is in another phase than when it was measured, loses the part of the GPU
-  that the hardware gives to the others while the tenant has work in flight.
-- A tenant is measured alone in holds of at least `LEARN_NS`, where there are any: shorter ones begin behind a pause.
+- Launch rates show the loss of a tenant with one process and one stream. With several, one stream with many small
+  launches would hide another's loss. The progress of such a tenant is at most its part of the GPU over the part that it
+  needs alone.
+- If launch rates are not conclusive, or the tenant's phase has changed since its measure, it loses the part of the GPU
+  that the hardware gives to others while it has work in flight.
+- A tenant is measured alone in holds of at least `LEARN_NS`, where there are any: shorter holds begin after a pause.
 
-The tenant's hook counts at random moments while its gate is open or its work is unfinished, so counters stand still in
+The tenant's hook samples at random moments while its gate is open or its work is unfinished; counters stand still in
 between. `in_flight` is the part of the time with unfinished work; `rate` is launches per nanosecond.
 """
 
@@ -22,52 +23,53 @@ LEARN_NS = 5 * _MS
 PROBE_NS = 25 * _MS
 """Time for which a lead holds alone to be measured again, in nanoseconds: 50 samples at one each 0.5 ms."""
 _PROBES_MOST_NS = 2_000 * _MS
-"""Longest time between two probes, in nanoseconds. It bounds for how long a new phase can pass unseen."""
+"""Longest time between two probes, in nanoseconds. It bounds how long a new phase stays unnoticed."""
 _PROBES_LEAST_NS = 500 * _MS
 """Shortest time between two probes, in nanoseconds: a probe of 25 ms takes 5 % of that."""
 _PROBES_SOONEST_NS = 100 * _MS
-"""The same of a tenant that launches faster than it does alone, in nanoseconds."""
+"""Shortest time between two probes of a tenant that launches faster than alone, in nanoseconds."""
 _KNOWN_NS = 30_000 * _MS
-"""Time for which a measure counts, in nanoseconds."""
+"""Time for which a measure is valid, in nanoseconds."""
 _OLD_NS = 10_000 * _MS
 """Age, in nanoseconds, from which a measure has no weight in the next one."""
 _LOSS_KNOWN_NS = 5_000 * _MS
-"""Time for which measured losses count, in nanoseconds."""
+"""Time for which measured losses are valid, in nanoseconds."""
 _SWITCHING = 1.09
-"""Price of time slices: 1.09, since a switch of 91 us follows each slice of 1,024 us."""
+"""Cost factor of time slices: 1.09, since a switch of 91 us follows each slice of 1,024 us."""
 _SLACK = 0.02
-"""Part of the time in flight that two measures differ by although nothing has changed."""
+"""Difference of two parts of time in flight that is no change."""
 _LAUNCHES_LEAST = 15
-"""Launches that a window would hold alone, from which launch rates count: fewer are chance."""
+"""Launches that the tenant alone would make in a window, from which launch rates count: fewer are chance."""
 _LOSS_MOST = 0.95
-"""Greatest loss: a tenant that holds gets something done."""
+"""Greatest loss: every holder gets some work done."""
 _STEADY = 0.15
-"""Relative change of the launch rate up to which the next probe may come later."""
+"""Relative change of the launch rate up to which the next probe may be later."""
 _FASTER = 1.2
-"""Launch rate over that alone from which the tenant is in another phase than when it was measured."""
+"""Launch rate relative to the rate alone, from which the tenant's phase has changed since its measure."""
 _SHIFTED = 0.25
-"""Change of the time in flight between two windows from which it is."""
+"""Change of the time in flight between two windows from which the phase has changed."""
 _SEVERAL = 0.1
-"""Part of the time with work of several streams in flight from which launches may hide a loss: what one copy in a while
-does not reach."""
+"""Part of the time with work of several streams in flight, from which launches may hide a loss: an occasional copy
+stays below it."""
 _ALWAYS = 0.8
-"""Time in flight from which only the launch rate says whether a tenant is slowed."""
+"""Time in flight from which only the launch rate shows whether a tenant is slowed."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Counters of a tenant's hooks, summed over its processes. They grow; lower ones are those of new processes."""
+    """Counters of a tenant's hooks, summed over its processes. Lower counters than before are those of new
+    processes."""
 
     looks: int
-    """Moments at which a hook looked whether work is in flight."""
+    """Samples: moments at which a hook checked for work in flight."""
     flying: int
-    """Moments of these at which work was in flight."""
+    """Samples with work in flight."""
     launches: int
     """Launches of kernels and graphs."""
     processes: int = 1
-    """Processes that hold. Each has its own time slices."""
+    """Processes that hold. The hardware gives each its own time slices."""
     several: int = 0
-    """Moments of `flying` at which work of several streams of one process was in flight."""
+    """Samples of `flying` with work of several streams of one process in flight."""
 
 
 class Progress:
@@ -76,45 +78,46 @@ class Progress:
     def __init__(self) -> None:
         self.processes = 1
         self.alone_in_flight: float | None = None
-        """Part of the time in flight while it holds alone; None: not measured yet."""
+        """Part of the time in flight while the tenant holds alone; None: not measured yet."""
         self.alone_rate = 0.0
-        """Launches per nanosecond while it holds alone."""
+        """Launches per nanosecond while the tenant holds alone."""
         self.measured_at = 0
         self.probe_at = 0
-        """Moment at which it has to hold alone again for `PROBE_NS`, if it is the lead."""
+        """Moment at which the tenant, if it leads, must hold alone again for `PROBE_NS`."""
         self.in_flight = 1.0
-        """Part of the time in flight, in the last span that was sampled."""
+        """Part of the time in flight, in the last sampled span."""
         self._loss = 0.0
-        """Part of its work that it lost in the last window."""
+        """Part of its work that the tenant lost in the last window."""
         self._mean_loss: float | None = None
         """Moving average of the losses of all windows."""
         self._lost_at = 0
         self.window_ns = 0
-        """Time that others held too since the last window."""
+        """Time with other holders since the last window."""
         self._probes_ns = _PROBES_LEAST_NS
         self.launches = 0
         """Launches so far."""
         self.shared_ns = 0
-        """Time so far that others held too."""
+        """Time with other holders so far."""
         self.shared_launches = 0
-        """Launches in it."""
+        """Launches in `shared_ns`."""
         self._proven_loss: float | None = None
-        """Loss that a trial has shown; None: none has shown a gain."""
+        """Loss that a trial measured; None: no trial showed a gain."""
         self._sampled: Samples | None = None
         self._looks = self._flying = self._overlaps = self._launches = 0
-        """Counted since the last span."""
+        """Counts since the last span."""
         self._several = 0.0
         """Part of the time with work of several streams in flight: a moving average over 100 samples."""
         self._ratio: float | None = None
-        """Launch rate while others hold over that alone."""
+        """Launch rate with other holders, relative to the rate alone."""
         self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
         self._window_flying, self._window_launches = 0.0, 0
         self._window_in_flight: float | None = None
         self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
-        """Since it was measured alone: its progress next to others as it was charged, and at least; its launches."""
+        """Since the tenant was measured alone: its charged progress with other holders, its least progress, and its
+        launches."""
 
     def sampled(self, samples: Samples) -> None:
-        """Take the hooks' counters. The first ones, and lower ones than before, are a beginning and no span."""
+        """Read the hooks' counters. First counters, and lower ones than before, start a span and end none."""
         before, self._sampled, self.processes = self._sampled, samples, max(1, samples.processes)
         if before is None or samples.looks < before.looks or samples.launches < before.launches:
             return
@@ -125,7 +128,7 @@ class Progress:
         self.launches += samples.launches - before.launches
 
     def span(self) -> int:
-        """End a span of holding: set `in_flight` from what was counted in it, and return its launches."""
+        """End a span of holding: set `in_flight` from its samples, and return its launches."""
         if self._looks:
             self.in_flight = min(1.0, self._flying / self._looks * self.processes)
             self._several += min(0.5, self._looks / 100) * (self._overlaps / self._looks - self._several)
@@ -134,7 +137,7 @@ class Progress:
         return launches
 
     def alone(self, now: int, elapsed: int) -> int:
-        """Add a span in which it held alone. Return the progress that it turns out to have lost unseen, in ns."""
+        """Add a span in which the tenant held alone. Return progress that it lost unnoticed before, in ns."""
         launches = self.span()
         self._alone_ns += elapsed
         self._alone_flying += self.in_flight * elapsed
@@ -142,7 +145,8 @@ class Progress:
         return self._learn(now) if self._alone_ns >= PROBE_NS else 0
 
     def joined(self, now: int) -> int:
-        """End a span in which it held alone: others hold too from `now`, or its turn is over. Return as `alone`."""
+        """End a span in which the tenant held alone: other tenants hold too from `now`, or its turn is over. Returns as
+        `alone`."""
         if self._alone_ns < LEARN_NS and self.alone_in_flight is None:
             return 0
         lost = self._learn(now) if self._alone_ns >= LEARN_NS else 0
@@ -150,7 +154,7 @@ class Progress:
         return lost
 
     def shared(self, elapsed: int, launches: int) -> None:
-        """Add a span in which others held too, with its launches."""
+        """Add a span with other holders, and its launches."""
         self.shared_ns += elapsed
         self.shared_launches += launches
         self.window_ns += elapsed
@@ -158,12 +162,15 @@ class Progress:
         self._window_launches += launches
 
     def judge(self, now: int, others: float, request_milli: int) -> float:
-        """Return what the tenant lost in the window that ends now, 0 to `_LOSS_MOST` of its work, and begin the next.
-        In another phase than when it was measured it is charged for the least progress, and counts with its former one.
+        """Return the tenant's loss in the window that ends now, 0 to `_LOSS_MOST` of its work, and begin the next
+        window.
+
+        If its phase has changed since its measure, the tenant is charged for the least progress. It then keeps its
+        former progress for the sum.
 
         Args:
             now: The present moment.
-            others: Part of the GPU's processes that are the others', 0 to 1.
+            others: Part of the GPU's processes that belong to other tenants, 0 to 1.
             request_milli: Guaranteed share, in thousandths. A tenant that may miss it is probed more often.
         """
         in_flight = self._window_flying / self.window_ns
@@ -203,42 +210,43 @@ class Progress:
         return loss if sure else mean or 0.0
 
     def _least_given(self, in_flight: float, others: float) -> float:
-        """Return the loss of a tenant that was given its part of the GPU, and no more, while it had work in flight.
-        It loses nothing where it needs less than that alone."""
+        """Return the loss of a tenant that got its part of the GPU, and no more, while it had work in flight. A tenant
+        that needs less than that part alone loses nothing."""
         bound = in_flight * others * _SWITCHING
         if not self.alone_in_flight:
             return bound
         return min(bound, max(0.0, 1 - in_flight * (1 - others) / _SWITCHING / self.alone_in_flight))
 
     def prove(self, loss: float | None) -> None:
-        """Take the loss that a trial has shown, for windows of too few launches; None: it counts no more."""
+        """Set the loss that a trial measured, for windows with too few launches; None: remove it."""
         self._proven_loss = loss
 
     @property
     def hides_losses(self) -> bool:
-        """Return whether launches do not show all losses: small ones of one process or stream hide those of others."""
+        """Return whether launches may hide losses: small launches of one process or stream hide the losses of
+        others."""
         return self.processes > 1 or self._several > _SEVERAL
 
     @property
     def conclusive(self) -> bool:
-        """Return whether a window of 25 ms holds enough launches to show a loss."""
+        """Return whether a window of 25 ms has enough launches to show a loss."""
         return self.alone_rate * 25 * _MS >= _LAUNCHES_LEAST
 
     @property
     def until_measured_ns(self) -> int:
-        """Return for how much longer it has to hold alone until it is measured."""
+        """Return how much longer the tenant must hold alone to be measured, in nanoseconds."""
         return PROBE_NS - self._alone_ns
 
     def known(self, now: int) -> float | None:
-        """Return the part of the time in flight while it holds alone; None: it was not measured for long."""
+        """Return the part of the time in flight while the tenant holds alone; None: the measure is too old."""
         return None if now - self.measured_at > _KNOWN_NS else self.alone_in_flight
 
     def loss(self, now: int) -> float | None:
-        """Return the loss of its last window, 0 to 1 of its work; None: that is long ago."""
+        """Return the loss of the last window, 0 to 1 of its work; None: the window is too old."""
         return None if self._window_in_flight is None or now - self._lost_at > _LOSS_KNOWN_NS else self._loss
 
     def known_loss(self, now: int) -> float | None:
-        """Return the average loss of its windows; None: the last one is long ago."""
+        """Return the average loss of all windows; None: the last one is too old."""
         return None if now - self._lost_at > _LOSS_KNOWN_NS else self._mean_loss
 
     def _clear_window(self) -> None:
@@ -261,8 +269,10 @@ class Progress:
         return self._lost_unseen(rate, before)
 
     def _lost_unseen(self, rate: float, before: float) -> int:
-        """Return by how much less the tenant got done since its last measure than it was taken for, in ns: it launches
-        so much faster alone that the launches in between were those of a tenant that was slowed."""
+        """Return the progress since the last measure that the tenant was charged for and did not get, in ns.
+
+        The tenant now launches so much faster alone that it was slowed in between.
+        """
         made = self._since_made
         real = max(self._since_sure, self._since_launches / rate) if rate > _FASTER * before > 0 else made
         self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
@@ -270,9 +280,9 @@ class Progress:
 
 
 def divide(elapsed: int, in_flight: list[float]) -> list[int]:
-    """Divide a span of nanoseconds among tenants that held in it, by the part of it that each had work in flight.
+    """Divide a span of nanoseconds among its holders, by the part of the span that each had work in flight.
 
-    The parts add up to `elapsed` exactly, or to less where the parts in flight add up to less than one.
+    The parts add up to `elapsed` exactly, or to less if the parts in flight add up to less than one.
     """
     flights = [min(elapsed, int(elapsed * part)) for part in in_flight]
     whole = sum(flights)
@@ -285,8 +295,8 @@ def divide(elapsed: int, in_flight: list[float]) -> list[int]:
 
 
 def foretell(demands: list[float]) -> list[float]:
-    """Return the progress of tenants that would hold at once, by the part of the time that each has work in flight
-    alone: max-min division of the GPU, of which time slices of several busy tenants leave 0.92."""
+    """Return the predicted progress of tenants that would hold at once, from each tenant's part of time in flight
+    alone. The GPU is divided max-min; time slices of several busy tenants leave 0.92 of it."""
     left, whole = 1.0, sum(demands)
     if whole <= 0.9:
         return [1.0] * len(demands)

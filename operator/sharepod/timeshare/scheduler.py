@@ -1,28 +1,31 @@
 """Token scheduler of a node: which tenant holds which GPU, and for how long.
 
 Guarantees:
-- S1: A GPU has at most one lead, its holder. Besides the lead only these may have work on it: its co-runners; a tenant
-  that yields it `hand_off_ns` before its announced last work ends; and tenants that were preempted a grace period after
-  their deadline, or suspended. A tenant that may not co-run leads alone.
-- S2: Each nanosecond of a GPU is charged as held at most once, to one tenant or in parts that add up to it.
-- S3: A tenant pays until it has drained, whatever it announced. A preempted tenant owes all the time until it has
-  drained; no other tenant's share or ceiling changes by that. A tenant without processor time pays until its last work
-  is expected to have ended, and again from the moment at which it runs until it has drained.
+- S1: A GPU has at most one lead, its holder; a tenant that may not co-run leads alone. Only these other tenants may
+  have work on the GPU:
+  - its co-runners;
+  - a tenant that yields the GPU `hand_off_ns` before the announced end of its last work;
+  - tenants that were suspended, or preempted a grace period after their deadline.
+- S2: Each nanosecond of a GPU is charged as held at most once: to one tenant, or in parts that add up to it.
+- S3: A tenant pays until it has drained, whatever end it announced.
+  - A preempted tenant owes all the time until it has drained. This changes no other tenant's share or ceiling.
+  - A tenant without processor time pays until the expected end of its last work. When it runs again, it pays until it
+    has drained.
 - S4: A tenant with several GPUs gets all of them in one grant, or none. Members of a group that want the token get it
   at once (groups.py).
-- S5: GPUs that such a tenant waits for are reserved once it is next, and are given meanwhile only to turns that end
-  before it can start.
-- S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
-  that starves is given a shortest quantum, whatever its ceiling says.
+- S5: When such a tenant is next, the GPUs that it waits for are reserved. Until it can start, they are granted only to
+  turns that end before that.
+- S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is no longer than that room. A
+  starving tenant gets a shortest quantum regardless of its ceiling.
 - S7: The order of service is that of turns.py.
 - S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost.
-- S9, S10, S12: Co-runners gain something, a lead that is owed time bears none, and limits hold as without them
-  (co_running.py).
-- S11: What a tenant's hooks count changes no other tenant's measured progress (progress.py).
+- S9, S10, S12: Co-runners gain something, a lead that is owed time tolerates none, and limits hold as without
+  co-runners (co_running.py).
+- S11: A tenant's counters change no other tenant's measured progress (progress.py).
 
-Every method takes the present time in nanoseconds, of any clock; a time earlier than a previous one counts as that
-one. The caller has to call `tick` after any change, and again at `next_deadline` at the latest, and to carry out the
-actions that it returns.
+Every method takes the present time in nanoseconds, of any clock. A time earlier than a previous one counts as the
+previous one. The caller must call `tick` after any change and no later than `next_deadline`, and must carry out the
+returned actions.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ from .turns import TurnPolicy
 from .waiting_tenants import WaitingTenants
 
 _SURCHARGED_NS = 60_000_000_000
-"""Time after a surcharge in which a tenant takes exclusive turns, in ns: 60 s. Its hooks say less than NVML sees, so
-what they say of its progress counts for nothing."""
+"""Time after a surcharge in which a tenant takes exclusive turns: 60 s, in ns. Its hooks report less use than NVML, so
+their progress counters are ignored."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,13 @@ class CoRuns:
     """Co-running on one GPU."""
 
     co_runners: int
-    """Tenants that hold it while another leads, or drain since then."""
+    """Tenants that hold the GPU while another leads, or still drain after that."""
     ends: Mapping[CoRunEnd, int]
-    """How often co-running has ended, by reason."""
+    """Number of ends of co-running, by reason."""
 
 
 class Scheduler:
-    """The token scheduler of one node. Not thread-safe."""
+    """Token scheduler of one node. Not thread-safe."""
 
     def __init__(self, parameters: Parameters | None = None) -> None:
         self._parameters = parameters or Parameters()
@@ -73,9 +76,9 @@ class Scheduler:
         self._foresight = Foresight(self._parameters, self._occupancy, self._policy)
         self._co_running = CoRunning(self._parameters, self._occupancy)
         self._sharing: dict[str, Sharing] = {}
-        """How GPUs are shared for which the parameters do not say it."""
+        """How each GPU is shared, where that differs from the parameters."""
         self._surcharged: dict[str, int] = {}
-        """Tenants that were surcharged, each with the moment from which it may co-run again."""
+        """Surcharged tenants, each with the moment from which it may co-run again."""
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""
@@ -99,20 +102,20 @@ class Scheduler:
         group: str | None = None,
         resumed: AccountSnapshot | None = None,
     ) -> None:
-        """Add a tenant, or change the rates of one.
+        """Add a tenant, or change a tenant's rates.
 
         Args:
             now: The present moment.
             tenant_id: Id of the tenant's row in the ledger.
             gpus: UUIDs of its GPUs, in the tenant's order.
             request_milli: Guaranteed share of each GPU, in thousandths.
-            limit_milli: Most that it gets of each GPU, in thousandths.
-            interactive: Whether it asked for short waits.
+            limit_milli: Limit of its share of each GPU, in thousandths.
+            interactive: Whether the tenant requests short waits.
             group: Group of tenants that are granted together; for a new tenant only.
             resumed: Account of the tenant in an earlier process, if known; for a new tenant only.
 
         Raises:
-            ValueError: Not 0 <= request <= limit <= 1000; no GPU, or one twice; other GPUs than before.
+            ValueError: Not 0 <= request <= limit <= 1000; no GPU, or a GPU twice; other GPUs than before.
         """
         if not 0 <= request_milli <= limit_milli <= 1000:
             raise ValueError(
@@ -169,8 +172,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def want(self, now: int, tenant_id: str) -> None:
-        """Let the tenant wait for the token: it has work. A tenant that holds is not changed, unless it was preempted
-        or suspended: then it waits for its next turn."""
+        """Queue a tenant that has work. No effect on a holder, except that a preempted or suspended tenant waits for
+        its next turn."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         if tenant.waiting_since is not None or tenant.holding:
@@ -184,7 +187,7 @@ class Scheduler:
         self._waiting.add(now, tenant, woke=woke)
 
     def unwant(self, now: int, tenant_id: str) -> None:
-        """Let the tenant cease to wait: its processes are gone."""
+        """Remove a tenant from the queue: its processes have exited."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         if tenant.waiting_since is None:
@@ -197,8 +200,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def set_connected(self, now: int, tenant_id: str, *, connected: bool) -> None:
-        """Set whether the tenant has processes, which may want the token at any moment. While it has, other holders of
-        its GPUs are metered."""
+        """Set whether the tenant has connected processes, which may want the token at any moment. While it has, other
+        holders of its GPUs are metered."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         tenant.connected = connected
@@ -213,7 +216,7 @@ class Scheduler:
         return self._sharing.get(gpu, self._parameters.sharing)
 
     def set_sharing(self, now: int, gpu: str, sharing: Sharing) -> None:
-        """Set how tenants share a GPU, instead of as the parameters say."""
+        """Set how tenants share a GPU, in place of the parameters' default."""
         now = self._advance_clock(now)
         if gpu in self._occupancy.tenants_on:
             self._occupancy.settle_on(now, [gpu])
@@ -222,22 +225,24 @@ class Scheduler:
         self._changed_gpus.add(gpu)
 
     def set_concurrent(self, now: int, tenant_id: str, *, concurrent: bool) -> None:
-        """Set whether the tenant may hold a GPU while others do: all its hooks count samples, and it does not refuse.
-        At first it may not."""
+        """Set whether the tenant may hold a GPU while others do: all its hooks count samples, and it does not opt out.
+        False at first."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         tenant.concurrent = concurrent
         self._changed_gpus.update(tenant.gpus)
 
     def sampled(self, now: int, tenant_id: str, samples: Samples) -> None:
-        """Take what the hooks of a tenant have counted. To be called before each other call that concerns a GPU which
-        the tenant holds, where it may co-run."""
+        """Read the counters of a tenant's hooks. Call this before each other call about a GPU that the tenant holds and
+        may co-run on."""
         self._tenants[tenant_id].progress.sampled(samples)
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
-        """Announce that the tenant's gate is closed and that its last work ends in `expected_ns`. The next tenant is
-        granted `hand_off_ns` before that, unless others co-run: they slow its last work down. This one pays until it
-        has drained (S3). A suspended tenant runs again by that."""
+        """Record that the tenant's gate is closed and that its last work ends in `expected_ns`.
+
+        The next tenant is granted `hand_off_ns` before that end, unless others co-run and so delay it. The draining
+        tenant pays until it has drained (S3). A suspended tenant that announces counts as running again.
+        """
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
@@ -259,9 +264,11 @@ class Scheduler:
                 hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def silent(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
-        """Announce that the tenant has no processor time to drain, that its gate is barred, and that its last work ends
-        in `expected_ns`, or has ended (negative). The hold is suspended then, and the next tenant granted `hand_off_ns`
-        before."""
+        """Record that the tenant has no processor time to drain, that its gate is barred, and that its last work ends
+        in `expected_ns` (negative: has ended).
+
+        The hold is suspended at that end, and the next tenant is granted `hand_off_ns` before it.
+        """
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
@@ -280,7 +287,7 @@ class Scheduler:
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
         """End the tenant's hold: all its GPU work has ended. `wanting`: it has more work. For a tenant without a hold
-        this is `want`, or nothing."""
+        this is `want`, or has no effect."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
@@ -289,7 +296,7 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._occupancy.settle_around(now, tenant)
-        if wanting:  # a hold that ends of itself ends with a pause of the program, and the next one goes on behind it
+        if wanting:  # a hold that ends by itself ends in a pause of the program, and the next hold follows the pause
             tenant.account.refund(tenant.progress.joined(now))
         self._return_suspended(tenant)
         co_ran = hold.co_runs and not hold.displaced
@@ -314,8 +321,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def surcharge(self, now: int, tenant_id: str, ns: int) -> None:
-        """Charge a tenant for time in which its kernels ran although it did not hold the token. Its buckets pay and its
-        turns come later; the books of held time stay as they are."""
+        """Charge a tenant for time in which its kernels ran without the token. Its buckets pay, and its turns come
+        later; the record of held time stays unchanged."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         self._occupancy.settle_around(now, tenant)
@@ -329,11 +336,11 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def stalled(self, now: int) -> None:
-        """Note that the caller was held up, at most since it last called. To be called before anything else on its
-        return.
+        """Record that the caller was held up, at most since its last call. Call this before any other method on return.
 
-        Time after the end of a turn and its usual overrun was not held by choice: it is charged to nobody, and grace
-        periods begin anew. One that yields pays for no turn of the next, which pays from the announced end on.
+        Time after a turn's end and its usual overrun is charged to no tenant, because the tenant could not release it.
+        Grace periods start again. A yielding tenant pays for no turn of the next tenant, which pays from the announced
+        end on.
         """
         since, now = self._now, self._advance_clock(now)
         self._holds.stalled(since, now)
@@ -341,15 +348,15 @@ class Scheduler:
     # ---- output
 
     def tick(self, now: int) -> list[Action]:
-        """Carry out everything that is due at `now`, and return the actions. Cheap when nothing is due."""
+        """Apply all changes that are due at `now`, and return the actions. Cheap if nothing is due."""
         now = self._advance_clock(now)
-        # 1. Tenants that have starved long enough, or whose ceiling has room again, or that may co-run again.
+        # 1. Tenants that now starve, whose ceiling has room again, or that may co-run again.
         self._waiting.tick(now)
         for tenant_id in [tenant_id for tenant_id, until in self._surcharged.items() if until <= now]:
             del self._surcharged[tenant_id]
             self._tenants[tenant_id].surcharged = False
             self._changed_gpus.update(self._tenants[tenant_id].gpus)
-        # 2. GPUs that were kept idle for long enough.
+        # 2. GPUs that need not be kept idle any longer.
         self._changed_gpus.update(gpu for gpu, idle in self._occupancy.awaited.items() if now >= idle.until)
         # 3. Holds.
         actions = self._holds.tick(now)
@@ -366,9 +373,12 @@ class Scheduler:
         return actions
 
     def prepare(self, now: int, gpu: str) -> list[PreparedHandOff]:
-        """Decide on the hand-offs of a GPU that follow if its holder drains soon, by whether it wants more. Each is
-        what `drained` and `tick` would lead to, at any moment of its window, as long as nothing else is called that
-        changes the GPU's tenants."""
+        """Decide the hand-offs of a GPU that follow if its holder drains soon: one if the holder wants more, one if
+        not.
+
+        Each is the result of `drained` and `tick` at any moment of its window, unless another call changes the GPU's
+        tenants.
+        """
         turns = self._foresight.turns(self._advance_clock(now), gpu)
         if turns:
             self._grants += 1
@@ -387,8 +397,8 @@ class Scheduler:
         return prepared
 
     def hand_off(self, now: int, prepared: PreparedHandOff) -> None:
-        """Take note that a hand-off was carried out as it was prepared: the holder has drained at `now`, and the next
-        tenant has its grant since then."""
+        """Record that a prepared hand-off was carried out: the holder drained at `now`, and the next tenant has held
+        its grant since then."""
         now = self._advance_clock(now)
         self.drained(now, prepared.holder, wanting=prepared.wanting)
         grant = prepared.grant
@@ -397,8 +407,7 @@ class Scheduler:
         self._grant(now, Turn(self._tenants[grant.tenant], grant.quantum_ns, backfill=False), grant.grant_id)
 
     def next_deadline(self) -> int | None:
-        """Return the moment at which `tick` has something to do at the latest, if nothing else happens before; None if
-        it has nothing to do."""
+        """Return the latest moment for the next `tick`, if no other event comes first; None if nothing is due."""
         times = [idle.until for idle in self._occupancy.awaited.values()]
         times.extend(self._surcharged.values())
         return min([*times, *self._waiting.due(), *self._holds.due(), *self._co_running.due()], default=None)
@@ -418,7 +427,7 @@ class Scheduler:
         return tenant.account.turns.spans(now)
 
     def gpu_time(self, now: int, gpu: str) -> GpuTime | None:
-        """Return what the time of a GPU went to up to `now`; None if it has no tenants."""
+        """Return the use of a GPU's time up to `now`; None if it has no tenants."""
         return self._occupancy.gpu_time(self._advance_clock(now), gpu)
 
     def co_runs(self, gpu: str) -> CoRuns:
@@ -426,8 +435,8 @@ class Scheduler:
         return CoRuns(len(self._occupancy.co_runners.get(gpu, ())), dict(self._occupancy.co_run_ends(gpu)))
 
     def alone_in_flight(self, now: int, tenant_id: str) -> float | None:
-        """Return the part of the time for which the tenant has work in flight while it holds alone, 0 to 1; None: it
-        was not measured for 30 s."""
+        """Return the part of the time, 0 to 1, for which the tenant has work in flight while it holds alone; None: not
+        measured within 30 s."""
         return self._tenants[tenant_id].progress.known(self._advance_clock(now))
 
     def snapshot(self, now: int, tenant_id: str) -> AccountSnapshot:
@@ -443,8 +452,8 @@ class Scheduler:
         return hold is not None and hold.displaced
 
     def waited_for(self) -> list[str]:
-        """Return the ids of the tenants that hold a GPU which another tenant waits for, or that yield one: of those
-        that were metered from the start."""
+        """Return the ids of tenants that yield a GPU, or hold a GPU that another tenant waits for. Only tenants metered
+        from the start of their hold count."""
         return [tenant.id for tenant in self._holds.tenants() if self._is_waited_for(tenant)]
 
     def is_waited_for(self, tenant_id: str) -> bool:
@@ -471,8 +480,8 @@ class Scheduler:
         return [holder[gpu].id for gpu in self._tenants[tenant_id].gpus if gpu in holder]
 
     def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:
-        """Return the grant under which the tenant may still launch, with the rest of its quantum; None if there is
-        none."""
+        """Return the grant under which the tenant may still launch, with the rest of its quantum; None without a
+        grant."""
         hold = self._tenants[tenant_id].hold
         if hold is None or hold.phase is not HoldPhase.RUNNING:
             return None
@@ -502,8 +511,8 @@ class Scheduler:
         return self._now
 
     def _return_suspended(self, tenant: TokenTenant) -> None:
-        """Let a tenant that runs again, if its hold is suspended, claim nothing of what was lent meanwhile. One that
-        waited has competed all the time."""
+        """Reset the virtual time of a suspended tenant that runs again, so that it claims none of the idle time lent
+        during its sleep. A waiting tenant keeps its virtual time: it competed all along."""
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.SUSPENDED and tenant.waiting_since is None:
             self._policy.raise_to_min(tenant)
 
@@ -515,7 +524,7 @@ class Scheduler:
             self._co_running.forget(gpu)
 
     def _stop_waiting(self, tenant: TokenTenant, hold: Hold) -> None:
-        """Let a co-runner that drains compete for no turn until it has drained."""
+        """Remove a draining co-runner from the queue until it has drained."""
         if tenant.waiting_since is not None:
             hold.waited_since = tenant.waiting_since
             self._waiting.remove(tenant)
@@ -524,7 +533,7 @@ class Scheduler:
     # ---- granting
 
     def _change_co_runners(self, now: int, gpu: str) -> list[Action]:
-        """Carry out what is decided on the co-runners of a GPU."""
+        """Apply the decision on the co-runners of a GPU."""
         changes = self._co_running.changes(now, gpu)
         actions: list[Action] = [self._end_co_run(now, tenant, end) for tenant, end in changes.ends]
         for tenant, charge in changes.begins:
@@ -554,8 +563,8 @@ class Scheduler:
         return self._holds.end_co_run(now, tenant)
 
     def _keeps_out(self, now: int, tenant: TokenTenant) -> list[Action] | None:
-        """Return revocations of the co-runners that a tenant has to wait for, since it may not co-run and leads alone.
-        None if it may lead now."""
+        """Return revocations of the co-runners that must end before a tenant leads, since it may not co-run and leads
+        alone. None if it may lead now."""
         if not self._occupancy.co_runners:
             return None
         runners = [other for gpu in tenant.gpus for other in self._occupancy.co_runners.get(gpu, {}).values()]
@@ -590,7 +599,7 @@ class Scheduler:
         actions: list[Action] = []
         for turn in self._policy.next_turns(now, waiting):
             if isinstance(turn, Anticipation):
-                for gpu in turn.tenant.gpus:  # it may be kept idle for another
+                for gpu in turn.tenant.gpus:  # the GPU may be kept idle for another tenant
                     self._occupancy.cease_waiting(now, gpu)
                 self._occupancy.keep_idle(now, turn)
                 continue
@@ -628,15 +637,15 @@ class Scheduler:
                 self._occupancy.cease_waiting(now, gpu)
 
     def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
-        """Begin a turn. `grant_id`: the one that its tenant was promised; None: the next."""
+        """Begin a turn. `grant_id`: id of a prepared grant; None: the next id."""
         tenant, charged_ns = turn.tenant, 0
         for gpu in tenant.gpus:
             self._occupancy.cease_waiting(now, gpu)
         if tenant.hold is not None and tenant.hold.co_runs and not tenant.hold.displaced:
             return self._promote(now, turn, tenant.hold)
-        if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on
+        if tenant.hold is not None:  # displaced: the tenant's old work on the GPUs belongs to this turn from now on
             self._occupancy.settle_around(now, tenant)
-            if tenant.hold.phase is HoldPhase.PREEMPTED:  # a short turn in its midst cancels no debt of it
+            if tenant.hold.phase is HoldPhase.PREEMPTED:  # a short turn cancels none of this work's debt
                 charged_ns = tenant.hold.charged_ns
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)
@@ -654,7 +663,7 @@ class Scheduler:
             deadline,
             metering=Metering.METERED_FROM_START if metered else Metering.UNMETERED,
             given_as=Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED,
-            # Considering a renewal costs the agent one more wake-up, so it is left out where it is sure to fail.
+            # Considering a renewal wakes the agent once more, so a renewal that cannot succeed is skipped.
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
             charged_ns=charged_ns,
         )
@@ -668,7 +677,7 @@ class Scheduler:
         return self._holds.terms(tenant, hold, 0 if deadline is None else deadline - now)
 
     def _promote(self, now: int, turn: Turn, hold: Hold) -> TokenGrant:
-        """Make a co-runner the lead: its hold goes on, with a quantum."""
+        """Make a co-runner the lead: its hold continues with a quantum."""
         tenant = turn.tenant
         self._occupancy.promote(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)

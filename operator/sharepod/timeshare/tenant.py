@@ -15,25 +15,25 @@ from .progress import Progress
 CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
 _RESCUES_MOST = 10
-"""Rescues up to which each doubles the wait for the next: 10, so that it grows to some three hours."""
+"""Number of rescues after which the wait for the next one stops doubling: 10, a wait of some three hours."""
 
 
 @dataclass(eq=False)
 class TokenTenant:
     """One tenant of the scheduler.
 
-    A tenant waits (`waiting_since`), holds (`hold`) or sleeps (`asleep_since`). One that was preempted or suspended may
-    wait for its next turn while its hold is not drained.
+    A tenant waits (`waiting_since`), holds (`hold`) or sleeps (`asleep_since`). A preempted or suspended tenant may
+    wait for its next turn before its hold has drained.
     """
 
     id: str
     gpus: tuple[str, ...]
     account: Account
     group: str | None = None
-    """Group of tenants that are granted together; None: it is in none."""
+    """Group of tenants that are granted together; None: no group."""
     interactive: bool = False
-    """True if it asked for short waits. Then it hurries when it wakes with credit, but no more often than one wake each
-    `early_every_ns` (after a burst)."""
+    """True if the tenant requests short waits. It then hurries when it wakes with credit, at most once per
+    `early_every_ns` on average (after a burst)."""
     asleep_since: int | None = None
     woke_at: int | None = None
     """Moment at which it last woke after a sleep; None: not yet."""
@@ -41,16 +41,16 @@ class TokenTenant:
     woke_with_credit: bool = False
     """True if the tenant waits after a sleep, with a positive assured bucket: it goes next."""
     hurries: bool = False
-    """True if the tenant waits for an early turn: it goes before all others, and holders keep a shortest turn."""
+    """True if the tenant waits for an early turn: it precedes all others, and holders keep only a shortest turn."""
     prompt: bool = False
-    """True if the tenant gives the token back as soon as its work has ended: it may hurry at its next wake too."""
+    """True if the tenant releases the token as soon as its work has ended: it may hurry at its next wake too."""
     early_turns: LeakyBucket = field(default_factory=LeakyBucket)
-    """Turns for which it hurried."""
+    """Limiter of early turns."""
     starving: bool = False
-    """True if the tenant is preempted and has waited in vain for the debt cap: it goes next, whatever it owes."""
+    """True if the tenant is preempted and has waited as long as the debt cap: it goes next, whatever it owes."""
     rescues: int = 0
-    """Turns that it was given because it was starving, since it last drained. Each doubles the wait for the next: else
-    tenants that never drain would take a grace period every ten seconds, whatever their requests."""
+    """Turns granted because the tenant was starving, since it last drained. Each doubles the wait for the next.
+    Otherwise tenants that never drain would take a grace period every ten seconds, whatever their requests."""
     throttled: bool = False
     """True if the tenant waits for its ceiling bucket."""
     throttled_until: int | None = None
@@ -59,11 +59,11 @@ class TokenTenant:
     connected: bool = False
     """True if the tenant has connected processes, which may want the token at any moment."""
     active_until: int | None = None
-    """Moment at which it last ceased to wait or to hold."""
+    """Moment at which the tenant last stopped waiting or holding."""
     concurrent: bool = False
-    """True if it may hold a GPU while others do: its hooks count samples, and it does not refuse."""
+    """True if the tenant may hold a GPU while others do: its hooks count samples, and it does not opt out."""
     surcharged: bool = False
-    """It was surcharged a short time ago: it holds only while no other tenant does."""
+    """True for a time after a surcharge: the tenant then holds only while no other tenant does."""
     habits: Habits = field(default_factory=Habits)
     progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class TokenTenant:
 
     @property
     def runnable(self) -> bool:
-        """Return whether it waits for a GPU and nothing else."""
+        """Return whether the tenant waits for a GPU and not for its ceiling."""
         return self.waiting_since is not None and not self.throttled
 
     @property
     def holding(self) -> bool:
-        """Return whether it has a hold that was neither preempted nor suspended."""
+        """Return whether the tenant has a hold that was neither preempted nor suspended."""
         return self.hold is not None and not self.hold.displaced
 
     def starves_at(self, parameters: Parameters) -> int:
@@ -88,8 +88,8 @@ class TokenTenant:
         return self.waiting_since + (parameters.debt_ns << min(self.rescues, _RESCUES_MOST))
 
     def wakes(self, now: int, parameters: Parameters) -> bool:
-        """Return whether it wakes after a sleep long enough to go next; decide whether it hurries. Its account is
-        settled."""
+        """Return whether the tenant wakes after a sleep long enough to go next, and decide whether it hurries. Its
+        account is settled."""
         if self.asleep_since is None:
             return False
         in_time = self.early_turns.has_room(now, parameters.cut_burst_ns)
@@ -100,21 +100,22 @@ class TokenTenant:
         return self.hurries or now - self.asleep_since >= parameters.wake_ns
 
     def has_woken(self, since: int) -> bool:
-        """Return whether it has woken since that moment, with a request."""
+        """Return whether a tenant with a request has woken since that moment."""
         return self.woke_at is not None and self.woke_at > since and self.account.request_milli > 0
 
     def outlasts(self, latency_ns: int) -> bool:
-        """Return whether its turns run over by more than the target latency: nobody beside it is served within that."""
+        """Return whether the tenant's turns overrun by more than the target latency, so that no neighbour is served
+        within that."""
         return self.habits.overrun_ns > latency_ns
 
     @property
     def best_effort(self) -> bool:
-        """Return whether nothing is guaranteed to it."""
+        """Return whether the tenant has no request."""
         return self.account.request_milli == 0
 
     @property
     def weight(self) -> int:
-        """Return its weight in the sharing of idle time, among tenants of its kind."""
+        """Return the tenant's weight in the sharing of idle time, among tenants of its kind."""
         return self.account.request_milli or 1000
 
 
@@ -123,7 +124,7 @@ MinVirtualTimes = dict[tuple[str, bool], int]
 
 
 def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVirtualTimes) -> None:
-    """Raise the minimum virtual times of `gpu` to the least of the tenants that compete for its idle time."""
+    """Raise the minimum virtual times of `gpu` to the least among the tenants that compete for its idle time."""
     guaranteed: int | None = None
     best_effort: int | None = None
     for tenant in tenants:
@@ -141,16 +142,16 @@ def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVi
 
 
 def common_credit_ns(burst_ns: int) -> int:
-    """Return the lag beyond which credit that all have alike is cancelled: three quarters of an assured bucket."""
+    """Return the lag beyond which common credit is cancelled: three quarters of an assured bucket."""
     return burst_ns * 3 // 4
 
 
 def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant]], parameters: Parameters) -> None:
-    """Cancel a part of the credit that all competing tenants of a GPU have alike, before an assured bucket is full.
+    """Cancel a part of the credit that all competing tenants of a GPU have in common, before an assured bucket is full.
 
-    Common credit is time that hand-offs cost, which no tenant can be paid back. Full buckets would spill unevenly. A
-    tenant that has woken within `assured_burst_ns` may have filled its bucket while it slept: nothing is cancelled
-    then, since the others would lose what they are owed.
+    Common credit is time lost to hand-offs, which cannot be repaid. Full buckets would overflow unevenly. If a tenant
+    has woken within `assured_burst_ns`, nothing is cancelled. Its bucket may have filled during its sleep, and the
+    others would lose time that they are owed.
 
     Args:
         now: The present moment.
@@ -180,17 +181,17 @@ def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant
 
 
 OrderKey = tuple[int, int, int, str]
-"""HoldPlace of a tenant in the order of service; the smallest goes first."""
+"""Place of a tenant in the order of service; the smallest goes first."""
 
 
 def ahead_ns(tenant: TokenTenant, least: MinVirtualTimes) -> int:
-    """Return by how much the tenant's virtual time is beyond the minimum, on the GPU where that is most."""
+    """Return how far the tenant's virtual time exceeds the minimum, on the GPU where it does most."""
     kind = tenant.account.request_milli == 0
     return max([tenant.virtual_ns[gpu] - least[gpu, kind] for gpu in tenant.gpus])
 
 
 def goes_before(one: OrderKey, other: OrderKey) -> bool:
-    """Return whether a place comes before another: compared number by number, without a tuple made of them."""
+    """Return whether a place precedes another. Compares number by number, without creating tuples."""
     if one[0] != other[0]:
         return one[0] < other[0]
     if one[1] != other[1]:
@@ -203,11 +204,11 @@ def goes_before(one: OrderKey, other: OrderKey) -> bool:
 def order_key(tenant: TokenTenant, ahead: int, since: int, *, now: int, patience_ns: int, latency_ns: int) -> OrderKey:
     """Return the place of a tenant that has waited since `since` and is `ahead` in virtual time (S7).
 
-    A tenant that has waited, and is owed, `patience_ns` or more goes before all that wake: these may be so many that
-    the others wait for all the credit that can be saved, and that a gang never finds its GPUs free at once. A tenant
-    that hurries goes before all, but for those that have waited, and are owed, `latency_ns`: such as hurry may be many.
-    One whose own turns outlast the target latency goes by what it is owed alone: if several such went one after the
-    other, all that others are owed meanwhile would not fit into their buckets.
+    - A tenant that has waited, and is owed, `patience_ns` precedes all waking tenants. Otherwise many waking tenants
+      could delay it by all the credit that they can save, and a gang would never find its GPUs free at once.
+    - A tenant that hurries precedes all except tenants that have waited, and are owed, `latency_ns`.
+    - A tenant whose own turns outlast the target latency is ordered by its lag only. Otherwise several such turns in
+      sequence would overflow the buckets of the other tenants.
     """
     account = tenant.account
     if tenant.starving:

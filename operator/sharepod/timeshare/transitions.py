@@ -1,17 +1,21 @@
 """Transitions of holds: renewal, cut, revocation, yielding, preemption.
 
 Guarantees:
-- A holder whose turn is next again is renewed before its deadline, without draining; without end if it is alone.
-- A holder that announces the end of its last work yields `hand_off_ns` before that end; one holder at a time on a GPU.
-- A holder that has not drained a grace period after its deadline is preempted. Where n tenants hold at once, work
-  takes up to n times as long, and the grace period is n times as long.
-- A co-runner holds until it is revoked, and then drains while others hold. It waits for its turn again once it has.
-- A tenant without processor time yields whoever is next, and is suspended when its last work ends.
-- For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
-  cut each `cut_every_ns` (after a burst). A gang, or a group, keeps a turn that it is owed.
-- For a tenant that hurries the holder keeps a shortest turn only.
-- Turns that end before a shortest turn is over pay for their hand-offs, but for one each `early_every_ns` on each GPU
-  (after a burst): tenants that want turns and use none of them cost the others no more.
+- A holder whose turn is next again is renewed before its deadline, without draining. A lone holder is renewed without a
+  deadline.
+- A holder that announces the end of its last work yields `hand_off_ns` before that end. A GPU has one yielding holder
+  at a time.
+- A holder that has not drained a grace period after its deadline is preempted. With n holders at once, work takes up to
+  n times as long, and so does the grace period.
+- A co-runner holds until it is revoked, and then drains while others hold. After it has drained it waits for its turn
+  again.
+- A tenant without processor time yields to the next tenant, and is suspended when its last work ends.
+- For a tenant that wakes with credit the holder keeps only a shortest quantum. Each GPU has at most one such cut per
+  `cut_every_ns` on average (after a burst).
+- A gang, or a group, keeps a turn that it is owed.
+- For a tenant that hurries the holder keeps only a shortest turn.
+- A turn that ends before a shortest turn is over pays for its hand-offs. One such turn per `early_every_ns` on each GPU
+  is free (after a burst). So tenants that request turns and do not use them cost other tenants no more than that.
 """
 
 from __future__ import annotations
@@ -31,22 +35,23 @@ from .tenant import TokenTenant
 from .turns import TurnPolicy
 
 _NOTICE_NS = 1_000_000
-"""Least notice of a new deadline: 1 ms, what a holder takes to bound its queue. With less it is revoked instead."""
+"""Least notice of a new deadline: 1 ms, in which a holder can bound its queue. With less notice the holder is revoked
+instead."""
 
 _HAND_OFFS_NS = 400_000
-"""Price of a turn that ends before a shortest turn is over, where such turns are too many: 0.4 ms, the hand-off to it
-and the one after it (benchmarks/handoff.py)."""
+"""Charge for a turn that ends before a shortest turn is over, where such turns are too many: 0.4 ms for the hand-offs
+before and after it (benchmarks/handoff.py)."""
 
 _LATE_NS = 20_000_000
-"""Time beyond a tenant's usual overrun at which the scheduler wakes: 20 ms. If it wakes much later, the caller has
-stalled, and the tenant is not charged for that."""
+"""Time beyond a tenant's usual overrun at which the scheduler wakes: 20 ms. If the scheduler wakes much later, the
+caller has stalled, and the tenant does not pay for the delay."""
 
 _RUNNING = HoldPhase.RUNNING
 
 
 class HoldTransitions:
-    """All holds for which something comes due: those that were not drained, and neither preempted nor suspended; and
-    preempted ones of tenants without processor time, until they are suspended."""
+    """All holds with a due transition: neither drained, preempted nor suspended. Preempted holds of tenants without
+    processor time are included until they are suspended."""
 
     def __init__(
         self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy, changed_gpus: set[str]
@@ -58,9 +63,9 @@ class HoldTransitions:
         """GPUs on which a turn may begin; transitions add to them."""
         self._tenants: dict[str, TokenTenant] = {}
         self._cuts = defaultdict[str, LeakyBucket](LeakyBucket)
-        """Quanta that were cut short for tenants that woke with credit, by GPU."""
+        """Limiter, by GPU, of quanta that are cut for tenants that wake with credit."""
         self._short_turns = defaultdict[str, LeakyBucket](LeakyBucket)
-        """Short turns that paid nothing for their hand-offs, by GPU."""
+        """Limiter, by GPU, of short turns that pay nothing for their hand-offs."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
 
@@ -80,13 +85,16 @@ class HoldTransitions:
         self._tenants.pop(tenant.id, None)
 
     def forget(self, gpu: str) -> None:
-        """Drop what is kept of a GPU that has no tenants any more."""
+        """Drop the state of a GPU that has no tenants any more."""
         self._cuts.pop(gpu, None)
         self._short_turns.pop(gpu, None)
 
     def charge_hand_offs(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Charge a tenant that drains for the hand-offs of its turn, if that was short, others wait, and short turns
-        are too many. Its account has to be settled; the books of held time stay as they are."""
+        """Charge a draining tenant for the hand-offs of its turn, if the turn was short, others wait, and short turns
+        are too many.
+
+        Its account must be settled; the record of held time stays unchanged.
+        """
         if now - hold.begun_at >= self._parameters.turn_min_ns or not self._occupancy.contended(tenant):
             return
         for gpu in tenant.gpus:
@@ -97,8 +105,8 @@ class HoldTransitions:
                 tenant.virtual_ns[gpu] += _HAND_OFFS_NS * 1000 // tenant.weight
 
     def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
-        """Meter the holders of these GPUs from now on, because `newcomer` is connected; if that is interactive, have
-        them keep their queues short."""
+        """Meter the holders of these GPUs from now on, because `newcomer` is connected. If it is interactive, they must
+        keep their queues short."""
         for gpu in gpus:
             holder = self._occupancy.holder.get(gpu)
             if holder is None or holder is newcomer or holder.hold is None:
@@ -112,13 +120,14 @@ class HoldTransitions:
                 self._tell_terms(holder, holder.hold, left)
 
     def shorten(self, now: int, gpus: Iterable[str], waiter: TokenTenant | None = None) -> None:
-        """Bring the deadlines of the holders of these GPUs forward to the quantum for those that compete now.
+        """Bring the deadlines of the holders of these GPUs forward to the quantum for the present competitors.
 
-        A holder keeps a shortest quantum only:
-        - for a waiter with credit, if it lags less by more than a quantum;
+        A holder keeps only a shortest quantum:
+        - for a waiter with credit, if the holder's lag is less by more than a quantum;
         - for a waiter that wakes with credit, as often as `cut_every_ns` allows.
 
-        For a waiter with credit a holder of borrowed time keeps a shortest turn; for one that hurries, every holder.
+        For a waiter with credit a holder of borrowed time keeps a shortest turn. For a waiter that hurries, every
+        holder does.
 
         Args:
             now: The present moment.
@@ -150,7 +159,7 @@ class HoldTransitions:
                 self._set_deadline(now, holder, hold, deadline)
 
     def begin_co_run(self, now: int, tenant: TokenTenant, hold: Hold) -> TokenGrant:
-        """Begin a hold of a tenant that co-runs; return its terms."""
+        """Begin a co-runner's hold; return its terms."""
         tenant.hold = hold
         self._tenants[tenant.id] = tenant
         self._occupancy.add_co_runner(now, tenant)
@@ -172,8 +181,8 @@ class HoldTransitions:
         hold.deadline, hold.renewal_considered, hold.seen_late, hold.told_longer = now, True, False, True
 
     def cut_for(self, now: int, gang: Contender) -> None:
-        """Let the holders of a gang's other GPUs keep a shortest quantum only, while one of its GPUs is idle for it; a
-        shortest turn, for members of a group that join others."""
+        """Cut the holders of a gang's other GPUs to a shortest quantum while one of its GPUs is idle for it. For group
+        members that join others, cut to a shortest turn."""
         if gang.joins:
             self._cut_to_join(now, gang)
             return
@@ -205,12 +214,12 @@ class HoldTransitions:
                 self._set_deadline(now, holder, holder.hold, deadline)
 
     def new_terms(self) -> list[Action]:
-        """Return the changed terms of holds that were not returned yet."""
+        """Return and clear the changed terms of holds."""
         told, self._new_terms = self._new_terms, []
         return [terms for tenant, terms in told if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id]
 
     def tick(self, now: int) -> list[Action]:
-        """Carry out all transitions that are due at `now`, and return what holders have to be told."""
+        """Apply all transitions that are due at `now`, and return the messages to holders."""
         actions = self.new_terms()
         for tenant in list(self._tenants.values()):
             hold = _hold_of(tenant)
@@ -219,10 +228,10 @@ class HoldTransitions:
                 if until is not None and now >= until:
                     hold.holds_up_group = False
                     self._changed_gpus.update(tenant.gpus)
-            # 1. Yield, if its last work is about to end.
+            # 1. Yield, if the tenant's last work is about to end.
             if hold.yields_at is not None and now >= hold.yields_at:
                 self._yield(now, tenant, hold)
-            # 2. Suspend, if it has no processor time and its last work has ended.
+            # 2. Suspend, if the tenant has no processor time and its last work has ended.
             if hold.silent and hold.ends_at is not None and now >= hold.ends_at:
                 self._suspend(now, tenant, hold)
                 actions.append(Suspension(tenant.id, hold.grant_id))
@@ -230,7 +239,7 @@ class HoldTransitions:
             if hold.deadline is None or hold.phase is HoldPhase.PREEMPTED or now < self._look_at(hold):
                 continue
             hold.seen_late = hold.seen_late or now >= self._late_at(tenant, hold)
-            # 3. Renew, if its turn is next again.
+            # 3. Renew, if the tenant's turn is next again.
             if not hold.renewal_considered and hold.phase is _RUNNING:
                 hold.renewal_considered = True
                 if now < hold.deadline:
@@ -238,7 +247,7 @@ class HoldTransitions:
                     continue
             if now < hold.deadline:
                 continue
-            # 4. Revoke, if the tenant counts on a later deadline.
+            # 4. Revoke, if the tenant was sent a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
                 hold.phase = HoldPhase.REVOKED
                 actions.append(TokenRevocation(tenant.id, hold.grant_id))
@@ -249,8 +258,8 @@ class HoldTransitions:
         return actions
 
     def stalled(self, since: int, now: int) -> None:
-        """Take the time from the moment at which each turn should have ended until `now` out of all accounts: nothing
-        could begin in it. The caller was held up at most since `since`."""
+        """Remove the time from each turn's expected end until `now` from all accounts: no turn could begin in it. The
+        caller was held up at most since `since`."""
         late = [(idle.until, idle.tenant) for idle in self._occupancy.awaited.values()]
         for tenant in self._tenants.values():
             hold = _hold_of(tenant)
@@ -273,7 +282,7 @@ class HoldTransitions:
             self._occupancy.yield_on(now, tenant)
 
     def due(self) -> Iterator[int]:
-        """Yield the moments at which `tick` has something to do at the latest."""
+        """Yield the latest moments for the next `tick`."""
         for tenant in self._tenants.values():
             hold = _hold_of(tenant)
             if hold.yields_at is not None and self._occupancy.may_yield(tenant):
@@ -301,12 +310,12 @@ class HoldTransitions:
         return self._cuts[gpu].has_room(now, self._parameters.cut_burst_ns)
 
     def _late_at(self, tenant: TokenTenant, hold: Hold) -> int:
-        """Return the moment from which the tenant is later than it usually is."""
+        """Return the moment from which the tenant is later than usual."""
         assert hold.deadline is not None, "the hold has a deadline"
         return hold.deadline + tenant.habits.overrun_ns + _LATE_NS
 
     def _look_at(self, hold: Hold) -> int:
-        """Return the moment at which the renewal is considered; its deadline once that was done."""
+        """Return the moment at which the renewal is considered; the deadline once it was."""
         assert hold.deadline is not None, "the hold has a deadline"
         if hold.renewal_considered:
             return hold.deadline
@@ -316,7 +325,7 @@ class HoldTransitions:
         self._new_terms.append((tenant, self.terms(tenant, hold, left_ns)))
 
     def terms(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> TokenGrant:
-        """Return the terms of a hold whose quantum ends in `left_ns`; 0: it has no end."""
+        """Return the terms of a hold whose quantum ends in `left_ns`; 0: no end."""
         short = hold.metered and self._occupancy.beside_interactive(tenant)
         concurrent = hold.metered and self._occupancy.may_co_run(tenant)
         return TokenGrant(
@@ -324,8 +333,8 @@ class HoldTransitions:
         )
 
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
-        """Set an earlier deadline. The holder is told at once, so that its queue is short by then; if it is too late
-        for that, the holder is revoked at the deadline."""
+        """Set an earlier deadline. New terms are sent at once, so that the holder's queue is short by then. With too
+        little notice the holder is revoked at the deadline instead."""
         hold.deadline, hold.renewal_considered, hold.seen_late = deadline, False, False
         hold.told_longer = deadline - now < _NOTICE_NS
         if not hold.told_longer and hold.phase is _RUNNING:
@@ -334,8 +343,8 @@ class HoldTransitions:
             self._tell_terms(tenant, hold, deadline - now)
 
     def _renew(self, now: int, tenant: TokenTenant) -> list[Action]:
-        """Renew the hold of a tenant, and the holds of its group that end with it, if they are next again. Other turns
-        that this counts on begin, too."""
+        """Renew the hold of a tenant, and the holds of its group that end with it, if they are next again. Begin other
+        turns that this depends on."""
         terms: list[Action] = []
         for turn in self._policy.renewal(now, tenant):
             hold = turn.tenant.hold
@@ -348,9 +357,9 @@ class HoldTransitions:
     def _renew_one(self, now: int, turn: Turn, hold: Hold, deadline: int) -> list[Action]:
         tenant = turn.tenant
         room, quantum, left = tenant.account.ceiling_room_ns(), turn.quantum_ns, deadline - now
-        if room is not None:  # the rest of the present quantum comes off the room first
+        if room is not None:  # the rest of the present quantum is taken from the room first
             quantum = min(quantum, room - left)
-        if turn.backfill:  # ends when the reservation begins, else tenants of backfilled GPUs outstay each other
+        if turn.backfill:  # ends when the reservation begins, else backfill turns delay each other's end
             quantum = min(quantum, turn.quantum_ns - left)
         if (room is not None or turn.backfill) and quantum < min(turn.quantum_ns, self._parameters.quantum_min_ns):
             return []
@@ -365,7 +374,7 @@ class HoldTransitions:
         return [self.terms(tenant, hold, 0 if hold.deadline is None else hold.deadline - now)]
 
     def _yield(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Let the next tenant in while this one's last work ends, unless its own turn is next again and it can run."""
+        """Let the next tenant hold while this one's last work ends, unless this tenant is next again and can run."""
         if not self._occupancy.may_yield(tenant):
             return
         hold.yields_at = None

@@ -1,14 +1,14 @@
-"""Trials of one GPU: whether tenants get more done at once than in turns, where nothing but a measurement shows it.
+"""Trials of one GPU: whether tenants get more done by co-running than in turns, where only a measurement shows it.
 
 Ranks of one training that run as several tenants are an example. Each spins while its peer waits for a turn: work is in
-flight all the time, and no gain is foretold.
+flight all the time, and no gain is predicted.
 
 Guarantees:
-- A trial takes `TRIAL_NS` at most. The first follows a second of turns; after each that fails the next one is twice as
-  far away. So trials that fail take 1 % of the time at most, of which busy tenants lose 8 %.
-- Launches of one tenant for each nanosecond that it held in turns are compared with those for each nanosecond in which
-  others held too, for each tenant by its own counters (S11). The sum of these ratios is the sum of progress.
-- A gain is measured again each `_AGAIN_NS`. A sum that has changed by a third is another phase and ends it.
+- A trial takes at most `TRIAL_NS`. The first follows a second of turns. After each failure the time to the next trial
+  doubles. So failing trials take at most 1 % of the time, of which busy tenants lose 8 %.
+- For each tenant, launches per nanosecond with other holders are compared with launches per nanosecond held in turns,
+  by its own counters (S11). The sum of these ratios is the sum of progress.
+- A gain is measured again every `_AGAIN_NS`. A sum that has changed by a third shows another phase, and ends the gain.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ _MS = 1_000_000
 TRIAL_NS = 250 * _MS
 """Length of a trial, in nanoseconds: some steps of a training."""
 _TURNS_NS = 1_000 * _MS
-"""Least time of turns, in nanoseconds, that a trial is compared with."""
+"""Least time of turns, in nanoseconds, before a trial: the trial is compared with it."""
 _HELD_NS = 100 * _MS
-"""Least time of these that each tenant held, in nanoseconds."""
+"""Least time within these turns that each tenant held, in nanoseconds."""
 _FIRST_NS = 2_500 * _MS
-"""Time from a trial that fails to the next one, in nanoseconds; it doubles each time."""
+"""Time from a failed trial to the next one, in nanoseconds; it doubles each time."""
 _MOST_NS = 80_000 * _MS
 """Longest such time, in nanoseconds."""
 _AGAIN_NS = 1_000 * _MS
 """Time after which a gain is measured again, in nanoseconds."""
 _LASTS_NS = 10_000 * _MS
-"""Time for which the first gain counts, in nanoseconds; it doubles each time up to four times that."""
+"""Time for which the first gain is valid, in nanoseconds; it doubles each time, up to four times that."""
 _QUEUED = 3
-"""Launches of a measurement that say nothing: they fill the queue, and would outweigh those of long kernels."""
+"""Launches of a measurement that are not counted: they fill the queue, and would outweigh the launches of long
+kernels."""
 _RATIO_MOST = 1.0
-"""Ratio of one tenant that counts at most: none gets more done next to others than alone, whatever its hooks say."""
+"""Upper bound of one tenant's ratio: co-running cannot exceed the progress alone, whatever the hooks report."""
 
 
 class Trials:
@@ -43,27 +44,27 @@ class Trials:
 
     def __init__(self) -> None:
         self.begun_at: int | None = None
-        """Begin of the trial that is on; None: none is."""
+        """Start of the present trial; None: no trial."""
         self.proven = False
         """A trial has shown a gain."""
         self.next_at = 0
         self.rates: dict[str, float] = {}
-        """Launches for each nanosecond that a tenant held in turns, of the tenants of the present or last trial."""
+        """Launches per nanosecond held in turns, by tenant of the present or last trial."""
         self._wait_ns = _FIRST_NS
         self._lasts_ns = _LASTS_NS
         self._until = 0
         self._sum = 0.0
         self._turns_since: int | None = None
         self._before: dict[str, tuple[int, int]] = {}
-        """Launches, and time held, at the begin of the turns or of the measurement that is on."""
+        """Launches, and time held, at the start of the present turns or measurement."""
 
     @property
     def active(self) -> bool:
-        """Return whether tenants hold at once for a trial, or since one has shown a gain."""
+        """Return whether tenants co-run for a trial, or after one that showed a gain."""
         return self.proven or self.begun_at is not None
 
     def turns(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """Note that tenants take turns, from the first such call on."""
+        """Record that tenants take turns, from the first such call on."""
         if self._turns_since is None:
             self._turns_since = now
             self._before = {}
@@ -72,7 +73,7 @@ class Trials:
                 self._before[tenant.id] = _in_turns(tenant)
 
     def due_at(self) -> int | None:
-        """Return when the next trial may begin, or a measurement ends; None: not as it is now."""
+        """Return when the next trial may begin, or the present measurement ends; None: neither is due."""
         if self.begun_at is not None:
             return self.begun_at + (_AGAIN_NS if self.proven else TRIAL_NS)
         return None if self._turns_since is None else max(self.next_at, self._turns_since + _TURNS_NS)
@@ -102,7 +103,7 @@ class Trials:
         self._measure(now, tenants)
 
     def end(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """End the trial, or what follows from its gain: tenants take turns again."""
+        """End the trial, or the co-running that its gain allowed: tenants take turns again."""
         for tenant in tenants:
             tenant.progress.prove(None)
         if not self.proven:
@@ -110,13 +111,13 @@ class Trials:
         self.begun_at, self.proven = None, False
 
     def goes_on(self, now: int, tenants: Iterable[TokenTenant], least: float, gains: float) -> bool:
-        """Return whether tenants hold on at once. To be called while a trial is on.
+        """Return whether co-running continues. Call this while a trial is active.
 
         Args:
             now: The present moment.
             tenants: The tenants of the GPU.
-            least: Sum of progress with which they go on.
-            gains: The same with which a trial has shown a gain.
+            least: Sum of progress from which co-running continues.
+            gains: Sum of progress from which a trial has shown a gain.
         """
         assert self.begun_at is not None, "a trial is on"
         due_at = self.due_at()
@@ -142,7 +143,7 @@ class Trials:
         self._before = {tenant.id: (tenant.progress.shared_launches, tenant.progress.shared_ns) for tenant in tenants}
 
     def _ratios(self, tenants: Iterable[TokenTenant]) -> dict[str, float]:
-        """Return the launch rate of each tenant while others held too, over that in turns."""
+        """Return each tenant's launch rate with other holders, relative to that in turns."""
         ratios: dict[str, float] = {}
         for tenant in tenants:
             launches, shared = self._before.get(tenant.id, (0, 0))
@@ -154,6 +155,6 @@ class Trials:
 
 
 def _in_turns(tenant: TokenTenant) -> tuple[int, int]:
-    """Return a tenant's launches, and its time held, while no other tenant held."""
+    """Return a tenant's launches, and its time held, without other holders."""
     progress, account = tenant.progress, tenant.account
     return progress.launches - progress.shared_launches, account.held_ns - account.co_run_ns

@@ -1,8 +1,8 @@
 """Turn history of one tenant: when it could have work on its GPUs by the rules, in the last few seconds.
 
 Guarantees:
-- What is told begins at `since`, and is complete from there on: no turn is left out.
-- Each moment stands in one span at most; spans are in order and none is empty.
+- The reported spans begin at `since`, and are complete from there on: no turn is left out.
+- Spans do not overlap, are in order, and are never empty.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections import deque
 from dataclasses import dataclass
 
 _KEPT_NS = 6_000_000_000
-"""Nanoseconds for which spans are kept: a sample of a second that is read when the agent comes to it a second or two
-late, and a reading as late as that."""
+"""Nanoseconds for which spans are kept: 6 s, for one-second samples that the agent reads one or two seconds late."""
 
 
 @dataclass(frozen=True)
 class TurnSpan:
-    """Time without a break during which a tenant could have work on its GPUs. Moments in nanoseconds of the clock."""
+    """Uninterrupted time in which a tenant could have work on its GPUs. Moments in nanoseconds of the clock."""
 
     begin: int
     end: int
     overdue: bool
-    """The tenant was preempted and others held: it was charged for that time, and it was not the tenant's."""
+    """The tenant was preempted and other tenants held. The tenant was charged for this time without the right to it."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +29,20 @@ class TurnSpans:
     """Spans of one tenant, in order."""
 
     since: int
-    """Moment before which nothing is known, in nanoseconds of the clock."""
+    """Moment before which no history is kept, in nanoseconds of the clock."""
     spans: tuple[TurnSpan, ...]
 
 
 class TurnHistory:
-    """Spans of one tenant, kept from the moment `now` on for as long as samples of its utilization may be read."""
+    """Spans of one tenant, kept from the moment `now` on for as long as its utilization samples may be read."""
 
     def __init__(self, now: int) -> None:
         self._since = now
         self._spans: deque[tuple[int, int, bool]] = deque()
-        """Begin, end, and whether overdue: no objects, because each hand-off adds some."""
+        """(start, end, overdue): tuples instead of objects, because each hand-off adds some."""
 
     def add(self, begin: int, end: int, overdue: bool) -> None:
-        """Add a span, later than those before; what has been added before is left out of it."""
+        """Add a span that ends after the earlier ones. Time that was added before is left out."""
         if self._spans:
             last_begin, last_end, last_overdue = self._spans[-1]
             begin = max(begin, last_end)

@@ -1,13 +1,16 @@
 """Turn policy: which tenants are next, and for how long.
 
 Guarantees:
-- S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
-  that starves is given a shortest quantum, whatever its ceiling says.
-- S7: Served in this order: starving tenants, tenants that wake with credit and tenants that have been owed time for
-  long, longest waiting first; tenants with credit, greatest lag first; tenants with a request, least virtual time
-  first; best effort, least virtual time first. One whose turns outlast the target latency goes by its lag alone,
-  however long it has been owed time.
-- A decision changes nothing but accounts, which it settles, and virtual times of tenants that join.
+- S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is no longer than that room. A
+  starving tenant gets a shortest quantum regardless of its ceiling.
+- S7: Order of service:
+  1. starving tenants, tenants that wake with credit, and tenants that have been owed time for long: longest wait first;
+  2. tenants with credit: greatest lag first;
+  3. tenants with a request: least virtual time first;
+  4. best effort: least virtual time first.
+
+  A tenant whose turns outlast the target latency is ordered by its lag only, however long it has been owed time.
+- A decision changes only accounts, which it settles, and virtual times of tenants that join.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from .tenant import (
 )
 
 _DRAIN_GUESS_NS = 1_000_000
-"""Time in which a holder that outstays its usual overrun is expected to drain: 1 ms, a short kernel. Used only to plan
-around it."""
+"""Time in which a holder later than its usual overrun is expected to drain: 1 ms, a short kernel. Used only for
+planning."""
 
 
 class TurnPolicy:
@@ -45,14 +48,17 @@ class TurnPolicy:
         self._least: MinVirtualTimes = {}
 
     def forget(self, gpu: str) -> None:
-        """Drop what is kept of a GPU that has no tenants any more."""
+        """Drop the state of a GPU that has no tenants any more."""
         self._least.pop((gpu, False), None)
         self._least.pop((gpu, True), None)
 
     def raise_to_min(self, tenant: TokenTenant) -> None:
-        """Raise the tenant's virtual times to the minimum: a tenant that did not compete has saved up no claim on idle
-        time. Where it may co-run, it has saved up as much as `excess_horizon_ns` allow: idle time goes first to tenants
-        that have used least of their requests in that time."""
+        """Raise the tenant's virtual times to the minimum: a tenant that did not compete has saved no claim on idle
+        time.
+
+        A tenant that may co-run has saved a claim of at most `excess_horizon_ns`. So idle time goes first to tenants
+        that used least of their requests in that time.
+        """
         for gpu in tenant.gpus:
             saved = 0
             if tenant.account.grants and self._occupancy.may_co_run(tenant):
@@ -60,8 +66,8 @@ class TurnPolicy:
             tenant.virtual_ns[gpu] = max(tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort) - saved)
 
     def set_to_min(self, tenant: TokenTenant) -> None:
-        """Set the virtual times of a tenant that has just become one of another kind to the minimum of those: what it
-        had among its former kind says nothing here."""
+        """Set the virtual times of a tenant that has just changed its kind to the minimum of the new kind. Its former
+        virtual times are not comparable."""
         for gpu in tenant.gpus:
             others = [other for other in self._occupancy.tenants_on[gpu] if other is not tenant]
             update_min_virtual_ns(others, gpu, self._least)
@@ -72,8 +78,8 @@ class TurnPolicy:
         tenant.account.cap_debt(held_ns)
         allowed = max(self._parameters.debt_ns, held_ns * 1000 // tenant.weight)
         for gpu in tenant.gpus:
-            # The known minimum may be out of date, but it never falls: most calls need no update. It is that of the
-            # last grant, so a hold that was long (alone) has left it behind.
+            # The known minimum may be out of date, but it never falls: most calls need no update. It is as of the last
+            # grant, so a long hold alone leaves it behind.
             known = self._least.get((gpu, tenant.best_effort), 0)
             if held_ns > self._parameters.quantum_max_ns or tenant.virtual_ns[gpu] > known + allowed:
                 tenant.virtual_ns[gpu] = min(
@@ -88,7 +94,7 @@ class TurnPolicy:
         Args:
             now: The present moment.
             waiting: Runnable tenants of the GPUs concerned.
-            again: Holders whose turns are one, to be treated as if they had drained and waited.
+            again: Holders whose turns are one, treated as if they had drained and waited.
         """
         occupancy, competing = self._occupancy, [*waiting, *again]
         simple, free = True, dict[str, None]()
@@ -135,7 +141,7 @@ class TurnPolicy:
             return min(length, self._parameters.quantum_min_ns) if contender.joins else length
 
         contending = sorted(contending, key=key)
-        # 3. Give out the free GPUs (S4, S5), but for those that are kept idle (S8).
+        # 3. Assign the free GPUs (S4, S5), except those that are kept idle (S8).
         weights = competing_weight(wanted, occupancy.tenants_on)
         free_at = {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()}
         idle: dict[str, Anticipation] = {}
@@ -152,8 +158,8 @@ class TurnPolicy:
     def _kept_idle_instead(
         self, now: int, planned: Iterable[Turn], idle: Mapping[str, Anticipation]
     ) -> dict[str, Anticipation]:
-        """Return the GPUs that are kept idle instead of being given to one of these turns, besides those in `idle`: for
-        a gang all of its GPUs, or none."""
+        """Return the GPUs that are kept idle instead of being granted to one of these turns, in addition to those in
+        `idle`. A gang's GPUs are all kept idle, or none."""
         occupancy, kept, given = self._occupancy, dict[str, Anticipation](), set[str]()
         for turn in planned:
             given.update(turn.tenant.gpus)
@@ -174,7 +180,7 @@ class TurnPolicy:
         return kept
 
     def settle(self, now: int, gpu: str) -> None:
-        """Settle what `next_turn` does before it decides, of one GPU that nobody holds."""
+        """Settle the accounts that `next_turn` would settle, for one GPU without a holder."""
         tenants = self._occupancy.tenants_on[gpu]
         for tenant in tenants:
             if tenant.waiting_since is not None and not tenant.throttled:
@@ -183,9 +189,9 @@ class TurnPolicy:
         update_min_virtual_ns(tenants, gpu, self._least)
 
     def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
-        """Return what `next_turns` would, for one GPU that nobody holds and no gang waits for; None if it stays free.
+        """Return the result of `next_turns` for one GPU without a holder that no gang waits for; None if it stays free.
 
-        A GPU's tenants are gone through in plain loops here and below: this is what a hand-off spends its time on.
+        Plain loops over a GPU's tenants, here and below: a hand-off spends most of its time in them.
         """
         tenants, competing = self._occupancy.tenants_on[gpu], list[TokenTenant]()
         weight, best_effort_weight, wakes = 0, 0, False
@@ -225,8 +231,8 @@ class TurnPolicy:
         return Turn(first, self.length(first, weights, hastened=wakes and place[0] <= 0), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> list[Turn]:
-        """Return the turns that would begin if a holder, and the members of its group whose turns are one with its own,
-        had drained now and wanted more; none if another tenant is next on the holder's GPUs."""
+        """Return the turns that would begin if a holder had drained now and wanted more, with the members of its group
+        that share its turn. None if another tenant is next on the holder's GPUs."""
         again = turns_together(holder, self._occupancy.groups)
         gpus = dict.fromkeys(gpu for tenant in again for gpu in tenant.gpus)
         waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups, self._occupancy.awaited)
@@ -242,7 +248,7 @@ class TurnPolicy:
     def may_be_renewed(self, tenant: TokenTenant, quantum_ns: int) -> bool:
         """Return whether a turn of `quantum_ns` that begins now may be followed by another turn of the same tenant.
 
-        Lags are compared as they are now: those of the others grow by as much as the tenant's own.
+        The comparison uses present lags: the lags of other tenants grow as much as the tenant's own.
         """
         account = tenant.account
         if account.assured <= 0 or tenant.group is not None:
@@ -265,20 +271,23 @@ class TurnPolicy:
         )
 
     def unlimited(self, now: int, tenant: TokenTenant) -> bool:
-        """Return whether its turns have no end: nothing limits it, and nobody competes."""
+        """Return whether the tenant's turns have no end: it has no limit and no competitors."""
         return tenant.account.limit_milli == 1000 and not self.contended(now, tenant)
 
     def quantum(self, tenant: TokenTenant) -> int:
-        """Return how long the tenant may hold among those that compete with it now, in nanoseconds."""
+        """Return how long the tenant may hold among its present competitors, in nanoseconds."""
         return self.length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
     def length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:
-        """Return the quantum among competing tenants of these weights by GPU and kind, the tenant among them, cut to
-        its ceiling (S6). `hastened`: it goes before tenants with more credit, by when it wanted to."""
+        """Return the quantum among competing tenants of these weights by GPU and kind (the tenant included), cut to its
+        ceiling (S6).
+
+        `hastened`: the tenant precedes tenants with more credit because of its longer wait.
+        """
         whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])
         quantum = self._parameters.quantum(tenant.weight, whole, tenant.habits.mean_overrun_ns)
         if hastened and not tenant.woke_with_credit and not tenant.starving:
-            # All tenants that have been owed time for long have such a turn within what is left of the target latency.
+            # All tenants that have been owed time for long must fit such a turn into the rest of the target latency.
             latency_ns = self._parameters.target_latency_ns
             quantum = quantum * (latency_ns - self._parameters.patience_ns) // latency_ns
             quantum = max(self._parameters.turn_min_ns, quantum)
@@ -292,7 +301,7 @@ class TurnPolicy:
         return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
 
     def _min_virtual_ns(self, gpu: str, best_effort: bool) -> int:
-        """Return the minimum virtual time of a GPU and kind, brought up to date."""
+        """Return the updated minimum virtual time of a GPU and kind."""
         update_min_virtual_ns(self._occupancy.tenants_on[gpu], gpu, self._least)
         return self._least[gpu, best_effort]
 
@@ -302,6 +311,6 @@ class TurnPolicy:
         if hold.deadline is None:
             return now + self._parameters.quantum_max_ns
         usual = max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)
-        # As announced, but no later than usual: an end that is announced far away would have others borrow, until the
-        # GPUs of a gang are never free at once.
+        # The announced end, but no later than usual: with an end announced far ahead others would borrow, and the GPUs
+        # of a gang would never be free at once.
         return usual if hold.ends_at is None else min(usual, max(hold.ends_at, now))

@@ -1,9 +1,9 @@
-"""Tenants that wait for the token: those that may be granted it, those that wait for their ceiling, those that starve.
+"""Tenants that wait for the token: runnable, throttled (waiting for their ceiling), or starving.
 
 Guarantees:
-- S6: A tenant is runnable only if its ceiling leaves room for a shortest quantum; one that is throttled runs again once
-  there is room for more, and has waited for the others since then.
-- A preempted tenant that has waited in vain for the debt cap starves: it is served, whatever it owes.
+- S6: A tenant is runnable only if its ceiling has room for a shortest quantum. A throttled tenant runs again once there
+  is room for more. Its wait for other tenants counts from then.
+- A preempted tenant that has waited as long as the debt cap starves: it is served, whatever it owes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .turns import TurnPolicy
 
 
 class WaitingTenants:
-    """All tenants that wait, as far as something comes due for them."""
+    """All waiting tenants with a pending deadline."""
 
     def __init__(
         self,
@@ -35,16 +35,21 @@ class WaitingTenants:
         self._holds = holds
         self._co_running = co_running
         self._changed_gpus = changed_gpus
-        """GPUs on which a turn may begin; tenants that begin to wait, or are served otherwise than before, add
-        theirs."""
+        """GPUs on which a turn may begin. Tenants that begin to wait, or whose order changes, add theirs."""
         self._preempted: dict[str, TokenTenant] = {}
-        """Preempted tenants that wait. What they have not drained may depend on what they would launch next, while
-        what they owe grows without end: they have to be served at some time."""
+        """Preempted tenants that wait. Their old work may need their next launches to finish, while their debt grows
+        without limit. So they must be served at some time."""
         self._throttled: dict[str, TokenTenant] = {}
 
     def add(self, now: int, tenant: TokenTenant, *, woke: bool, since: int | None = None) -> None:
-        """Let a tenant begin to wait. Its account is settled. `woke`: it has slept, as `TokenTenant.wakes` says.
-        `since`: begin of its wait, if that was before `now`."""
+        """Begin a tenant's wait. Its account is settled.
+
+        Args:
+            now: The present moment.
+            tenant: The tenant.
+            woke: Whether the tenant has slept, as `TokenTenant.wakes` defines.
+            since: Start of its wait, if before `now`.
+        """
         if woke or tenant.account.grants == 0:
             self._policy.raise_to_min(tenant)  # before it competes: the minimum is that of the others
         tenant.waiting_since = now if since is None else since
@@ -55,25 +60,25 @@ class WaitingTenants:
         self.classify(now, tenant)
 
     def remove(self, tenant: TokenTenant) -> None:
-        """Let a tenant cease to wait: it was granted, or wants no more."""
+        """End a tenant's wait: it was granted, or wants no more."""
         tenant.waiting_since, tenant.woke_with_credit, tenant.starving, tenant.hurries = None, False, False, False
         self._preempted.pop(tenant.id, None)
         tenant.throttled, tenant.throttled_until = False, None
         self._throttled.pop(tenant.id, None)
 
     def watch_preempted(self, tenant: TokenTenant) -> None:
-        """Let a tenant starve if it is preempted and waits for too long."""
+        """Watch a preempted tenant that waits, so that it starves if it waits for too long."""
         if tenant.waiting_since is not None and tenant.hold is not None and tenant.hold.phase is HoldPhase.PREEMPTED:
             self._preempted[tenant.id] = tenant
 
     def has_drained(self, tenant: TokenTenant) -> None:
-        """Let a tenant pay its debts as any other: it is preempted no more."""
+        """End the tenant's rescues and starvation: it is no longer preempted, and pays its debts like other tenants."""
         tenant.rescues = 0
         tenant.starving = False
         self._preempted.pop(tenant.id, None)
 
     def classify(self, now: int, tenant: TokenTenant) -> None:
-        """Make a waiting tenant runnable or throttled, by what its ceiling leaves (S6). Its account is settled."""
+        """Make a waiting tenant runnable or throttled, by the room under its ceiling (S6). Its account is settled."""
         account, parameters = tenant.account, self._parameters
         assert tenant.waiting_since is not None, "the tenant waits"
         resume = max(parameters.quantum_min_ns, min(parameters.resume_ns, parameters.quantum_max_ns // 2))
@@ -92,10 +97,10 @@ class WaitingTenants:
         self._changed_gpus.update(tenant.gpus)
 
     def tick(self, now: int) -> None:
-        """Let tenants starve that have waited long enough, and those run whose ceiling has room again."""
+        """Mark preempted tenants that now starve, and make tenants runnable whose ceiling has room again."""
         for tenant in list(self._preempted.values()):
             if tenant.hold is None or tenant.hold.phase is not HoldPhase.PREEMPTED:
-                del self._preempted[tenant.id]  # suspended since then: it owes nothing for what it has not drained
+                del self._preempted[tenant.id]  # suspended since then: undrained work costs it nothing
             elif not tenant.starving and now >= tenant.starves_at(self._parameters):
                 tenant.starving = True
                 self._occupancy.settle_around(now, tenant)
@@ -106,8 +111,8 @@ class WaitingTenants:
                 self.classify(now, tenant)
 
     def _wait_anew(self, now: int, tenant: TokenTenant) -> None:
-        """Let a tenant wait for the others only since its ceiling has had room: else several that were throttled for
-        long would go one after the other, before all that have waited. One that may starve waits all the time."""
+        """Count a throttled tenant's wait from the moment its ceiling had room again. Otherwise tenants throttled for
+        long would all run before tenants that were ready. A tenant that may starve keeps its wait."""
         if tenant.id in self._preempted:
             return
         room_since = now if tenant.throttled_until is None else min(now, tenant.throttled_until)
@@ -115,6 +120,6 @@ class WaitingTenants:
         tenant.waiting_since = max(tenant.waiting_since, room_since)
 
     def due(self) -> list[int]:
-        """Return the moments at which `tick` has something to do at the latest."""
+        """Return the latest moments for the next `tick`."""
         moments = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
         return moments + [t.starves_at(self._parameters) for t in self._preempted.values() if not t.starving]
