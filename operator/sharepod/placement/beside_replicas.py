@@ -1,10 +1,10 @@
-"""Spread beside replicas: the nodes that have replicas of an owner already, cheapest first.
+"""Spread next to replicas: the nodes that already have replicas of an owner, cheapest first.
 
 Guarantees:
-- `best` returns what `choices.best` returns of the nodes with replicas, by `SPREAD`.
-- A decision looks only at nodes with replicas, works out anew those of them that have changed since the owner was last
-  asked for, and asks the filters only of nodes that can still be the best.
-- At most `_MAX_NODES` nodes are kept of all owners, those of one owner apart.
+- `best` returns the same place as `choices.best` over the nodes with replicas, by `SPREAD`.
+- A decision reads only nodes with replicas. It recomputes only nodes that changed since the owner's last decision, and
+  filters only nodes that can still be the best.
+- At most `_MAX_NODES` nodes are kept over all owners, not counting the owner of the present decision.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .state.cluster import Cluster
 from .state.types import Assignment, PlacementRequest
 
 _MAX_NODES = 100_000
-"""Nodes kept, of all owners and numbers of GPUs: some 30 MB. Those of owners asked for long ago go first."""
+"""Nodes kept, over all owners and numbers of GPUs: some 30 MB. The owners decided longest ago are dropped first."""
 
 
 @dataclass(slots=True)
 class _Order:
     """Nodes with replicas of one owner, for requests of one number of GPUs.
 
-    `names`: of all of them, also of nodes that are away. `least`: what Spread costs there at least. `heap`: the same in
-    order, with entries that are outdated. `seen`: the change up to which they are in. `there`: which nodes of the
-    columns, as last started over, have replicas.
+    `names`: all of these nodes, including absent ones. `least`: lower bound of Spread's cost on each. `heap`: the same
+    in order, with outdated entries. `seen`: the change up to which the entries are current. `there`: which nodes of the
+    columns, as last rebuilt, have replicas.
     """
 
     names: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class _Order:
 
 
 class BesideReplicas:
-    """The nodes with replicas of each owner that Spread was asked for. Is told of every change of a node."""
+    """Nodes with replicas of each owner that a Spread request named. The cluster reports every change of a node."""
 
     def __init__(self, cluster: Cluster, columns: Columns) -> None:
         self._cluster = cluster
@@ -57,7 +57,7 @@ class BesideReplicas:
         cluster.subscribe(self._touch)
 
     def nodes(self, request: PlacementRequest) -> npt.NDArray[np.bool_] | None:
-        """Return which nodes of the columns, which are settled, have replicas of the owner; None: none has."""
+        """Return which nodes of the (settled) columns have replicas of the owner; None: none has."""
         return order.there if (order := self._order(request)) is not None else None
 
     def best(self, request: PlacementRequest) -> Assignment | None:
@@ -89,13 +89,13 @@ class BesideReplicas:
         self._changed[name] = self._version
 
     def _order(self, request: PlacementRequest) -> _Order | None:
-        """Return the nodes with replicas of the request's owner, up to date; None: there are none."""
+        """Return the current nodes with replicas of the request's owner; None: there are none."""
         owner = request.owner
         if owner is None or not self._cluster.replicas_on(owner):
             return None
         key = owner, request.gpu.count
         order = self._orders.pop(key, None) or _Order()
-        self._orders[key] = order  # the last is the one asked for last
+        self._orders[key] = order  # most recently used last
         replicas = self._cluster.replicas_on(owner)
         if order.seen < 0:
             self._read(order, request, list(replicas))
@@ -114,7 +114,7 @@ class BesideReplicas:
         return order
 
     def _changed_since(self, order: _Order, replicas: Collection[str]) -> list[str]:
-        """Return the nodes with replicas, now or when the owner was last asked for, that have changed since then.
+        """Return the nodes with replicas, now or at the owner's last decision, that have changed since then.
 
         Takes as many steps as there are such nodes, or changes, whichever are fewer.
         """
@@ -128,7 +128,7 @@ class BesideReplicas:
         return changed
 
     def _read(self, order: _Order, request: PlacementRequest, names: Sequence[str]) -> None:
-        """Take in what these nodes are by now."""
+        """Update the entries of these nodes."""
         replicas = self._cluster.replicas_on(request.owner or "")
         positions = self._columns.positions if order.started_over == self._columns.started_over else {}
         for name in names:
@@ -146,7 +146,7 @@ class BesideReplicas:
                 heappush(order.heap, (least, name))
 
     def _forget(self) -> None:
-        """Drop the orders of owners asked for long ago, and changes of nodes that are gone."""
+        """Drop the orders of owners decided longest ago, and the changes of deleted nodes."""
         kept = sum(len(order.least) for order in self._orders.values())
         for key in list(self._orders)[:-1]:
             if kept <= _MAX_NODES:

@@ -31,8 +31,7 @@ def best(places: Iterable[Candidate], request: PlacementRequest, policy: Policy)
 def cheapest(
     node: NodeAccount, passing: Sequence[GpuAccount], request: PlacementRequest, policy: Policy
 ) -> Sequence[GpuAccount]:
-    """Choose the GPUs of one node: replicas that are spread go to different GPUs first; then several GPUs are near each
-    other; then cheap."""
+    """Choose the GPUs of one node: spread replicas first go to different GPUs; then near GPUs precede cheap ones."""
     count = request.gpu.count
     if len(passing) <= count:
         return passing
@@ -54,8 +53,8 @@ def nearest(
 
 
 def assignment(node: str, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Assignment:
-    """Make the answer. One tenant has one amount of memory on all of its GPUs: on GPUs of different size, a share
-    without `memory` gets on each what it would get on the smallest."""
+    """Return the assignment. One tenant has the same memory on all of its GPUs. On GPUs of different sizes, a share
+    without `memory` gets the amount for the smallest."""
     ordered = sorted(gpus, key=lambda gpu: (gpu.index, gpu.state.uuid))
     memory = min(request.gpu.memory_on(gpu.state.memory) for gpu in ordered)
     return Assignment(node=node, gpus=tuple(gpu.state.uuid for gpu in ordered), memory=Bytes(memory))

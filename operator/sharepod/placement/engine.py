@@ -1,14 +1,14 @@
-"""Placement engine: decides where a SharePod goes.
+"""Placement engine: decides where a SharePod is placed.
 
-A decision filters nodes, then GPUs by affinity, exclusion, anti-affinity, time and memory, and ranks what is left by
-the request's policy.
+A decision filters nodes, then GPUs by affinity, exclusion, anti-affinity, time and memory, and ranks the rest by the
+request's policy.
 
 Guarantees (PL1 to PL5 are those of docs/design.md):
 - PL1 complete: a place is found if and only if the filters leave one.
-- PL2 rules-in-Python: a place that breaks a filter is never chosen, whatever a score says.
+- PL2 rules-in-Python: a place that breaks a filter is never chosen, whatever its score.
 - Deciding changes nothing. The same history of the cluster and the same request give the same answer.
 - Members of an affinity group that runs go to the group's GPUs or wait.
-- GPUs of the head-of-line reservation go to its tenant, or to a request of higher priority that fits nowhere else.
+- GPUs of the head-of-queue reservation go to its tenant, or to a request of higher priority that fits nowhere else.
 - PL3 true-refusals: see `filters/explain.py`.
 """
 
@@ -39,7 +39,7 @@ from .together import place_on, places_together
 QueueKey = tuple[int, int, str, str, str]
 
 _OVERDUE = -1
-"""Standing in the head of the line of a request that has waited too long: before all others of its priority."""
+"""Standing, in head-of-queue order, of a request that has waited too long: before all others of its priority."""
 
 
 def queue_key(request: PlacementRequest) -> QueueKey:
@@ -48,13 +48,13 @@ def queue_key(request: PlacementRequest) -> QueueKey:
 
 
 def head_key(key: QueueKey, *, overdue: bool) -> QueueKey:
-    """Return the sort key by which GPUs are kept: that of the queue, but that age alone counts for those that are
-    overdue, and they come before the others of their priority."""
+    """Return the sort key of head-of-queue reservations: the queue's key, except that overdue requests come first
+    within their priority, oldest first."""
     return (key[0], _OVERDUE, *key[2:]) if overdue else key
 
 
 class Engine:
-    """Decisions over one cluster. Owns `packing`, which learns the demand and ranks nodes for Binpack."""
+    """Decisions over one cluster. `packing` learns the demand and ranks nodes for Binpack."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -63,16 +63,16 @@ class Engine:
         self.beside_replicas = BesideReplicas(cluster, self.packing.columns)
 
     def place(self, request: PlacementRequest) -> Assignment | Refusal:
-        """Return a place for the request, or why there is none."""
+        """Return a place for the request, or the refusal."""
         fits = self.find
         if (found := fits(request)) is not None:
             return found
         return explain(self.cluster, request, fits=lambda other: fits(other) is not None)
 
     def place_or_hold(self, request: PlacementRequest) -> Assignment | NewHolder | Refusal:
-        """Decide as `place`, on nodes too where NVIDIA's device plugin owns the GPUs.
+        """Decide as `place`, and also on nodes whose GPUs NVIDIA's device plugin owns.
 
-        There, GPUs that holders have come first; otherwise the answer is where to create holders.
+        On these nodes, GPUs that holders have come first; otherwise the answer is where to create holders.
         """
         return self.find(request) or find_holder(self.cluster, request) or self.place(request)
 
@@ -87,39 +87,39 @@ class Engine:
         return place_on(self.cluster, first[0], request) or places_together(self.cluster, self.cluster.nodes(), request)
 
     def _find_alone(self, request: PlacementRequest) -> Assignment | None:
-        """Return a place for the request without those beside it."""
+        """Return a place for the request, without its `beside` requests."""
         cluster = self.cluster
         places = affinity_places(cluster, request)
         policy = policy_for(request, first_of_group=request.gpu.labels.affinity is not None and not places)
-        # 1. An affinity group that runs, or GPUs asked for by UUID, leave no choice of nodes.
+        # 1. If an affinity group runs, or the request names GPUs by UUID, the nodes are fixed.
         if places:
             return best(candidates_of_group(cluster, request, places), request, policy)
         if request.gpu.uuids:
             wanted = set(request.gpu.uuids)
             named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
             return best(candidates(named, request), request, policy)
-        # 2. Where its namespace excludes others from as many GPUs as it may, only those that have the label are left.
+        # 2. If its namespace excludes others from as many GPUs as it may, only GPUs with its label are left.
         label = label_key(request.namespace, request.gpu.labels.exclusion)
         if label is not None and not cluster.excluded.has_room_for(request):
             return best(candidates(cluster.known(cluster.nodes_excluding(label)), request), request, policy)
-        # 3. GPUs that are kept for this very tenant come first.
+        # 3. GPUs that are reserved for this tenant come first.
         kept = cluster.kept()
         own = [item.node for item in kept if item.tenant == request.tenant]
         if own and (found := best(candidates(cluster.known(own), request), request, policy)) is not None:
             return found
-        # 4. Then GPUs that are kept for nobody, by its policy; the columns leave out all others.
+        # 4. Then unreserved GPUs, by its policy; the columns leave out all others.
         open_to = [item for item in kept if item.tenant != request.tenant and _lets_pass(item, request)]
         if not open_to:
             return self._by_policy(request, policy)
-        # 5. GPUs that are kept for one of lower priority, or of its own namespace, come last.
+        # 5. GPUs that are reserved for a tenant of lower priority, or of its own namespace, come last.
         elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in open_to) - 1), policy)
         return elsewhere or best(candidates(cluster.known(item.node for item in open_to), request), request, policy)
 
     def serves(self, request: PlacementRequest, nodes: Iterable[str]) -> bool:
-        """Return whether one of these nodes takes the request, not which is best.
+        """Return whether one of these nodes takes the request, without choosing the best.
 
-        Exact if no other node has got more room, and the request's affinity group has not changed, since the request
-        was refused.
+        The answer is exact if, since the refusal, no other node has gained room and the request's affinity group is
+        unchanged.
         """
         if request.beside:
             return places_together(self.cluster, self.cluster.known(nodes), request) is not None
@@ -129,16 +129,16 @@ class Engine:
         return any(True for _ in candidates(self.cluster.known(nodes), request))
 
     def reserve(self, request: PlacementRequest, assignment: Assignment) -> None:
-        """Take the places that `find` gave. Raises `PlacementError` as `Cluster.reserve` does.
+        """Reserve the places that `find` returned. Raises `PlacementError` as `Cluster.reserve` does.
 
-        Brings the columns up to date as well, so that the next decision need not.
+        Also updates the columns, so that the next decision need not.
         """
         for one, place in zip((request, *request.beside), (assignment, *assignment.beside), strict=True):
             self.cluster.reserve(assignment.node, place.reservation(one))
         self.packing.settle()
 
     def _by_policy(self, request: PlacementRequest, policy: Policy) -> Assignment | None:
-        """Return the best place outside the head-of-line reservation."""
+        """Return the best place outside the head-of-queue reservation."""
         cluster, packing = self.cluster, self.packing
         if policy is MOST_FREE:
             return self._first(packing.most_free(request), request, policy)
@@ -154,7 +154,7 @@ class Engine:
         return best(candidates(cluster.nodes(), request), request, policy)
 
     def _first(self, offers: Offers, request: PlacementRequest, policy: Policy) -> Assignment | None:
-        """Return the first of the offers that the filters let pass."""
+        """Return the first of the offers that passes the filters."""
         while (name := offers.next()) is not None:
             for node, passing in candidates(self.cluster.known((name,)), request):
                 return assignment(name, cheapest(node, passing, request, policy), request)
@@ -162,7 +162,7 @@ class Engine:
         return None
 
     def _best_packed(self, request: PlacementRequest) -> Assignment | None:
-        """Return the best offer of Binpack that the filters let pass."""
+        """Return Binpack's best offer that passes the filters."""
         checks = gpu_checks(request)
         offers = self.packing.offers(request)
         while (name := offers.next()) is not None:
@@ -177,7 +177,7 @@ class Engine:
 
 
 def _lets_pass(reservation: HeadReservation, request: PlacementRequest) -> bool:
-    """Return whether a tenant that is not its owner may have what is kept."""
+    """Return whether a tenant other than its owner may use the reserved GPUs."""
     if reservation.open_to == request.namespace:
         return reservation.priority <= request.priority
     return reservation.priority < request.priority

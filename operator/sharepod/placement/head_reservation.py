@@ -1,13 +1,13 @@
-"""Head-of-line reservation: which GPUs to keep free for the oldest waiting request, as EASY backfill does.
+"""Head-of-queue reservation: which GPUs to keep free for the oldest waiting request, as EASY backfill does.
 
-Without it, small requests that fit at once could delay a large one forever (PL5 no-starvation of docs/design.md).
-`Cluster.reserve_for_head` puts a reservation into effect; the caller decides when.
+Without a reservation, small requests that fit at once could delay a large one indefinitely (PL5 no-starvation of
+docs/design.md). `Cluster.reserve_for_head` applies a reservation; the caller decides when.
 
 Guarantees:
-- A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the cap
-  on excluded GPUs keeps from the request now are not reserved for it.
-- Of all such nodes, the one is chosen whose tenants are expected to make room first, then the one where the least has
-  to be freed, then the first by name.
+- A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the
+  request may not have now because of the cap on excluded GPUs are not reserved.
+- Of all such nodes, the node is chosen whose tenants are expected to end first; then the node with the least to free;
+  then the first by name.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _unknown(_tenant: TenantId, _row: Row) -> float:
 def find_head_reservation(
     cluster: Cluster, request: PlacementRequest, left: SecondsLeft = _unknown
 ) -> HeadReservation | None:
-    """Choose the GPUs of one node whose tenants are expected to make room for this request first.
+    """Choose the GPUs of one node whose tenants are expected to leave room for this request first.
 
-    Returns None where no node could take the request even then. A request whose affinity group runs can only have the
+    Returns None if no node could take the request even then. A request whose affinity group runs can only have the
     group's GPUs.
     """
     places = affinity_places(cluster, request)
@@ -88,13 +88,12 @@ def _node_usable(node: NodeAccount, request: PlacementRequest) -> bool:
 
 
 def _gpu_usable(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
-    """Return whether the GPU takes the request, whose lasting filters these are, once enough of its tenants have
-    left."""
+    """Return whether the GPU passes the request's lasting filters `checks` once enough of its tenants have left."""
     return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
 
 
 def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
-    """Return how much has to be freed before the request fits: thousandths of the GPU's time plus of its memory."""
+    """Return the amount to free before the request fits: thousandths of the GPU's time plus of its memory."""
     asked = request.gpu
     exclusion = {label_key(request.namespace, asked.labels.exclusion)}
     anti_affinity = label_key(request.namespace, asked.labels.anti_affinity)
@@ -122,5 +121,5 @@ def _free_in(gpu: GpuAccount, request: PlacementRequest, left: SecondsLeft) -> f
 
 
 def _freed(row: Row, gpu: GpuAccount) -> int:
-    """Return how much of the GPU a tenant leaves: thousandths of its time plus of its memory."""
+    """Return the part of the GPU that a tenant frees: thousandths of its time plus of its memory."""
     return row.request_milli + row.memory * WHOLE_GPU // (gpu.state.memory or 1)

@@ -1,12 +1,12 @@
-"""Holders: where pods of ours should take whole GPUs from NVIDIA's device plugin, so that a request gets a place.
+"""Holders: where SharePod's pods should take whole GPUs from NVIDIA's device plugin, so that a request gets a place.
 
 Guarantees:
-- A new holder is asked for only where it makes a place, whichever of the node's free GPUs the kubelet gives it: not
-  where the plugin offers GPUs that the agent does not report.
-- A tenant that waits for a holder in flight gets no other.
-- Pods that wait for whole GPUs come first: what they could have of a node is left to them.
-- A node whose label `sharepod.dev/max-held-gpus` says so has no more GPUs held than that. A label that is no number
-  counts as 0.
+- A new holder is requested only where it makes a place, whichever of the node's free GPUs the kubelet assigns. A node
+  is skipped if the plugin offers GPUs that the agent does not report.
+- A tenant that waits for a pending holder gets no other.
+- Pods that wait for whole GPUs come first: the GPUs of a node that they could use are left to them.
+- A node has no more held GPUs than its label `sharepod.dev/max-held-gpus` allows. A label that is no number counts as
+  0.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from .state.needs import integer
 from .state.types import NewHolder, NodeState, PlacementRequest, PodNeeds, Resources
 
 DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
-"""The name of a GPU of NVIDIA's device plugin among a node's resources."""
+"""Name of a GPU of NVIDIA's device plugin among a node's resources."""
 
 
 def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None:
-    """Choose where new holders would make a place: the fewest holders, then the node with the fewest GPUs left to give.
+    """Choose where new holders would make a place: the fewest holders, then the node with the fewest GPUs left to
+    assign.
 
-    The kubelet chooses among the GPUs that nobody holds, so all of them have to suit. A request for certain GPUs, and
-    one whose affinity group runs, cannot be served this way.
+    The kubelet chooses among the free GPUs, so all of them must suit. A request for certain GPUs, and a request whose
+    affinity group runs, cannot be served this way.
     """
     nodes = cluster.plugin_nodes()
     if not nodes or request.gpu.uuids or affinity_places(cluster, request):
@@ -60,10 +61,10 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
 
 
 def wanted_whole(cluster: Cluster, node: NodeAccount, free: int) -> int:
-    """Count the GPUs that pods which wait for whole ones could have of a node, were so many `free` there.
+    """Count the GPUs that pods waiting for whole GPUs could use on a node with `free` GPUs.
 
     A pod counts on each node that it could run on by selector, affinity, taints and requests. Other rules of
-    kube-scheduler (pod affinity, spreading, volumes) are not looked at.
+    kube-scheduler (pod affinity, spreading, volumes) are not checked.
     """
     state = node.state
     if state is None or not cluster.whole_gpu_pods:
@@ -78,26 +79,26 @@ def _could_run(state: NodeState, room: Resources, needs: PodNeeds) -> bool:
 
 
 def _most_held(node: NodeAccount) -> int:
-    """Return how many GPUs of a node holders may have at a time."""
+    """Return the most GPUs of a node that holders may have at a time."""
     said = node.state.labels.get(MAX_HELD_LABEL) if node.state is not None else None
     return len(node.gpus) if said is None else integer(said) or 0
 
 
 def left_to_give(node: NodeAccount) -> int:
-    """Count the GPUs that the device plugin has given to no pod, less those that holders will get whose Pod is not
-    counted among the node's yet."""
+    """Count the GPUs that the device plugin has assigned to no pod, less those of pending holders whose Pod is not
+    counted on the node yet."""
     uncounted = sum(holder not in node.pods for holder in node.holders)
     return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - uncounted
 
 
 def _offers_unknown(node: NodeAccount) -> bool:
-    """Return whether the device plugin offers more GPUs than the agent reports: one that fell off the bus may be among
-    those that the kubelet gives."""
+    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet may assign one that fell
+    off the bus."""
     offered = node.state.allocatable.extended.get(DEVICE_PLUGIN_RESOURCE, 0) if node.state is not None else 0
     return offered > len(node.gpus)
 
 
 def _would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:
-    """Return whether the GPU passes once a holder of ours has it."""
+    """Return whether the GPU passes once a holder has it."""
     fits = all(check.passes(gpu) for check in (*gpu_filters.static(request), *gpu_filters.within_cap(request)))
     return fits and gpu.state.available and not gpu.tenants

@@ -1,8 +1,8 @@
-"""Placement policies: costs by which several possible places are ranked.
+"""Placement policies: costs by which possible places are ranked.
 
 A cost is a tuple of integers, compared item by item. The lowest wins; the engine breaks ties by node name and GPU
-index. Costs depend on nothing but the accounts and the request. Binpack goes by these costs only until enough has
-arrived for `binpack/` to know the demand.
+index. Costs depend only on the accounts and the request. Binpack uses these costs only until `binpack/` has learned the
+demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Cost = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Costs of one placement policy. `gpu` ranks the GPUs of one node, of which the engine takes the cheapest; `node`
+    """Costs of one placement policy. `gpu` ranks the GPUs of one node, of which the engine takes the cheapest. `node`
     ranks nodes, each with the GPUs that would be taken there."""
 
     gpu: Callable[[GpuAccount, PlacementRequest], Cost]
@@ -32,8 +32,8 @@ class Policy:
 def policy_for(request: PlacementRequest, *, first_of_group: bool) -> Policy:
     """Return the policy of a request.
 
-    The first member of an affinity group goes where most is free, whatever its own policy: the others have to fit
-    beside it.
+    The first member of an affinity group goes where most is free, whatever its own policy: the other members must fit
+    on the same GPUs.
     """
     if first_of_group:
         return MOST_FREE
@@ -58,8 +58,8 @@ def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
 
 
 def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Rank by best fit, where leftovers that nobody can use count twice: time without memory beside it, or memory
-    without time. A GPU without tenants comes last."""
+    """Rank by best fit. Leftovers without use count twice: time without memory, or memory without time. A GPU without
+    tenants comes last."""
     time, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, time + abs(time - memory), time)
 
@@ -122,7 +122,7 @@ SPREAD = Policy(_spread, _spread_of_all)
 
 
 def least_spread(node: NodeAccount, request: PlacementRequest) -> Cost:
-    """Return a cost that no GPUs of this node go below by `SPREAD`. It is kept until the node's rows or GPUs change."""
+    """Return a lower bound of the cost by `SPREAD` on this node. It is cached until the node's rows or GPUs change."""
     owner = request.owner or ""
     least = node.derived.get(owner)
     if least is None:

@@ -1,9 +1,9 @@
-"""Resizing: another share for a tenant on the GPUs it has.
+"""Resizing: another share for a tenant on its present GPUs.
 
 Guarantees:
-- A tenant keeps its share. Only a raise needs room, and its GPUs must be outside the head-of-line reservation.
+- A tenant keeps its share. Only a raise needs room, and its GPUs must be outside the head-of-queue reservation.
 - A lower request is never refused, not even on a GPU that is over-committed.
-- Less memory is refused only below what the tenant was last seen to use, which cannot be taken back.
+- Less memory is refused only below the tenant's last observed usage, which cannot be taken from it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def resize(
     memory: Bytes | None,
     in_use: int = 0,
 ) -> Reservation | Refusal:
-    """Change a tenant's share on the GPUs it has. Returns the row to write, or a refusal; then nothing has changed.
+    """Change a tenant's share on its present GPUs. Returns the row to write, or a refusal, which changes nothing.
 
     Raises `PlacementError` for a tenant without exactly one reservation, an Exclusive one, or a limit below the
     request.
 
     Args:
         memory: bytes on each GPU; None: request x the memory of the smallest of its GPUs.
-        in_use: bytes that the tenant was last seen to use, of the GPU where it uses most.
+        in_use: last observed usage in bytes, of the GPU with the highest usage.
     """
     node, row = cluster.only_row(tenant)
     if row.wanted.mode is Mode.EXCLUSIVE:
@@ -45,7 +45,7 @@ def resize(
         raise PlacementError(f"request {request_milli} and limit {limit_milli} thousandths are no share")
     asked = GpuRequest(request_milli=request_milli, limit_milli=limit_milli, memory=memory)
     capacities = [node.gpus_by_uuid[uuid].state.memory for uuid in row.gpus if uuid in node.gpus_by_uuid]
-    # The memory of a GPU that is not in the inventory is not known: the bytes granted stay as they are.
+    # The memory of a GPU that is not in the inventory is unknown: the granted bytes stay.
     amount = memory if memory is not None else min(map(asked.memory_on, capacities), default=row.wanted.memory)
     wanted = replace(row.wanted, request_milli=request_milli, limit_milli=limit_milli, memory=amount)
     refusal = _refuse(node, row, wanted, in_use)
@@ -56,10 +56,10 @@ def resize(
 
 
 def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Refusal | None:
-    """Return why `wanted` cannot replace `row`; None where it can."""
+    """Return why `wanted` cannot replace `row`; None if it can."""
     more_time = wanted.request_milli - row.request_milli
     more_memory = wanted.memory - row.memory
-    # 1. A lowering, and what no free GPU would change.
+    # 1. A lowering, and obstacles that free room would not remove.
     if row.wanted.releasing:
         advice = "Create a new SharePod with the share that it should have."
         return _refusal(row, Outlook.NEVER, [Obstacle("Ending", "SharePod", 1, "the SharePod is ending")], advice)
@@ -70,7 +70,7 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
         return _refusal(row, Outlook.IN_USE, [obstacle], advice)
     if more_time <= 0 and more_memory <= 0:
         return None
-    # 2. A raise needs GPUs that are known and outside the head-of-line reservation.
+    # 2. A raise needs known GPUs outside the head-of-queue reservation.
     unseen = [uuid for uuid in row.gpus if uuid not in node.gpus_by_uuid]
     if unseen:
         text = f"{counted(len(unseen), 'GPU')} of {node.name} cannot be seen at the moment"
@@ -84,7 +84,7 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
         text = f"{counted(len(kept), 'GPU')} {verb} kept for the SharePod that has waited longest"
         advice = "A raise waits until that SharePod has been placed."
         return _refusal(row, Outlook.WAITING, [Obstacle("Kept", "GPU", len(kept), text)], advice)
-    # 3. A raise needs as much time and memory on each of the GPUs.
+    # 3. A raise needs free time and memory on each of the GPUs.
     outlook = Outlook.WAITING
     obstacles: list[Obstacle] = []
     would_fit: list[str] = []

@@ -1,9 +1,9 @@
-"""Run times: seconds until a running tenant is expected to end, learned from the runs that have ended. Pure.
+"""Run times: seconds until a running tenant is expected to end, learned from ended runs. Pure.
 
 Guarantees:
 - A tenant that has run for longer than every known run of its kind is expected to run as long again. So services, which
   never end, are expected to stay.
-- Four fifths of the tenants of a kind and an age end within the expected seconds, as far as its last runs show.
+- Four fifths of the tenants of a kind and an age end within the expected seconds, as far as the last runs show.
 - At most `_KINDS` kinds are remembered, and the last `_RUNS` runs of each.
 """
 
@@ -19,14 +19,14 @@ Kind: TypeAlias = tuple[str, int, int]
 """Namespace, number of GPUs and thousandths of each. Tenants of one kind are expected to run alike."""
 
 _PART = 0.8
-"""Part of the tenants that end within the expected seconds. A node drains with its last tenant, so the median misleads:
-in simulated weeks the longest waits were twice as long with it."""
+"""Part of the tenants that end within the expected seconds. A node drains with its last tenant, so a median is too low:
+in simulated weeks it doubled the longest waits."""
 _RUNS = 128
 """Runs of a kind: enough for a quantile at each age, and few enough to follow a week's change."""
 _KINDS = 1000
 """Kinds: some MB of memory."""
 _ENOUGH = 10
-"""Runs from which a kind is judged by its own; before that, the runs of all kinds count."""
+"""Runs from which a kind is predicted by its own runs; with fewer, the runs of all kinds count."""
 
 
 class _Runs:
@@ -38,7 +38,7 @@ class _Runs:
         self.sorted: list[float] = []
 
     def add(self, seconds: float) -> None:
-        """Add a run; forget the oldest beyond the most."""
+        """Add a run; drop the oldest beyond `_RUNS`."""
         if len(self._latest) == self._most:
             del self.sorted[bisect_left(self.sorted, self._latest.popleft())]
         self._latest.append(seconds)
@@ -46,14 +46,14 @@ class _Runs:
 
 
 class RunTimes:
-    """Runs that have ended, by kind."""
+    """Ended runs, by kind."""
 
     def __init__(self) -> None:
         self._of_kind: OrderedDict[Kind, _Runs] = OrderedDict()
         self._of_all = _Runs(8 * _RUNS)
 
     def ended(self, kind: Kind, seconds: float) -> None:
-        """Learn from a run that has ended after these seconds."""
+        """Learn from a run that ended after these seconds."""
         runs = self._of_kind.get(kind)
         if runs is None:
             runs = self._of_kind[kind] = _Runs(_RUNS)
@@ -64,11 +64,11 @@ class RunTimes:
         self._of_all.add(seconds)
 
     def left(self, kind: Kind, age: float) -> float:
-        """Return the seconds within which `_PART` of the tenants of this kind end that are `age` seconds old."""
+        """Return the seconds within which `_PART` of the tenants of this kind and age (in seconds) end."""
         runs = self._of_kind.get(kind)
         known = runs.sorted if runs is not None and len(runs.sorted) >= _ENOUGH else self._of_all.sorted
         longer = bisect_right(known, age)
-        # The run of the tenant itself counts as one more, longer than all others.
+        # The tenant's own run counts as one more run, longer than all others.
         at = longer + int(_PART * (len(known) - longer + 1))
         return known[at] - age if at < len(known) else max(age, known[-1] - age if known else 0.0)
 

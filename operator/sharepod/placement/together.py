@@ -1,9 +1,9 @@
 """Places for several requests of one Pod: all on one node, or none.
 
 Guarantees:
-- Nothing is changed: the requests are tried one after the other on a copy of a node's account.
-- A place that breaks a filter is never chosen, also not beside the requests before it.
-- Each node is tried in one order of the requests, the one that they are given in.
+- The accounts do not change: the requests are placed one after the other on a copy of a node's account.
+- A place that breaks a filter is never chosen; earlier requests of the Pod count as tenants.
+- Requests are placed in the given order only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .state.types import Assignment, LabelKey, PlacementRequest, label_key
 
 
 def places_together(cluster: Cluster, nodes: Iterable[NodeAccount], request: PlacementRequest) -> Assignment | None:
-    """Return places for a request and those beside it, on the first of these nodes by name that takes all of them."""
+    """Return places for a request and its `beside` requests, on the first node by name that takes all of them."""
     alone = (node for node, _ in candidates(sorted(nodes, key=lambda node: node.name), request))
     return next((found for node in alone if (found := place_on(cluster, node, request)) is not None), None)
 
 
 def place_on(cluster: Cluster, node: NodeAccount, request: PlacementRequest) -> Assignment | None:
-    """Return places on this node for a request and those beside it; None if it does not take all of them."""
+    """Return places on this node for a request and its `beside` requests; None if it does not take all of them."""
     account = node.copy()
     found: list[Assignment] = []
     groups: dict[LabelKey, frozenset[GpuUuid]] = {}

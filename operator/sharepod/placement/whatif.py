@@ -1,14 +1,14 @@
-"""Advice to a request that waits: which tenant would have to move, or which would have to go. Pure.
+"""Advice for a waiting request: which tenant would have to move, or which tenants would have to end. Pure.
 
 Guarantees:
-- Advice followed means placed: once those named have gone, or the one named runs on the node that is named, and nothing
-  else has changed, the engine places the request.
-- No fewer would do: of sets of the request's own namespace the smallest is named where one helps, else the smallest of
-  all, by number.
+- The engine places the request once the advice was followed, if nothing else has changed: the named tenants have ended,
+  or the named one runs on the named node.
+- The set is minimal. If tenants of the request's own namespace suffice, the smallest such set is named; else the
+  smallest of all, by number.
 - Tenants of other namespaces are counted, never named.
-- Work is bounded: among more than `_MOST_TENANTS` none are looked for.
-- Both look step by step and yield None after each, so that a caller can do other work; the answer comes last. What is
-  named would do at that moment, also where the cluster has changed between two steps.
+- Work is bounded: with more than `_MOST_TENANTS` tenants there is no advice.
+- Both searches yield None after each step, so that a caller can do other work, and the answer last. The answer is valid
+  at that moment, even if the cluster has changed between two steps.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .state.cluster import Cluster
 from .state.types import PlacementRequest, Reservation
 
 _MOST_NAMED = 4
-"""Tenants that are named: of more, nobody deletes all by hand."""
+"""Most tenants that advice names: more are too many to delete by hand."""
 
 _MOST_TENANTS = 4_000
-"""Tenants among which those that would have to go are looked for: some 50 ms of work."""
+"""Tenants that are searched for those that would have to end: some 50 ms of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leavers:
-    """Tenants that would have to go. `own`: names of those of the request's namespace; `others`: number of all others;
+    """Tenants that would have to end. `own`: names of those in the request's namespace; `others`: number of all others;
     `tenants`: all of them."""
 
     own: tuple[str, ...]
@@ -42,7 +42,7 @@ class Leavers:
 
     @property
     def advice(self) -> str:
-        """The same in words."""
+        """Return the advice as text."""
         names = [*self.own[:_MOST_NAMED]]
         if len(self.own) > _MOST_NAMED:
             names.append(f"{len(self.own) - _MOST_NAMED} more of this namespace")
@@ -54,7 +54,7 @@ class Leavers:
 
 @dataclass(frozen=True, slots=True)
 class MoveAdvice:
-    """Tenant that would have to run elsewhere. `name`: of its Pod; `node`: where it has room."""
+    """Tenant that would have to run elsewhere. `name`: of its Pod; `node`: its possible new node."""
 
     tenant: TenantId
     name: str
@@ -63,15 +63,14 @@ class MoveAdvice:
 
     @property
     def advice(self) -> str:
-        """The same in words."""
+        """Return the advice as text."""
         return f"It would fit if {self.name} ran elsewhere on {self.node}: movable: true lets it be moved there."
 
 
 def move_advice(
     cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
 ) -> Iterator[MoveAdvice | None]:
-    """Look which of these tenants would have to move; None comes last if no single move would help. `find`: see
-    `Find`."""
+    """Search for a tenant whose move would suffice; None comes last if no single move does. `find`: see `Find`."""
     if len(movable) > _MOST_TENANTS:
         return
     for plan in move_plans(cluster, request, movable, find):
@@ -82,7 +81,7 @@ def move_advice(
 
 
 def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | None]:
-    """Look which tenants would have to go, whatever their priority; None comes last if nobody's going would help."""
+    """Search for the tenants that would have to end, whatever their priority; None comes last if no set suffices."""
     asked = replace(request, priority=1)
     if request.beside:
         return
@@ -107,7 +106,7 @@ def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | N
             own = tuple(sorted({_name(row) for row in rows if row.namespace == request.namespace}))
             others = {row.pod_uid or row.tenant for row in rows if row.namespace != request.namespace}
             yield Leavers(own, len(others), plan.evict)
-        return  # without any, those that end already are enough
+        return  # an empty set means that tenants that end already suffice
 
 
 def _fact(row: Reservation) -> VictimFacts:

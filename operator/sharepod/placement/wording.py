@@ -1,8 +1,8 @@
 """Wording of amounts and places in messages to users.
 
 Guarantees:
-- Free amounts are rounded down and amounts asked for are rounded up, so what a message calls free can be had.
-- Advised amounts are round and no smaller than a program can use.
+- Free amounts are rounded down and requested amounts up, so a user can have what a message calls free.
+- Advised amounts are round, and large enough for a program.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sharepod.api.units import MIB, Bytes, Milli, parse_quantity
 _STEPS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", MIB))
 
 MEMORY_STEP = 256 * MIB
-"""Bytes that advised memory is a multiple of: 0.25Gi, so that advice is a short number."""
+"""Advised memory is a multiple of this many bytes: 0.25Gi, so that advice is a short number."""
 LEAST_MEMORY = 3 * MEMORY_STEP
 """Least memory that is advised, in bytes: about 512 MiB of CUDA context, and 256 MiB for the program."""
 TIME_STEP = 50
-"""Thousandths that an advised request is a multiple of, and the least that is advised."""
+"""Advised requests are multiples of this many thousandths, and at least this."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,18 +45,18 @@ def size_near(size: int) -> str:
 
 
 def size_exact(size: int) -> str:
-    """Format bytes as the shortest quantity that is exactly as many: `3840Mi`, `6.4Gi` for a field that was so."""
+    """Format bytes as the shortest exact quantity: `3840Mi`, or `6.4Gi` for a field that was so."""
     exact = (f"{size * 10 // step / 10:g}{unit}" for unit, step in _STEPS if size >= step and size * 10 % step == 0)
     return next(exact, str(size))
 
 
 def advised_memory(most: int) -> Bytes | None:
-    """Return the round size, in bytes, to advise where `most` bytes can be had; None where they are too few."""
+    """Return the round size, in bytes, to advise if `most` bytes are free; None if they are too few."""
     return None if most < LEAST_MEMORY else Bytes(most - most % MEMORY_STEP)
 
 
 def advised_request(most: int) -> Milli | None:
-    """Return the round request, in thousandths, to advise where `most` can be had; None where they are too few."""
+    """Return the round request, in thousandths, to advise if `most` is free; None if it is too little."""
     return None if most < TIME_STEP else Milli(most - most % TIME_STEP)
 
 
@@ -74,12 +74,12 @@ _FIELDS_OF_CLAIMS = {
     "spec.gpu.antiAffinity": "annotation sharepod.dev/gpu-anti-affinity",
     "spec.gpu.exclusion": "annotation sharepod.dev/gpu-exclusion",
 }
-"""Fields of a SharePod and what says the same of a claim."""
+"""Fields of a SharePod, and the corresponding fields of a claim."""
 _REQUEST = re.compile(r"spec\.gpu\.request ([0-9]+(?:\.[0-9]+)?)")
 
 
 def of_claims(text: str) -> str:
-    """Return a message about a SharePod's fields in the words of a claim: `timeMilli 300` for request 0.3."""
+    """Return a message about a SharePod's fields in the terms of a claim: `timeMilli 300` for request 0.3."""
     text = _REQUEST.sub(lambda found: f"timeMilli {round(float(found[1]) * 1000)}", text)
     for field, words in _FIELDS_OF_CLAIMS.items():
         text = text.replace(field, words)
@@ -100,13 +100,13 @@ _FIELDS_OF_LINES = {
         )
     },
 }
-"""Fields of a SharePod and what says the same of a Pod with a resource line."""
+"""Fields of a SharePod, and the corresponding resource lines of a Pod."""
 _MEMORY = re.compile(r"spec\.gpu\.memory ([0-9.]+[A-Z]i)")
 
 
 def of_lines(text: str, count: int = 1) -> str:
-    """Return a message about a SharePod's fields in the words of a resource line, which is for all `count` GPUs of the
-    Pod together: `sharepod.dev/gpu-milli: 600` for request 0.3 of two."""
+    """Return a message about a SharePod's fields in the terms of a resource line, which covers all `count` GPUs of the
+    Pod: `sharepod.dev/gpu-milli: 600` for request 0.3 of two."""
     text = _REQUEST.sub(lambda found: f"{MILLI}: {round(float(found[1]) * 1000) * count}", text)
     text = _MEMORY.sub(lambda found: f"{MEMORY}: {parse_quantity(found[1]) // MIB * count}", text)
     for field, words in _FIELDS_OF_LINES.items():

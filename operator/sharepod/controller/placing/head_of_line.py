@@ -1,17 +1,18 @@
-"""Head of the line: for whom GPUs are reserved before a place is found, and for how long.
+"""Head of queue: for which tenant GPUs are reserved before a place is found, and for how long.
 
 Guarantees:
-- At most one tenant has a head-of-line reservation: the first in queue order that has waited long enough, for lack of
-  room, and could be served.
-- Among those of one priority, the oldest that has waited `fair_wait` comes before all that have not, whatever their
+- At most one tenant has a head-of-queue reservation: the first in queue order that lacks only room, has waited long
+  enough, and could be served.
+- Within one priority, the oldest tenant that has waited `fair_wait` precedes all that have not, whatever their
   standing.
 - GPUs are reserved on the node whose tenants are expected to end first, by the run times of their kind. The reservation
-  stays there: a reservation that moves drains nothing.
-- A tenant keeps its reservation until it is placed, can no longer be served, one of higher priority has waited as long,
-  or the reservations have lasted their time. After a pause of that length it may have the next one.
-- GPU time that stands idle on reserved GPUs, and that another waiting tenant could use, comes to `idle_ratio` of the
-  GPU time in the long run: the next reservation begins once the last ones are paid off (`IdleDebt`), after
-  `LONGEST_PAUSE_S` at the latest.
+  stays on that node: a moving reservation would drain none.
+- A tenant keeps its reservation until one of these: it is placed; it can no longer be served; a tenant of higher
+  priority has waited as long; or the reservations have lasted `lasts`. After a pause of that length it may get the next
+  one.
+- In the long run, idle time of reserved GPUs that another waiting tenant could use stays within `idle_ratio` of the GPU
+  time. The next reservation begins once the earlier ones are paid off (`IdleDebt`), after `LONGEST_PAUSE_S` at the
+  latest.
 """
 
 from __future__ import annotations
@@ -37,31 +38,31 @@ from .idle_debt import IdleDebt
 from .waiting import WaitingTenant
 
 _CHECK_PERIOD_S = 1.0
-"""Least seconds between two looks for the head of the line: it costs a decision for each SharePod that waits long."""
+"""Least seconds between two checks of the head of queue: a check costs a decision for each long-waiting SharePod."""
 _TRIES = 8
-"""Different requests that GPUs to keep are looked for at one look: half are the first in the queue, the others those
-for which none were looked for the longest time. A look for one costs a millisecond on 800 GPUs."""
+"""Different requests per check for which GPUs to reserve are searched. Half are the first in the queue, the others
+those searched for longest ago. A search costs a millisecond on 800 GPUs."""
 _COUNTED = 1000
-"""Most waiting tenants that are asked whether they could use reserved GPUs: a millisecond or two."""
+"""Most waiting tenants that are checked for use of reserved GPUs: one or two milliseconds."""
 
 log = structlog.get_logger(__name__)
 
 
 class HeadOfLine:
-    """Chooser of the head-of-line reservation.
+    """Chooser of the head-of-queue reservation.
 
     Args:
         cluster: Takes the reservation.
-        memos: Say why a tenant was refused.
-        request_of: Returns what a tenant asks for; None if it waits no longer.
+        memos: Hold the reason of each tenant's refusal.
+        request_of: Returns a tenant's request; None if it waits no longer.
         clock: Monotonic seconds.
         after: Seconds of waiting after which GPUs are reserved.
         lasts: Seconds after which a tenant's reservations end.
-        idle_ratio: Most of the GPU time that may stand idle on reserved GPUs in the long run; 1: all.
+        idle_ratio: Most of the GPU time that may be idle on reserved GPUs in the long run; 1: all.
         fair_wait: Seconds of waiting from which the standing of its namespace does not count.
         left: Returns the seconds until a tenant is expected to end.
-        later: Called with the time, monotonic seconds, at which to look again.
-        wake: Called when the queue is to be gone through again.
+        later: Called with the time of the next check, in monotonic seconds.
+        wake: Called when the queue must be processed again.
     """
 
     def __init__(
@@ -87,19 +88,19 @@ class HeadOfLine:
         self._lasts = lasts
         self._debt = IdleDebt(idle_ratio, clock())
         self._idle = 0.0
-        """Reserved GPUs whose time is idle and could be used by another that waits, as of the last look."""
+        """Reserved GPUs, as of the last check, whose time is idle although another waiting tenant could use it."""
         self._fair_wait = fair_wait
         self._left = left
         self._later = later
         self._wake = wake
         self._kept_since = (TenantId(""), 0.0)
-        """Owner of the reservation, and since when it has one."""
+        """Owner of the reservation, and start of its reservations."""
         self._next_check = 0.0
 
     async def look(self, places: Mapping[str, WaitingTenant], arrived: asyncio.Event) -> None:
-        """Reserve GPUs for the first in the line that has waited long enough. Others have turns meanwhile.
+        """Reserve GPUs for the first tenant in the queue that has waited long enough. Yields to other tasks in between.
 
-        `places`: the tenants that wait for a place. `arrived`: set while others have come to be placed.
+        `places`: the tenants that wait for a place. `arrived`: set while newly arrived tenants wait to be placed.
         """
         now = self._clock()
         self._debt.count(now, self._idle)
@@ -112,7 +113,7 @@ class HeadOfLine:
             return
         if now >= self._next_check:
             may_reserve_at = min(waiting.since for waiting in places.values()) + self._after
-            self._next_check = max(self._next_check, may_reserve_at)  # who comes later has waited less
+            self._next_check = max(self._next_check, may_reserve_at)  # later arrivals have waited less
         if now < self._next_check:
             self._later(self._next_check)
             return
@@ -140,7 +141,7 @@ class HeadOfLine:
         self._wake()
 
     def _idle_gpus(self, places: Mapping[str, WaitingTenant]) -> float:
-        """Return how many reserved GPUs' time is idle, as far as other waiting tenants would fit there."""
+        """Return how much of the reserved GPUs' time is idle although other waiting tenants would fit there."""
         reservation = self._cluster.head_reservation
         node = self._cluster.node(reservation.node) if reservation is not None else None
         if reservation is None or node is None:
@@ -157,8 +158,8 @@ class HeadOfLine:
         return min(idle, asked) / WHOLE_GPU
 
     def _end_keeping(self, now: float, places: Mapping[str, WaitingTenant]) -> None:
-        """End the head-of-line reservation once it has lasted its time. Its owner keeps its place in the line, but
-        others have a turn before the next one for it."""
+        """End the head-of-queue reservation once it has lasted its time. Its owner keeps its place in the queue, but
+        other tenants come before its next one."""
         reservation = self._cluster.head_reservation
         if reservation is None:
             self._kept_since = (TenantId(""), now)
@@ -175,10 +176,11 @@ class HeadOfLine:
         self._wake()
 
     def _choose(self, places: Mapping[str, WaitingTenant], waited: _Firsts, now: float) -> HeadReservation | None:
-        """Choose the head-of-line reservation: for the first in the queue that has waited long and could be served.
+        """Choose the head-of-queue reservation: for the first tenant in the queue that has waited long and could be
+        served.
 
-        The present one stays with its owner, unless a SharePod of higher priority has waited as long. `waited`: those
-        that have waited long for room.
+        The present reservation stays with its owner, unless a SharePod of higher priority has waited as long. `waited`:
+        tenants that have waited long for room.
         """
         cluster = self._cluster
         kept = cluster.head_reservation
@@ -188,7 +190,7 @@ class HeadOfLine:
             kept = owner = None
         for waiting in waited.whose_turn(above=owner.priority if owner is not None else None):
             if places.get(waiting.tenant) is not waiting:
-                continue  # it has left meanwhile
+                continue  # the tenant has left since
             request = self._request_of(waiting)
             found = find_head_reservation(cluster, request, self._left) if request is not None else None
             if request is not None and found is not None:
@@ -206,7 +208,7 @@ class HeadOfLine:
         return max(waiting.since + self._after, waiting.not_kept_before)
 
     def _waits_for_room(self, waiting: WaitingTenant) -> bool:
-        """True if it was refused for lack of room, not because it can never fit, and is no claim beside others."""
+        """True if it was refused for lack of room, can fit at some time, and is no claim of a Pod with several."""
         if waiting.key is None or (waiting.worked_out is not None and waiting.worked_out.request.beside):
             return False
         refusal = self._memos.of(waiting.tenant).refusal
@@ -218,21 +220,21 @@ def _priority(waiting: WaitingTenant) -> int:
 
 
 class _Firsts:
-    """Those that have waited long: of those that ask the same the first alone."""
+    """Tenants that have waited long: only the first of those with equal requests."""
 
     def __init__(self) -> None:
         self._first_of: dict[str, tuple[QueueKey, WaitingTenant]] = {}
 
     def add(self, waiting: WaitingTenant, rank: QueueKey) -> None:
-        """Add one. `rank`: where it stands in the head of the line."""
+        """Add a tenant. `rank`: its place in the head-of-queue order."""
         asks = waiting.worked_out.asks if waiting.worked_out is not None else waiting.tenant
         known = self._first_of.get(asks)
         if known is None or rank < known[0]:
             self._first_of[asks] = rank, waiting
 
     def whose_turn(self, *, above: int | None) -> Iterator[WaitingTenant]:
-        """Yield those that GPUs are looked for now: the first in the queue, then those that they were not looked for
-        the longest time. `above`: those of a higher priority alone."""
+        """Yield the tenants to search GPUs for now: the first in the queue, then those searched for longest ago.
+        `above`: only tenants of a higher priority."""
         these = [each for each in self._first_of.values() if above is None or _priority(each[1]) > above]
         first = heapq.nsmallest(_TRIES // 2, these, key=_rank_of)
         taken = {waiting.tenant for _, waiting in first}

@@ -1,1 +1,1 @@
-"""Binpack: ranks places by what it has learned of the demand. The inner loops are C (native/)."""
+"""Binpack: ranks places by the learned demand. The inner loops are C (native/)."""

@@ -19,8 +19,8 @@ _TYPES = {
 
 
 def pointer(array: npt.NDArray[Any]) -> Any:
-    """Return the array as C reads and writes it. The caller keeps the array alive for as long.
+    """Return the array as a C pointer. The caller must keep the array alive while C uses the pointer.
 
-    Raises `KeyError` for a type of number that the C does not use.
+    Raises `KeyError` for a number type that the C does not use.
     """
     return ffi.from_buffer(_TYPES[array.dtype.type], array)

@@ -1,12 +1,11 @@
-"""Columns: the accounts of all nodes once more, as arrays that C reads.
+"""Columns: the accounts of all nodes as arrays that C reads.
 
 Node columns have one entry per node; GPU columns have one per node and GPU position, of shape (nodes, width).
 
 Guarantees:
-- After `settle` the columns say what the accounts say.
-- They exist for speed alone. The filters decide: what passes by the columns is asked of the filters before it becomes
-  an answer.
-- Nodes are in the order of their names, so the first of equals does not depend on which node was seen first.
+- After `settle` the columns equal the accounts.
+- The columns only save time. The filters decide: a place that passes the columns must also pass the filters.
+- Nodes are ordered by name, so ties do not depend on the order in which nodes were added.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ from .label_combinations import LabelCombinations, Numbers
 from .label_demand import LabelShares
 
 NO_TENANT, NO_EXCLUSION = 0, 1
-"""Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Labels have
-the numbers from 2 on."""
+"""Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Labels have the numbers
+from 2 on."""
 
 OPEN_AT = 0.5
-"""Worth from which on a GPU counts as room for copies of requests: most arrivals can use it. As in scores.c."""
+"""Worth from which a GPU counts as room for copies of requests: most arrivals can use it. Equal to the value in
+scores.c."""
 
 _MAX_COMBINATIONS = 1 << 16
-"""Combinations of labels after which they are numbered again: `signature` has 16 bits for one."""
+"""Combinations of labels after which they are renumbered: `signature` has 16 bits for one."""
 
 
 class Columns:
-    """Columns of all nodes and GPUs. `version` grows with each change, `started_over` where all arrays are new. `left`:
-    tenants that have gone from a node that stayed.
+    """Columns of all nodes and GPUs. `version` grows with each change; `started_over` counts rebuilds of all arrays.
+    `left`: tenants that have left a node that stayed.
 
     Node columns:
     - `room`: free thousandths of a core and free bytes for one more pod, of shape (nodes, 2); -1: the node takes none.
@@ -50,12 +50,12 @@ class Columns:
 
     GPU columns:
     - `share`: free thousandths of time for a share; -1: the GPU takes no share.
-    - `share_in_proportion`: as `share`, no more than free memory in proportion to time allows.
+    - `share_in_proportion`: as `share`, bounded by free memory in proportion to time.
     - `bytes`: free memory. `time`, `memory`: free thousandths, from 0 to 1000.
-    - `size`, `model`: numbers in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: how many.
+    - `size`, `model`: numbers in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: number of tenants.
     - `labels`: number of the combination of its tenants' labels. `worth`: part of all arrivals that may join them.
-    - `interactive_room`: further interactive tenants that it takes.
-    - `signature`: equal for GPUs that scores cannot tell apart; -1: the GPU takes no share, 0: there is no GPU.
+    - `interactive_room`: number of interactive tenants that it still takes.
+    - `signature`: equal for GPUs with equal scores; -1: the GPU takes no share, 0: there is no GPU.
     """
 
     def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
@@ -82,15 +82,15 @@ class Columns:
         return list(self._sizes)
 
     def exclusion_number(self, key: LabelKey) -> int:
-        """Return the number of GPUs all of whose tenants have this exclusion label; -1: there are none."""
+        """Return the number of this exclusion label in the column `exclusion`; -1: no GPU has only tenants with it."""
         return self._exclusions.find(frozenset((key,)))
 
     def worth_by(self, worth: list[float]) -> npt.NDArray[np.float32]:
-        """Return what the column `worth` would be if these were the worths of the combinations of labels."""
+        """Return the column `worth` for these worths of the combinations of labels."""
         return np.array(worth, dtype=np.float32)[self.labels]
 
     def weigh_labels(self, worth: list[float], shares: LabelShares) -> None:
-        """Take these shares of labels from now on, and the worths that `combinations.weigh` found with them."""
+        """Set these shares of labels, and the worths that `combinations.weigh` computed from them."""
         self.combinations.take(worth, shares, self.labels)
         self._exclusions.keep(self.exclusion)
         self.worth[:] = self.worth_by(self.combinations.worth)
@@ -103,7 +103,8 @@ class Columns:
         self._dirty[name] = None
 
     def settle(self) -> npt.NDArray[np.intp] | None:
-        """Take over what has changed. Returns the positions of the nodes that did; None: all arrays are new."""
+        """Copy the changed accounts into the columns. Returns the positions of the changed nodes; None: all arrays are
+        new."""
         if not self._dirty and not self._rebuild:
             return _NOTHING
         changed: list[int] = []

@@ -1,8 +1,8 @@
-"""Demand: which requests arrive, and how often. Binpack keeps room for them.
+"""Demand: classes and frequencies of arriving requests. Binpack keeps room for them.
 
 Guarantees:
-- Nothing is configured or trained.
-- An arrival counts half once `HALF_LIFE` others have come after it, so a changed workload is followed within a few
+- The demand needs no configuration and no training.
+- An arrival's weight halves with every `HALF_LIFE` later arrivals, so a changed workload is followed within a few
   thousand arrivals.
 - At most `_MAX_CLASSES` classes are kept from one renewal to the next.
 """
@@ -21,21 +21,22 @@ from .label_demand import LabelDemand, LabelShares
 from .sliced_work import Slices
 
 HALF_LIFE = 10_000
-"""Arrivals after which one counts half. A changed workload outweighs the old one within two half-lives."""
+"""Arrivals after which an arrival counts half. A changed workload outweighs the old one within two half-lives."""
 
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)
 _RESCALE_AT = 1e12
 """Weight of one arrival at which all weights are scaled down, far below the largest float."""
 _MAX_CLASSES = 1024
-"""Classes kept, the rarest are dropped first. Bounds the memory, and the time of a renewal."""
+"""Classes kept; the rarest are dropped first. Bounds the memory, and the time of a renewal."""
 _FIRST_RENEWAL = 64
-"""Arrivals before the first renewal. Fewer do not describe a demand; until then Binpack goes by `policies.PACK`."""
+"""Arrivals before the first renewal. Fewer do not describe a demand; before the first renewal Binpack ranks by
+`policies.PACK`."""
 _RENEWAL_EVERY = range(32, 256)
 """Arrivals from one renewal to the next: an eighth of all so far, within this range."""
 
 
 class MemoryShare(IntEnum):
-    """GPU memory asked for relative to the GPU, instead of in bytes. Sorts before any number of bytes."""
+    """Requested GPU memory relative to the GPU, instead of in bytes. Sorts before any number of bytes."""
 
     ALL = -2
     """All of the GPU's memory: mode Exclusive."""
@@ -45,7 +46,8 @@ class MemoryShare(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class DemandClass:
-    """Requests that are equal to Binpack when it learns the demand. Without its models it is a demand *shape*."""
+    """Requests that Binpack treats as equal when it learns the demand. Without its models a class is a demand
+    *shape*."""
 
     count: int
     """GPUs."""
@@ -60,7 +62,7 @@ class DemandClass:
 
 
 def memory_of(request: PlacementRequest) -> Bytes | MemoryShare:
-    """Return what a request asks of each GPU's memory."""
+    """Return the memory that a request takes of each GPU."""
     if request.gpu.mode is Mode.EXCLUSIVE:
         return MemoryShare.ALL
     return MemoryShare.IN_PROPORTION if request.gpu.memory is None else Bytes(int(request.gpu.memory))
@@ -99,23 +101,23 @@ def in_order(shares: Mapping[DemandClass, float]) -> dict[DemandClass, float]:
 
 
 class Demand:
-    """Weighted count of arrivals by class. `arrivals`: how many there were, ever. `labels`: the same by label."""
+    """Weighted count of arrivals by class. `arrivals`: total number of arrivals. `labels`: weighted count by label."""
 
     def __init__(self) -> None:
         self._weights: dict[DemandClass, float] = {}
         self._total = 0.0
-        self._unit = 1.0  # the weight of the next arrival, which grows instead of all others shrinking
+        self._unit = 1.0  # weight of the next arrival: it grows, and the other weights stay
         self._next_renewal = _FIRST_RENEWAL
         self.labels = LabelDemand()
         self.arrivals = 0
 
     @property
     def due(self) -> bool:
-        """True once enough has arrived since the last `shares` to ask again."""
+        """True once enough arrivals have come since the last `shares`."""
         return self.arrivals >= self._next_renewal
 
     def count(self, request: PlacementRequest | None) -> None:
-        """Count one arrival; None: a pod that takes no GPU."""
+        """Count one arrival; None: a pod without GPUs."""
         what = None if request is None else class_of(request)
         self.arrivals += 1
         self._unit *= _GROWTH
@@ -140,6 +142,6 @@ class Demand:
         return in_order({known: weight / self._total for known, weight in self._weights.items()})
 
     def label_shares(self) -> Slices[LabelShares]:
-        """Find in slices the shares of all arrivals by label."""
+        """Compute in slices the shares of all arrivals by label."""
         yield from self.labels.keep_commonest()
         return self.labels.shares(self._total)

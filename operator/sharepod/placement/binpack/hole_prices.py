@@ -1,12 +1,12 @@
 """Shadow prices: the value of a GPU's free time, its *hole*, to the requests that will arrive.
 
 A hole is worth the time of the best set of requests that fills it, less a price per request size. Prices are set so
-that, over the whole cluster, the holes want as many requests of each size as will arrive while there is room. They are
-the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from one estimate to the next.
+that the holes of the whole cluster want each request size as often as it will arrive while there is room. They are the
+dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from one estimate to the next.
 
-- Requests too rare to fill all the slivers that others leave give these slivers no value.
+- Requests too rare to fill all remaining slivers give these slivers no value.
 - A size that arrives more often than holes suit it has a price below zero.
-- A GPU's free memory bounds its value as a hole: time without memory beside it is worth nothing.
+- A GPU's free memory bounds its value as a hole: time without memory is worth nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 _MAX_SIZES = 64
-"""Request sizes that have a price, the commonest; another counts as the next smaller one that has a price."""
+"""Request sizes with a price, the most frequent ones; any other size has the price of the next smaller one."""
 _ROUNDS = range(40, 150)
-"""Rounds of one estimate: prices move little after the last."""
+"""Rounds of one estimate: after the last, prices change little."""
 _WORK = 2_000_000
 """Holes times sizes times rounds of one estimate, within `_ROUNDS`: about 30 ms."""
 _SLICE = 200_000
-"""The same of one slice: about 3 ms."""
+"""Work of one slice, in the same unit: about 3 ms."""
 _COMMON = 0.95
-"""Part of all arrivals whose classes count for the value of memory, the commonest."""
+"""Part of all arrivals whose classes, the most frequent ones, count for the value of memory."""
 
 
 class ShadowPrices:
-    """Prices of request sizes in thousandths of a GPU, as last found."""
+    """Prices of request sizes in thousandths of a GPU, as of the last estimate."""
 
     def __init__(self) -> None:
         self._prices: dict[int, float] = {}
@@ -64,7 +64,7 @@ class ShadowPrices:
         coming = np.zeros(len(kept))
         for size, share in wanted.items():
             coming[max(int(np.searchsorted(milli, size, side="right")) - 1, 0)] += share
-        # As many as fill what is free, if none of it were lost.
+        # Arrivals that would fill all free time if none were lost.
         coming *= free.sum() / sum(size * share for size, share in wanted.items())
         step = int(np.gcd.reduce(milli))
         holes = np.bincount(free - free % step, minlength=WHOLE_GPU + 1).astype(np.float64)
@@ -76,8 +76,8 @@ class ShadowPrices:
     def memory_values(self, shares: Mapping[DemandClass, float], size: int) -> Floats:
         """Return the value of 0 to 1000 free thousandths of a GPU memory of `size` bytes, of shape (1001,).
 
-        That is what common requests bring for which the memory is enough, whatever time there is beside it, at the
-        prices last found.
+        The value is that of the frequent requests for which the memory is enough, with any amount of time, at the last
+        prices.
         """
         gains: dict[int, float] = {}
         common, total = 0.0, _COMMON * sum(shares.values())

@@ -1,8 +1,8 @@
-"""Combinations of labels that the tenants of GPUs have: a number and a worth for each.
+"""Combinations of the labels of GPUs' tenants: a number and a worth for each.
 
 Guarantees:
-- A combination keeps its number as long as a GPU has it. Numbers that no GPU has are given again, so there are no more
-  than GPUs and what came since the weights were last renewed.
+- A combination keeps its number while a GPU has it. Free numbers are reused, so there are at most as many as GPUs and
+  additions since the last renewal.
 - Combinations are weighed in slices, however many labels there are.
 """
 
@@ -22,16 +22,16 @@ from .label_demand import LabelShares
 from .sliced_work import Slices
 
 _WEIGHED_AT_ONCE = 500
-"""Combinations of one slice: a ms or two."""
+"""Combinations weighed in one slice: one or two milliseconds."""
 
 _MAX_LABELS = 256
-"""Anti-affinity labels of which is kept which combinations have them. A byte for each combination."""
+"""Anti-affinity labels whose combinations are cached, at one byte for each combination."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Numbers(Generic[_Key]):
-    """Numbers for keys, from 0 on. `fixed`: the keys that have the first numbers for good."""
+    """Numbers for keys, from 0 on. `fixed`: the keys that own the first numbers permanently."""
 
     def __init__(self, *fixed: _Key) -> None:
         self._fixed = len(fixed)
@@ -56,7 +56,7 @@ class Numbers(Generic[_Key]):
         return number
 
     def keep(self, used: npt.NDArray[Any]) -> list[tuple[int, _Key]]:
-        """Take the numbers back that are not among those `used`, an array of any shape. Return what had them."""
+        """Free the numbers that are not in `used`, an array of any shape. Return the freed numbers with their keys."""
         dropped: list[tuple[int, _Key]] = []
         unused = np.bincount(used.ravel(), minlength=len(self.keys)) == 0
         for number in np.flatnonzero(unused[self._fixed :]) + self._fixed:
@@ -72,15 +72,15 @@ class Numbers(Generic[_Key]):
 _NO_INTERACTIVE = -1
 
 _Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], int]
-"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and how many interactive tenants it takes beside
-those that it has; `_NO_INTERACTIVE` where it has none."""
+"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and the number of interactive tenants that it
+still takes; `_NO_INTERACTIVE` if it has none."""
 _EMPTY: _Combination = (frozenset(), frozenset(), _NO_INTERACTIVE)
 _PLAIN: _Combination = (frozenset((None,)), frozenset(), _NO_INTERACTIVE)
 
 
 @dataclass(slots=True)
 class _KeepingOff:
-    """Combinations that keep an anti-affinity label off. `seen`: the change up to which they are in."""
+    """Combinations that exclude an anti-affinity label. `seen`: the change up to which they are current."""
 
     keeps: npt.NDArray[np.uint8]
     seen: int
@@ -89,7 +89,7 @@ class _KeepingOff:
 class LabelCombinations:
     """Combinations of labels by number: 0 has no tenants, 1 tenants without labels.
 
-    `shares`: of the labels, in force. `worth`: by number, the part of all arrivals that may join.
+    `shares`: present shares of labels. `worth`: by number, the part of all arrivals that may join.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class LabelCombinations:
         self.start_over()
 
     def start_over(self) -> None:
-        """Number the combinations anew. A `signature` of 0 is no GPU, so only an empty GPU may have 0 here."""
+        """Renumber the combinations. A `signature` of 0 is no GPU, so only an empty GPU may have 0 here."""
         self._numbers = Numbers(_EMPTY, _PLAIN)
         self._added: set[int] = set()
         self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]
@@ -132,7 +132,7 @@ class LabelCombinations:
         return number
 
     def keeping_off(self, label: LabelKey) -> npt.NDArray[np.uint8]:
-        """Return by number, 1 or 0, whether tenants keep off those of this anti-affinity label."""
+        """Return, by number, 1 if the tenants exclude this anti-affinity label, else 0."""
         found = self._keeping_off.get(label)
         if found is None:
             if len(self._keeping_off) >= _MAX_LABELS:
@@ -149,7 +149,7 @@ class LabelCombinations:
         return found.keeps
 
     def weigh(self, shares: LabelShares) -> Slices[list[float]]:
-        """Find in slices what `worth` would be by these shares."""
+        """Compute in slices the `worth` that these shares give."""
         self._added.clear()
         worth: list[float] = []
         while len(worth) < len(self):
@@ -159,7 +159,7 @@ class LabelCombinations:
         return self._with_added(worth, shares)
 
     def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
-        """Take these shares, and what `weigh` found with them, from now on. `used`: the numbers that GPUs have."""
+        """Set these shares and the worths that `weigh` computed from them. `used`: the numbers that GPUs have."""
         self.shares, self.worth = shares, self._with_added(worth, shares)
         for number, (_, anti_affinity, _) in self._numbers.keep(used):
             for label in anti_affinity:
@@ -168,7 +168,7 @@ class LabelCombinations:
                     del self._with[label]
 
     def _with_added(self, worth: list[float], shares: LabelShares) -> list[float]:
-        """Return the worths with those of the combinations that were added since `weigh` began."""
+        """Return the worths, including combinations that were added since `weigh` began."""
         worth = worth[: len(self)] + [0.0] * (len(self) - len(worth))
         for number in self._added:
             worth[number] = _worth(shares, self._numbers.keys[number])
@@ -176,7 +176,7 @@ class LabelCombinations:
 
 
 def _grown(array: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
-    """Return the array with zeros at its end, with room for this number and as many again."""
+    """Return the array with zeros appended, with room for this number and as many again."""
     grown = np.zeros(2 * number + 2, dtype=array.dtype)
     grown[: len(array)] = array
     return grown

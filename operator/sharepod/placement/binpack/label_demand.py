@@ -1,11 +1,12 @@
-"""Label demand: how many of the arrivals a GPU can still take, given the labels of its tenants.
+"""Label demand: the part of the arrivals that a GPU can still take, given the labels of its tenants.
 
-A GPU whose tenants have an exclusion label takes that label alone, so what is left of it is worth what that label's
-demand is of all demand. One whose tenants have none takes everybody but those with a label; one with an anti-affinity
-label everybody but that label; one that is full of interactive tenants everybody but those.
+- A GPU whose tenants have an exclusion label takes only that label: its worth is that label's part of the demand.
+- A GPU whose tenants have no exclusion label takes all arrivals without one.
+- A GPU with an anti-affinity label takes all arrivals except that label.
+- A GPU that is full of interactive tenants takes all arrivals except interactive ones.
 
 Guarantees:
-- An arrival counts half once `HALF_LIFE` others have come after it, as in `demand.py`.
+- An arrival's weight halves with every `HALF_LIFE` later arrivals, as in `demand.py`.
 - At most `_MAX_LABELS` labels of each sort are kept from one renewal to the next.
 - Without labels every GPU is worth 1: nothing changes for a cluster that does not use them.
 """
@@ -24,7 +25,7 @@ from sharepod.placement.state.types import LabelKey, PlacementRequest, label_key
 from .sliced_work import Slices
 
 _MAX_LABELS = 4096
-"""Labels of one sort that are kept, the rarest are dropped first: a dropped label's demand counts as none."""
+"""Labels of one sort that are kept; the rarest are dropped first. The demand of a dropped label counts as none."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class LabelShares:
         return max(1.0 - sum(weight / self.total for weight in self.exclusion.values()), 0.0)
 
     def not_kept_off(self, anti_affinity: Iterable[LabelKey], *, interactive: bool) -> float:
-        """Return the part of all arrivals that these anti-affinity labels do not keep off, nor `interactive`: that the
-        GPU takes no further interactive tenant."""
+        """Return the part of all arrivals that is excluded neither by these anti-affinity labels nor by `interactive`
+        (the GPU takes no further interactive tenant)."""
         part = 1.0 - self.interactive / self.total if interactive else 1.0
         for label in anti_affinity:
             part *= 1.0 - self.anti_affinity.get(label, 0.0) / self.total
@@ -65,7 +66,7 @@ class LabelShares:
         """
         labels = list(exclusions)
         if len(labels) > 1:
-            return 0.0  # a ledger that was read may mix them: nobody may join
+            return 0.0  # a ledger may mix them: no tenant may join
         part = self.not_kept_off(anti_affinity, interactive=full)
         return part * self.open_to(labels[0]) if labels else part
 
@@ -97,7 +98,7 @@ class LabelDemand:
         self._interactive /= unit
 
     def keep_commonest(self) -> Slices[None]:
-        """Drop in slices the labels of a sort beyond `_MAX_LABELS`, the rarest, of equals those counted first."""
+        """Drop in slices the rarest labels of a sort beyond `_MAX_LABELS`; among equals, the earliest counted."""
         for weights in (self._exclusion, self._anti_affinity):
             if len(weights) > _MAX_LABELS:
                 labels = list(weights)

@@ -1,11 +1,11 @@
 """Packing: Binpack's order of places. A request goes where the usable capacity of the cluster falls least.
 
 Guarantees:
-- It only ranks (PL2 rules-in-Python of docs/design.md). An offer has passed the columns' form of every filter they
-  know; the caller asks the filters themselves before it takes one (`Offers.reject` where they say no).
+- Packing only ranks (PL2 rules-in-Python of docs/design.md). An offer has passed the filters that the columns contain.
+  The caller must also apply the filters themselves, and call `Offers.reject` if one refuses.
 - The same history gives the same offers.
 - A decision re-scores only the nodes that changed since its request class was last decided.
-- Weights change in `renew` alone, which a caller runs between decisions when `due`.
+- Weights change only in `renew`, which a caller runs between decisions when `due`.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ from .usable_capacity import UsableCapacity
 from .whole_nodes import largest_kinds, with_whole_nodes
 
 _MAX_SCORES = 2_000_000
-"""Scores that are kept, of all request classes: some 50 MB. When there are more, the half of the classes that was not
-decided for longest is dropped."""
+"""Scores kept, over all request classes: some 50 MB. Beyond that, the half of the classes decided longest ago is
+dropped."""
 _MIN_CLASSES = 64
 """Request classes whose scores are kept on a cluster of any size."""
 _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
-"""Nodes, and nodes times demand shapes, of which a renewal estimates the room of the cluster; of more, every n-th."""
+"""Nodes, and nodes times demand shapes, from which a renewal estimates the room of the cluster; beyond that, every
+n-th."""
 _RENEWAL_WORK, _WORK_OF_CLASS = 20_000_000, 5_000_000
-"""GPUs times demand shapes that a renewal scores: about 20 ms; and at most of one request class."""
+"""GPUs times demand shapes that a renewal scores: about 20 ms in all, and the most for one request class."""
 
 
 class Packing:
-    """Ranks nodes for requests by what it has learned of the demand. `accounts`: a live view of the cluster's."""
+    """Ranks nodes for requests by the learned demand. `accounts`: a live view of the cluster's."""
 
     def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
         self.columns = Columns(accounts)
         self.demand = Demand()
         self.usable: UsableCapacity | None = None
-        """Usable capacity under the demand last learned; None: too little has arrived."""
+        """Usable capacity under the demand last learned; None: too few arrivals so far."""
         self._prices = ShadowPrices()
         self._scorer = Scorer(self.columns)
         self._scores: dict[Hashable, ClassScores] = {}
 
-    # What changed, and what arrived
+    # Changes and arrivals
 
     def touch(self, name: str) -> None:
         """Record that something about this node has changed."""
         self.columns.touch(name)
 
     def arrived(self, request: PlacementRequest) -> None:
-        """Count a request that was not there before. It counts once, placed or not."""
+        """Count a new request once, placed or not."""
         self.demand.count(request)
 
     @property
@@ -71,14 +72,15 @@ class Packing:
         return self.demand.due
 
     def renew(self) -> None:
-        """Learn the weights from what arrived. Takes milliseconds on a thousand nodes: not for a decision's path."""
+        """Learn the weights from the arrivals. Takes milliseconds on a thousand nodes: do not call within a
+        decision."""
         for _ in self.renewal():
             pass
 
     def renewal(self) -> Slices[None]:
-        """Renew in slices of at most some 5 ms, between which anything may change and be decided.
+        """Renew in slices of at most some 5 ms, between which the cluster may change and decisions may be made.
 
-        Decisions go by the former weights until a slice puts the new ones in force. One renewal at a time.
+        Decisions use the former weights until one slice applies the new ones. Only one renewal may run at a time.
         """
         self.settle()
         columns = self.columns
@@ -92,7 +94,7 @@ class Packing:
         worth_of = yield from columns.combinations.weigh(labels)
         began, started_over = columns.version, columns.started_over
         worth = columns.worth_by(worth_of)
-        # 2. Shadow prices, and with them the value of holes, of those GPUs that most arrivals can use.
+        # 2. Shadow prices, and from them the value of holes, over the GPUs that most arrivals can use.
         models, sizes = columns.models, columns.sizes
         idle = float(np.maximum(columns.share, 0).sum())
         by_time = yield from self._prices.hole_values(shares, columns.share[(columns.share > 0) & (worth >= OPEN_AT)])
@@ -133,7 +135,7 @@ class Packing:
                 yield
                 if columns.started_over != started_over:
                     break
-        # 5. In force, with what has changed meanwhile.
+        # 5. Apply the weights, with the changes since the renewal began.
         self.settle()
         self.usable = usable
         columns.weigh_labels(worth_of, labels)
@@ -142,18 +144,18 @@ class Packing:
         else:
             self._scorer.take(weighing)
             self._scorer.sum_gpus(np.flatnonzero(columns.changed_at > began).astype(np.int64))
-        # 6. Scores with the new weights, of the classes first that were decided last.
+        # 6. Scores with the new weights, for the most recently decided classes first.
         work = _RENEWAL_WORK
         for key, scores in sorted(self._scores.items(), key=lambda item: -item[1].seen):
             yield
             self.settle()
-            if self._scores.get(key) is scores:  # not where all arrays were made anew
+            if self._scores.get(key) is scores:  # skip if all arrays were rebuilt
                 work -= _WORK_OF_CLASS - (yield from self._scorer.renew(scores, _WORK_OF_CLASS))
             if work < 0:
                 break
 
     def settle(self) -> None:
-        """Take over what has changed: some microseconds for each node that did."""
+        """Copy changes into the columns: some microseconds for each changed node."""
         changed = self.columns.settle()
         if changed is None:
             self._scores.clear()
@@ -164,12 +166,12 @@ class Packing:
     # Ranking
 
     def offers(self, request: PlacementRequest) -> Offers:
-        """Rank the places for a request that asks for shares on any GPUs, not for certain ones."""
+        """Rank the places for a request that names no GPUs."""
         scores = self.scores(request_key(request), request)
         return Offers(self, self._without(scores.copy(), request.avoid) if request.avoid else scores)
 
     def scores(self, key: Hashable, request: PlacementRequest | RequestClass) -> ClassScores:
-        """Return the scores of all nodes for a request class, up to date. `key` is equal for requests of that class."""
+        """Return the current scores of all nodes for a request class. `key` is equal for requests of that class."""
         self.settle()
         scores = self._scores.get(key)
         if scores is None:
@@ -181,14 +183,13 @@ class Packing:
         return scores
 
     def _drop_oldest(self) -> None:
-        """Drop the scores of the half of the classes that was not decided for longest."""
+        """Drop the scores of the half of the classes decided longest ago."""
         oldest = sorted(self._scores, key=lambda key: self._scores[key].seen)
         for key in oldest[: -(-len(oldest) // 2)]:
             del self._scores[key]
 
     def most_free(self, request: PlacementRequest, *, without: npt.NDArray[np.bool_] | None = None) -> Offers:
-        """Rank nodes by how free the fullest of the GPUs is that the request would get; nodes in `without` have no
-        place."""
+        """Rank nodes by the free part of the fullest GPU that the request would get; skip nodes in `without`."""
         self.settle()
         scores = self._scorer.most_free(RequestClass.of(request))
         if without is not None:
@@ -202,7 +203,7 @@ class Packing:
         return Offers(self, self._without(scores, request.avoid))
 
     def _without(self, scores: ClassScores, names: Iterable[str]) -> ClassScores:
-        """Take the place on these nodes from the scores."""
+        """Set the scores of these nodes to `NO_PLACE`."""
         for name in names:
             node = self.columns.positions.get(name)
             if node is not None:
@@ -214,12 +215,12 @@ class Packing:
         return self._scorer.best(scores)
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:
-        """Return the positions of the GPUs of one node that pass; none where they are fewer than asked."""
+        """Return the positions of the passing GPUs of one node; none if they are fewer than requested."""
         return self._scorer.passing(scores, node)
 
 
 class Offers:
-    """Iterator over nodes, best first, that tells which GPUs of the node last offered to take."""
+    """Iterator over nodes, best first, with the GPUs to take on the present node."""
 
     __slots__ = ("_node", "_packing", "_scores")
 
@@ -234,14 +235,14 @@ class Offers:
         return None if self._node < 0 else self._packing.columns.names[self._node]
 
     def reject(self) -> None:
-        """Drop the node last offered, until something about it changes."""
+        """Drop the present node until its account changes."""
         self._scores.score[self._node] = NO_PLACE
 
     def gpus(self, *, all_passing: bool = False) -> list[int]:
-        """Return the positions of the GPUs to take, as many as are asked for.
+        """Return the positions of the GPUs to take, as many as requested.
 
-        A single GPU is the one that was scored; of several, the tightest that pass. With `all_passing`: all that pass,
-        the tightest first.
+        A single GPU is the scored one; of several, the tightest passing ones. With `all_passing`: all passing GPUs, the
+        tightest first.
         """
         columns, scores, node = self._packing.columns, self._scores, self._node
         passing = self._packing.passing(scores, node)

@@ -1,6 +1,6 @@
-"""Request classes: requests that the columns cannot tell apart, and the nodes that suit them whatever their tenants.
+"""Request classes: requests with equal scores, and the nodes that suit them regardless of tenants.
 
-Guarantees: `NodeMasks` agrees with those of `filters.node` that look at a node's state alone (`BY_STATE`).
+Guarantees: `NodeMasks` agrees with the filters of `filters.node` that read only a node's state (`BY_STATE`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .columns import Columns
 from .demand import MemoryShare, memory_of
 
 _MAX_MASKS = 1024
-"""Masks kept: one for each selector, affinity and tolerations that was seen. One byte a node each."""
+"""Masks kept: one for each selector, affinity and tolerations seen. Each takes one byte per node."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """Scheduling equivalence class: all that the scores of a request depend on."""
+    """Scheduling equivalence class: all properties that the scores of a request depend on."""
 
     needs: PodNeeds
     count: int = 0
@@ -41,7 +41,7 @@ class RequestClass:
     whole: bool = False
     """Mode Exclusive: only GPUs without tenants."""
     interactive: bool = False
-    """Latency Interactive: only GPUs that take one more."""
+    """Latency Interactive: only GPUs that take one more interactive tenant."""
 
     @classmethod
     def of(cls, request: PlacementRequest) -> RequestClass:
@@ -89,7 +89,7 @@ def _suits_key(needs: PodNeeds) -> _SuitsKey:
 
 
 def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
-    """Return a key that is equal for pods that ask the same of their node."""
+    """Return a key that is equal for pods with the same needs of their node."""
     resources = needs.resources
     extended: Mapping[str, int] = resources.extended
     return (
@@ -102,7 +102,7 @@ def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
 
 @dataclass(slots=True)
 class _Mask:
-    """Nodes that suit a pod. `seen`: the columns' version up to which changes are in."""
+    """Nodes that suit a pod. `seen`: the columns' version up to which changes are included."""
 
     passes: npt.NDArray[np.bool_]
     seen: int
@@ -110,7 +110,7 @@ class _Mask:
 
 
 class NodeMasks:
-    """Cache of the nodes that suit a pod whatever their tenants; they change with the nodes' state alone."""
+    """Cache of the nodes that suit a pod regardless of tenants. Entries change only with the nodes' state."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -121,7 +121,7 @@ class NodeMasks:
         self._masks.clear()
 
     def mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_] | None:
-        """Return which nodes suit, of (nodes,); None: all nodes suit."""
+        """Return the mask of suitable nodes, of shape (nodes,); None: all nodes suit."""
         columns = self._columns
         key = _suits_key(needs)
         mask = self._masks.get(key)

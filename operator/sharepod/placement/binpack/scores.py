@@ -1,8 +1,8 @@
-"""Scores of all nodes for request classes, made in C (native/) over the columns.
+"""Scores of all nodes for request classes, computed in C (native/) over the columns.
 
 Guarantees:
-- Whatever passes the filters passes here, but for GPUs of the head-of-line reservation.
-- Whatever passes here passes the filters, but for extended resources. The caller asks the filters before it takes one.
+- Every place that passes the filters passes here, except GPUs of the head-of-queue reservation.
+- Every place that passes here passes the filters, except for extended resources. The caller must apply the filters too.
 - Every array that C sees is kept alive here.
 - The same columns, weights and request class give the same scores.
 """
@@ -30,17 +30,17 @@ NO_PLACE = int(np.iinfo(np.int64).min)
 """Score of a node that does not take the request."""
 
 HOLE_WEIGHT = 4.0
-"""Weight of a GPU's value as a hole beside usable capacity, which weighs 1."""
+"""Weight of a GPU's value as a hole, relative to usable capacity."""
 ROUND_TO = 40
-"""Thousandths of a GPU: nodes whose scores are nearer than this are equal. Of them the first by name is taken; where
-tenants leave, the first of those with the fewest idle GPUs."""
+"""Thousandths of a GPU: nodes whose scores differ by less are equal. The first by name is taken. If tenants leave, the
+first of those with the fewest idle GPUs is taken."""
 
 _WORK = 3_000
-"""GPUs times demand shapes that a decision scores where much has changed, and as many again where the weights have.
+"""GPUs times demand shapes that a decision scores after large changes, and as many again after a change of weights.
 Bounds the time of a decision. Three times as many pack no better (six traces, five seeds: the same to 0.01 points)."""
 
 _SUMMED_AT_ONCE, _SCORED_AT_ONCE = 500_000, 500_000
-"""GPUs times demand shapes that one slice adds up, or scores: a ms or two."""
+"""GPUs times demand shapes that one slice sums, or scores: one or two milliseconds."""
 _NO_PAUSE = -(1 << 63)
 
 _GPU_COLUMNS = (
@@ -62,15 +62,15 @@ _NODE_COLUMNS = ("room", "changed_at", "node_signature", "node_model")
 _TABLES = ("per_time", "parts", "of_one", "cpu", "by_copies", "weights")
 _ANY_EXCLUSION = 0
 _LANES = 8
-"""Shapes that C adds up at once; the tables are filled up to a multiple of it."""
+"""Shapes that C sums at once; the tables are padded to a multiple of it."""
 
 
 class ClassScores:
     """Scores of all nodes for one request class.
 
-    `score` is `NO_PLACE` where a node does not take it. `gpu`: the signature of the GPU chosen on each node. `weights`:
-    the number of the weights that each score was made with; 0: it is a guess. `seen`: the columns' version up to which
-    changes are in. `c_scores`, `c_request`: these arrays, and the class, as C reads them.
+    `score` is `NO_PLACE` where a node does not take the class. `gpu`: the signature of the GPU chosen on each node.
+    `weights`: the number of the weights behind each score; 0: an estimate. `seen`: the columns' version up to which
+    changes are included. `c_scores`, `c_request`: these arrays, and the class, as C reads them.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class ClassScores:
         self.c_scores = _ffi.new("shp_scores *")
         self.c_request = _ffi.new("shp_request *")
         self._owner: ClassScores | None = None
-        self._kept: dict[str, tuple[Array, Any]] = {}  # what C has pointers to
+        self._kept: dict[str, tuple[Array, Any]] = {}  # arrays that C has pointers to
         for name in ("score", "gpu", "weights"):
             array = getattr(self, name)
             self._kept[name] = array, pointer(array)
@@ -111,10 +111,10 @@ class ClassScores:
         c_request.cpu = resources.cpu_milli
 
     def copy(self) -> ClassScores:
-        """Return the scores as they stand, to be changed for one decision."""
+        """Return a copy of the scores, to be changed for one decision."""
         copy = ClassScores(self.request_class, len(self.score))
         copy.c_request = self.c_request
-        copy._owner = self  # c_request points into its arrays
+        copy._owner = self  # c_request points into the original's arrays
         copy.score[:], copy.gpu[:], copy.weights[:], copy.seen = self.score, self.gpu, self.weights, self.seen
         return copy
 
@@ -154,11 +154,11 @@ class Weighing:
     """Columns weighed by one estimate of the demand: the tables, and the sums over the GPUs of each node.
 
     Args:
-        number: of the weights, from 1 on.
+        number: number of the weights, from 1 on.
         usable: the tables.
         c_columns: the columns as C reads them, of `nodes` nodes.
-        arrays: what `c_columns` points to: it lives as long as this, though the columns are started over.
-        worth: of the GPUs, which the sums are made with.
+        arrays: the arrays behind `c_columns`; they live as long as this object, even if the columns are rebuilt.
+        worth: worth of the GPUs, from which the sums are made.
 
     `sums`: over the GPUs of each node, of shape (nodes, 2 shapes + 1).
     """
@@ -191,22 +191,22 @@ class Weighing:
         self.for_scratch = pointer(self._scratch)
 
     def _filled_up(self, table: Array) -> Array:
-        """Fill a table up to a multiple of `_LANES`, with shapes of which none fits."""
+        """Pad a table to a multiple of `_LANES` with shapes that never fit."""
         filled = np.zeros((*table.shape[:-1], self._shapes), dtype=np.float32)
         filled[..., : table.shape[-1]] = table
         return filled
 
     def reweigh(self) -> None:
-        """Take over the changed weights of the tables. What `sum_gpus` was called for before is outdated."""
+        """Copy the changed weights of the tables. Earlier results of `sum_gpus` are outdated then."""
         _keep(self._kept, self.c_capacity, "weights", self._filled_up(self.usable.weights))
 
     def sum_gpus(self, nodes: Array) -> None:
-        """Add up the GPUs of these nodes."""
+        """Sum over the GPUs of these nodes."""
         if nodes.size:
             _lib.shp_sum_gpus(self.c_columns, self.c_capacity, pointer(nodes), nodes.size, self.for_scratch)
 
     def slices(self, nodes: Array) -> Iterator[Array]:
-        """Add up the GPUs of these nodes in slices. Yields the nodes of each."""
+        """Sum over the GPUs of these nodes in slices. Yields the nodes of each."""
         gpus = max(int(self.c_columns.width) * max(self._shapes, 1), 1)
         at_once = max(_SUMMED_AT_ONCE // gpus, 1)
         for first in range(0, nodes.size, at_once):
@@ -221,8 +221,7 @@ def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
 
 
 class Scorer:
-    """Scores request classes over the columns. Call `bind` after the columns were started over, `take` with new
-    weights."""
+    """Scores request classes over the columns. Call `bind` after the columns were rebuilt, `take` with new weights."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -232,7 +231,7 @@ class Scorer:
         self.bind(UsableCapacity({}, models=(), sizes=()))
 
     def bind(self, usable: UsableCapacity) -> None:
-        """Point C to the columns' new arrays, and take these weights."""
+        """Point C to the columns' new arrays, and set these weights."""
         columns, c_columns = self._columns, _ffi.new("shp_columns *")
         self._masks.forget()
         c_columns.nodes, c_columns.width = len(columns.names), columns.width
@@ -249,23 +248,24 @@ class Scorer:
         self.take(weighing)
 
     def weighing(self, usable: UsableCapacity, worth: Array) -> Weighing:
-        """Begin to weigh the columns anew, beside the weights in force. `worth`: of the GPUs, as it is to be."""
+        """Begin to weigh the columns from scratch, while the present weights stay in use. `worth`: future worth of the
+        GPUs."""
         self._number += 1
         columns = _ffi.new("shp_columns *", self._c_columns[0])
         return Weighing(self._number, usable, columns, self._kept, len(self._columns.names), worth)
 
     def take(self, weighing: Weighing) -> None:
-        """Take these weights from now on. Scores made before are outdated."""
+        """Set these weights. Earlier scores are outdated then."""
         self._weighing = weighing
         self._c_capacity, self._for_scratch = weighing.c_capacity, weighing.for_scratch
         weighing.c_columns = self._c_columns
 
     def sum_gpus(self, nodes: Array) -> None:
-        """Add up the GPUs of these nodes, whose columns have changed."""
+        """Sum over the GPUs of these nodes, whose columns have changed."""
         self._weighing.sum_gpus(nodes)
 
     def update(self, scores: ClassScores) -> None:
-        """Take in what has changed on the nodes."""
+        """Score the changed nodes."""
         if scores.seen < self._columns.version:
             changed = self._changed
             changed.seen, changed.node, changed.work, changed.cleared = scores.seen, 0, _WORK, 0
@@ -273,8 +273,8 @@ class Scorer:
             scores.seen = self._columns.version
 
     def renew(self, scores: ClassScores, work: int) -> Slices[int]:
-        """Score all nodes with the present weights, in slices. Returns what is left of `work`."""
-        self.update(scores)  # so that the next decision need not score again what has changed
+        """Score all nodes with the present weights, in slices. Returns the rest of `work`."""
+        self.update(scores)  # so that the next decision need not score the changed nodes
         columns, every = self._c_columns, _ffi.new("shp_pass *", {"seen": -1, "work": work})
         while True:
             self._score(scores, every, every.work - _SCORED_AT_ONCE)
@@ -297,7 +297,7 @@ class Scorer:
         return int(best)
 
     def most_free(self, request_class: RequestClass) -> ClassScores:
-        """Score nodes by how free the fullest of the GPUs is that would be taken."""
+        """Score nodes by the free part of the fullest GPU that would be taken."""
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_most_free(self._c_columns, request, scores.c_scores.score, self._for_gpus)
@@ -305,7 +305,7 @@ class Scorer:
         return scores
 
     def least_promised(self, request_class: RequestClass) -> ClassScores:
-        """Score nodes by how little of the GPUs in use is promised, then by how few GPUs are idle."""
+        """Score nodes by the least promised part of the GPUs in use, then by the fewest idle GPUs."""
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_least_promised(self._c_columns, request, scores.c_scores.score, self._for_gpus)
@@ -313,6 +313,6 @@ class Scorer:
         return scores
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:
-        """Return the positions of the GPUs of one node that pass; none where they are fewer than asked."""
+        """Return the positions of the passing GPUs of one node; none if they are fewer than requested."""
         found = _lib.shp_passing(self._c_columns, scores.c_request, node, self._for_gpus)
         return list(self._for_gpus[0:found])

@@ -1,4 +1,4 @@
-"""Slices: work that is done in parts of at most some milliseconds, between which decisions are made."""
+"""Slices: work in parts of at most some milliseconds, between which decisions are made."""
 
 from __future__ import annotations
 

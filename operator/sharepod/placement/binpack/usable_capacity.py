@@ -1,15 +1,14 @@
 """Usable capacity: the free capacity of a node, in thousandths of a GPU, weighted by the requests that could use it.
 
-For each class of requests a node counts with the free time of the GPUs that could take one request, and with as many
-copies of the request as fit beside the node's CPU and the GPUs' memory. Classes weigh by their share of the arrivals
-and by how scarce the room for them is. Placing where usable capacity falls least keeps slivers of time, stranded CPU or
-memory, and scarce models from adding up.
+For each class of requests a node counts two terms: the free time of the GPUs that could take one request, and the
+copies of the request that fit its CPU and its GPUs' memory. Classes weigh by their share of the arrivals and by the
+scarcity of room for them. Placing where usable capacity falls least avoids slivers of time, stranded CPU or memory, and
+occupied scarce models.
 
-FGD (Weng et al., "Beware of Fragmentation", USENIX ATC 2023) counts the first of the two terms, with weights that are
-the shares alone.
+FGD (Weng et al., "Beware of Fragmentation", USENIX ATC 2023) counts only the first term, weighted only by the shares.
 
-This module makes the tables; the sums over nodes are made in C (native/scores.c). tests/reference/usable_capacity.py
-has the definition in NumPy, which a property test compares with the C.
+This module makes the tables; native/scores.c sums over nodes. tests/reference/usable_capacity.py has the definition in
+NumPy, which a property test compares with the C.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 MIX = 0.8
-"""Weight, of 1, of the time of GPUs that could take one request; the number of copies that fit has the rest."""
+"""Weight, of 1, of the time of GPUs that could take one request; the copies that fit have the rest."""
 
 SEVERAL_BY_COPIES, SEVERAL_WEIGHT = 200.0, 0.05
-"""Requests of several GPUs: how many times as much a copy counts, and the weight of classes all of whose room is spoken
-for. With `MIX` and HOLE_WEIGHT: the last room for eight GPUs counts half of what its holes do. Twice as much allocates
-0.1 points less of the traces default and multigpu20."""
+"""Requests of several GPUs: the factor by which a copy counts more, and the weight of classes all of whose room is
+reserved. With `MIX` and HOLE_WEIGHT, the last room for eight GPUs counts half of its holes' value. Twice as much
+allocates 0.1 points less of the traces default and multigpu20."""
 OF_MODELS_WEIGHT = 8.0
-"""Weight of the classes that ask for certain models once all room of these models is spoken for. With 2 instead,
-2.5 points more of the trace gpuspec33 are turned away at a load of 0.9."""
+"""Weight of the classes that require certain models, once all room of these models is reserved. With 2 instead, 2.5
+points more of the trace gpuspec33 are refused at a load of 0.9."""
 
 INTENSITIES = 16
 """Equal parts of the demand, by CPU to GPU time."""
 CPU_NEEDED = 0.15
-"""Part of the CPU which a request asks for that has to be there beside a node's holes: where there is less than all
-ask for, those come that ask for little. 0.3 allocates 0.2 points more of the six traces, and turns away 0.6 points more
-of the trace gpushare100 at a load of 0.95."""
+"""Part of a request's CPU that must be free next to a node's holes. Less than all suffices, because requests with
+little CPU will come, too. 0.3 allocates 0.2 points more of the six traces, and refuses 0.6 points more of the trace
+gpushare100 at a load of 0.95."""
 
 NO_CPU = 2.0**-10
-"""CPU that counts as free where there is none, in thousandths of a core: too little for any request that asks for CPU,
-and enough for all that ask for none. As in scores.c."""
+"""CPU that counts as free where there is none, in thousandths of a core: too little for any request with CPU, and
+enough for all without. Equal to the value in scores.c."""
 _ASKED_WITHOUT_CPU = NO_CPU / 2**20
-"""CPU of a request that asks for none: so much that a division by it is defined."""
+"""CPU of a request without CPU: small, but a valid divisor."""
 
 _MOST_MEMORY = 1 << 53
-"""Bytes; more than any GPU has. A thousand times as many are a 64-bit number."""
+"""Bytes; more than any GPU has, and a thousand times as many fit 64 bits."""
 _WEIGHED_AT_ONCE = 200_000
 """Pairs of classes, or models times such pairs, that one slice compares: some 2 ms."""
 
 SCARCE_AT_MOST = 0.05
-"""Part of all idle time. Room for a class below this part does not make the class scarcer still."""
+"""Part of all idle time. Room for a class below this part makes the class no scarcer."""
 
 
 class UsableCapacity:
@@ -69,17 +68,20 @@ class UsableCapacity:
         models: GPU models; a model's number is its index.
         sizes: bytes of GPU memory; a size's number is its index.
         hole_by_time: value of a GPU as a hole by its free thousandths of time, of shape (1001,).
-        hole_by_memory: the same by size and free thousandths of memory, of shape (sizes, 1001). The lesser counts.
+        hole_by_memory: value by size and free thousandths of memory, of shape (sizes, 1001). The lesser value counts.
         mix: see `MIX`.
-        tenants_leave: idle GPUs that are too few for a request of several may become enough. Without it a node with
-            three idle GPUs is worth no more to requests of four than one with none.
+        tenants_leave: value idle GPUs that are too few for a request of several, since more may become idle. Otherwise
+            a node with three idle GPUs is worth no more to requests of four than a node without any.
 
-    A shape is a class without its models. `shapes` lists them; tables have one column for each. `parts`: of the GPUs
-    that a request takes, what one GPU is. `of_one`: most copies that count on one GPU; of a request of several GPUs
-    one, since a GPU with room for two is still one GPU. `by_copies`: what one copy counts. `takes`: thousandths of
-    memory, of (sizes, shapes). `per_time`, `per_memory`: copies that fit into one thousandth; `per_memory` is None
-    where all memory is in proportion to time, so that the lesser of the two says it all. `weights`: of (models + 1,
-    shapes), the last row for models first seen later.
+    A shape is a class without its models. `shapes` lists them; tables have one column for each.
+    - `parts`: one GPU's part of a request.
+    - `of_one`: most copies that count on one GPU; 1 for a request of several GPUs, since a GPU with room for two is
+      still one GPU.
+    - `by_copies`: value of one copy.
+    - `takes`: thousandths of memory, of (sizes, shapes).
+    - `per_time`, `per_memory`: copies that fit into one thousandth, the lesser of which counts; `per_memory` is None if
+      all memory is in proportion to time.
+    - `weights`: of (models + 1, shapes), the last row for models first seen later.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class UsableCapacity:
         self._several = several[self._shape_of]
         self.time_by_cpu = _time_by_cpu(shares)
         self.mix = np.float32(mix)
-        # Thirds have to add up to no less than one.
+        # The thirds must sum to at least one.
         self.parts = np.array([(1.0 + 1e-6) / shape.count for shape in self.shapes], dtype=np.float32)
         self.of_one = np.array([1.0 if shape.count > 1 else np.inf for shape in self.shapes], dtype=np.float32)
         self.hole_by_time = (np.zeros(WHOLE_GPU + 1) if hole_by_time is None else hole_by_time).astype(np.float32)
@@ -134,7 +136,7 @@ class UsableCapacity:
         """Replace the weights, in slices: classes with little room weigh more.
 
         Args:
-            copies: that fit into the whole cluster, by class.
+            copies: number of copies that fit into the whole cluster, by class.
             idle: all free thousandths of the cluster.
         """
         room = copies * self._taken
@@ -145,8 +147,11 @@ class UsableCapacity:
             self.weights = self._by_shape((yield from self._with_spoken_for(weights, room, idle)))
 
     def _with_spoken_for(self, weights: Floats, room: Floats, idle: float) -> Slices[Floats]:
-        """Return the weights, those of classes of several GPUs or of certain models by how much of their room is
-        spoken for: by what has been asked for, by them and by what takes the same room alone, of the room there is."""
+        """Return the weights, where classes of several GPUs or of certain models weigh by the reserved part of their
+        room.
+
+        The reserved part is the demand of these classes, and of classes that need the same room, over the room.
+        """
         count = np.array([known.count for known in self.classes])
         cpu = np.array([known.cpu for known in self.classes])
         time = self.shares * self._taken
@@ -165,7 +170,7 @@ class UsableCapacity:
             yield
         of_models = self._fits[:-1].any(axis=0) & ~self._fits[-1].astype(bool)
         for some in _in_parts(np.flatnonzero(of_models & (count == 1)), self._fits.size):
-            # Models that a class takes beside those of another.
+            # Models that a class takes in addition to those of another.
             others = (1.0 - self._fits[:, some]).T @ self._fits
             by_room = weigh(some, (others == 0) & of_models, OF_MODELS_WEIGHT)
             result[some] = np.maximum(weights[some], by_room)
@@ -179,7 +184,7 @@ class UsableCapacity:
         return np.ascontiguousarray(result.T, dtype=np.float32)
 
     def copies(self, sums: Floats, cpu: Floats) -> Floats:
-        """Return how many copies of each shape fit on nodes, of (nodes, shapes).
+        """Return the number of copies of each shape that fit on nodes, of (nodes, shapes).
 
         Args:
             sums: over the GPUs of each node; the first columns are the copies of each shape that fit there.
@@ -195,7 +200,7 @@ class UsableCapacity:
         return np.zeros((len(self._fits), len(self.shapes)))
 
     def add_room(self, room: Floats, copies: Floats, model: Ints) -> None:
-        """Add the `copies` of nodes, whose models these are, to `room`."""
+        """Add the `copies` of nodes, with their models, to `room`."""
         for number in np.flatnonzero(np.bincount(model)):  # np.unique imports a module of 6 ms at its first call
             room[number] += copies[model == number].sum(axis=0, dtype=np.float64)
 
@@ -218,7 +223,7 @@ def _takes(shapes: Sequence[DemandClass], sizes: Sequence[int]) -> Ints:
 
 
 def _in_parts(classes: Ints, work: int) -> Iterator[Ints]:
-    """Yield these classes in parts; each takes so much `work` that a part is some milliseconds."""
+    """Yield these classes in parts. With `work` per class, each part takes some milliseconds."""
     at_once = max(_WEIGHED_AT_ONCE // max(work, 1), 1)
     for first in range(0, len(classes), at_once):
         yield classes[first : first + at_once]
@@ -238,8 +243,8 @@ def _time_by_cpu(shares: Mapping[DemandClass, float]) -> Floats:
 
 
 def _takes_several(shape: DemandClass) -> bool:
-    """Return whether requests need several GPUs of one node with much of their time free. Of smaller ones hundreds fit
-    on a node, and the rounding of their number would decide."""
+    """Return whether requests need several GPUs of one node with much of their time free. Of smaller requests hundreds
+    fit on a node, and rounding errors would decide."""
     return shape.count > 1 and shape.count * shape.milli >= WHOLE_GPU
 
 

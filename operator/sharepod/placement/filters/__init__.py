@@ -1,1 +1,1 @@
-"""Filters: what a node or GPU must fulfil to take a request, and the wording of why it does not."""
+"""Filters: the conditions for a node or GPU to take a request, and the wording of refusals."""

@@ -1,7 +1,7 @@
 """Candidates: the nodes and GPUs that pass every filter for a request.
 
-Guarantees: a candidate has at least as many passing GPUs as the request asks for. Of interchangeable GPUs only as many
-are listed as the request can use. Nothing is ranked here.
+Guarantees: a candidate has at least as many passing GPUs as the request needs. Of interchangeable GPUs only as many are
+listed as the request can use. Nothing is ranked here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from . import gpu as gpu_filters
 from . import node as node_filters
 
 Candidate = tuple[NodeAccount, Sequence[GpuAccount]]
-"""A node that passes, and those of its GPUs that pass."""
+"""A node that passes, with its passing GPUs."""
 
 _NODE_CHECKS = tuple(check.passes for check in node_filters.STATIC + node_filters.DYNAMIC)
 
 
 def affinity_places(cluster: Cluster, request: PlacementRequest) -> tuple[GroupPlace, ...]:
-    """Return where the request's affinity group runs; empty for a request without a group and for its first member."""
+    """Return the places of the request's running affinity group; empty for a request without a group and for its first
+    member."""
     key = label_key(request.namespace, request.gpu.labels.affinity)
     return cluster.groups(key) if key is not None else ()
 
@@ -47,7 +48,7 @@ def candidates_of_group(
 def candidates_among(
     nodes: Iterable[NodeAccount], request: PlacementRequest, places: Sequence[GroupPlace]
 ) -> Iterator[Candidate]:
-    """Yield the candidates of an affinity group among these accounts of nodes."""
+    """Yield the candidates of an affinity group among these node accounts."""
     checks, accounts = gpu_checks(request), {node.name: node for node in nodes}
     for name, uuids in places:
         node = accounts.get(name)
@@ -61,7 +62,7 @@ def candidates_among(
 def gpu_checks(request: PlacementRequest) -> tuple[gpu_filters.Passes, ...]:
     """Return the checks of all GPU filters for a request.
 
-    All have to pass, so their order is free: time and memory, which fail most often, come first.
+    All checks must pass, so their order is free: time and memory, which fail most often, come first.
     """
     return tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
 
@@ -85,7 +86,7 @@ def node_passes(node: NodeAccount, request: PlacementRequest) -> bool:
 def _passing(
     node: NodeAccount, request: PlacementRequest, checks: Sequence[gpu_filters.Passes]
 ) -> Sequence[GpuAccount]:
-    """Return the passing GPUs; of interchangeable ones as many as the request can use."""
+    """Return the passing GPUs; of interchangeable GPUs as many as the request can use."""
     if request.gpu.uuids or (request.gpu.count > 1 and node.topology is not None):
         return [gpu for gpu in node.gpus if gpu_passes(gpu, checks)]
     passing: list[GpuAccount] = []

@@ -2,8 +2,8 @@
 
 Guarantees (PL3 true-refusals of docs/design.md):
 - Every known node is accounted for, and every figure is exact.
-- Advice that something would fit now has been tried.
-- `NeverFits` is said only where no known node could take the request with all tenants gone and everything available.
+- Advice that a change would fit now has been checked by a decision.
+- `NeverFits` is reported only if no known node could take the request without tenants and with everything available.
 - No refusal names the objects or labels of another namespace.
 """
 
@@ -32,7 +32,7 @@ _JOIN_OR_LEAVE = (
 )
 
 _TRIES = 3
-"""Smaller requests that are tried for the advice, the largest first; each costs a decision."""
+"""Smaller requests that are checked for the advice, the largest first; each costs a decision."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Tally:
 
 
 def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
-    """Word the refusal of a request that has no place. `fits` decides whether another request would find one."""
+    """Word the refusal of a request that has no place. `fits` decides whether another request would get a place."""
     refusal = _explain(cluster, request, fits=fits)
     if not request.beside:
         return refusal
@@ -92,7 +92,7 @@ def _explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refu
 
 
 def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: PlacementRequest) -> Obstacle | None:
-    """Return why no such member can join its affinity group, however much is free; None where one can."""
+    """Return why no such member can join its affinity group, regardless of free room; None if one can."""
     alike = [group for group in groups if len(group[1]) == request.gpu.count]
     if not alike:
         text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
@@ -107,7 +107,7 @@ def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: Placement
 
 
 def _incompatibility(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: PlacementRequest) -> str | None:
-    """Return what makes the request and its group on these GPUs exclude each other; None where nothing does."""
+    """Return the reason why the request and its group exclude each other on these GPUs; None if they do not."""
     if node is None:
         return None
     if not all(check.passes(node, request) for check in node_filters.STATIC):
@@ -134,7 +134,7 @@ def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
 
 
 def _could_ever(node: NodeAccount, request: PlacementRequest) -> bool:
-    """Return whether the node takes the request with all tenants gone and everything available.
+    """Return whether the node takes the request without tenants and with everything available.
 
     A node that shows no GPU yet counts as having any.
     """
@@ -261,7 +261,7 @@ def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: 
 
 
 def _free_on(nodes: Sequence[NodeAccount], request: PlacementRequest, free: Callable[[GpuAccount], int]) -> set[int]:
-    """Return for each node what the fullest of its freest GPUs has free, of as many GPUs as are asked for."""
+    """Return for each node the free part of the fullest among its `count` freest GPUs."""
     found = set()
     for node in nodes:
         ranked = sorted((free(gpu) for gpu in node.gpus), reverse=True)

@@ -1,8 +1,8 @@
 """GPU filters, in KubeShare's order: exclusion and anti-affinity, then time and memory.
 
-Affinity comes before them: it names the GPUs, and is decided by the engine. Each filter decides whether a GPU passes
-and words, for a group of GPUs that do not, why. `static` filters do not depend on the tenants of the GPU. Messages
-never name another namespace's labels or objects.
+Affinity comes before them: it names the GPUs, and the engine applies it. Each filter decides whether a GPU passes, and
+words the reason for a group of GPUs that do not pass. `static` filters do not depend on the tenants of the GPU.
+Messages never name another namespace's labels or objects.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Explain = Callable[[Sequence[GpuAccount]], str]
 
 @dataclass(frozen=True, slots=True)
 class GpuFilter:
-    """One check for one request. `name`: the obstacle in one CamelCase word. `explain` words why these GPUs, at least
-    one, do not pass."""
+    """One check for one request. `name`: the obstacle as one CamelCase word. `explain` words why these GPUs (at least
+    one) do not pass."""
 
     name: str
     passes: Passes
@@ -32,7 +32,7 @@ class GpuFilter:
 
 
 def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filters that no tenant changes: the GPU is one of those asked for, and large enough."""
+    """Return the filters that do not depend on tenants: the GPU is among the requested ones, and large enough."""
     filters = []
     if request.gpu.uuids:
         filters.append(_listed(request))
@@ -44,7 +44,7 @@ def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
 
 
 def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filters that depend on the GPU's state and tenants, those only that this request can fail."""
+    """Return the filters that depend on the GPU's state and tenants, without those that this request cannot fail."""
     filters = [_available(request), _held(request), _not_reserved_for_head(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
@@ -124,7 +124,8 @@ def _shared(request: PlacementRequest) -> GpuFilter:
 
 
 def _same_exclusion(request: PlacementRequest) -> GpuFilter:
-    """Pass a GPU without tenants, or where all tenants have the request's exclusion label (or, like it, none)."""
+    """Pass a GPU without tenants, or one whose tenants all have the request's exclusion label (or none, if the request
+    has none)."""
     label = request.gpu.labels.exclusion
     wanted = {label_key(request.namespace, label)}
 
@@ -137,11 +138,11 @@ def _same_exclusion(request: PlacementRequest) -> GpuFilter:
 
 
 def within_cap(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filter of the cap on GPUs that a namespace excludes others from; none for a request that excludes
-    nobody, or asks for enough.
+    """Return the filter of the cap on GPUs that a namespace excludes others from. None for a request that excludes no
+    tenant, or requests enough time.
 
-    It passes a GPU that has the request's exclusion label already, and any where the namespace may exclude others from
-    as many more as the request asks for.
+    The filter passes a GPU that has the request's exclusion label already. It passes other GPUs if the namespace may
+    exclude others from `count` more.
     """
     asked, namespace = request.gpu, request.namespace
     if asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:

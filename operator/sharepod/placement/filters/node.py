@@ -1,7 +1,7 @@
-"""Node filters: the checks of kube-scheduler, made before it makes them again.
+"""Node filters: kube-scheduler's checks, made before kube-scheduler makes them.
 
-Each filter decides whether a node passes and words, for a group of nodes that do not, why. `STATIC` filters do not
-depend on the tenants of the node: what fails one of them fails on an empty cluster too.
+Each filter decides whether a node passes, and words the reason for a group of nodes that do not pass. `STATIC` filters
+do not depend on the tenants of the node: a request that fails one also fails on an empty cluster.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sharepod.placement.wording import counted, grouped, size_down, size_up, som
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
-"""Prefix of the taints that Kubernetes sets by the node's condition. They come and go."""
+"""Prefix of the taints that Kubernetes sets by the node's condition. These taints are temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """One check of a node. `name`: the obstacle in one CamelCase word. `explain` words why these nodes, at least one,
+    """One check of a node. `name`: the obstacle as one CamelCase word. `explain` words why these nodes (at least one)
     do not pass."""
 
     name: str
@@ -115,7 +115,7 @@ def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> t
 
 
 def covers(has: Resources, asked: Resources) -> bool:
-    """Return whether what is asked fits into what there is. A resource that is not asked for may be over-used."""
+    """Return whether the requested resources fit. A resource that is not requested may be over-used."""
     if asked.cpu_milli and asked.cpu_milli > has.cpu_milli:
         return False
     if asked.memory and asked.memory > has.memory:
@@ -124,11 +124,11 @@ def covers(has: Resources, asked: Resources) -> bool:
 
 
 def free_resources(node: NodeAccount) -> Resources:
-    """Return what pods and reservations leave of the node."""
+    """Return the resources of the node that pods and reservations leave free."""
     return node.taken().free
 
 
-# The filters, each with the wording of why not
+# The filters, each with the wording of its refusals
 
 
 def _selector_matches(node: NodeAccount, request: PlacementRequest) -> bool:
@@ -299,7 +299,7 @@ DYNAMIC = (
     NodeFilter("Resources", _has_resources, _no_resources),
 )
 UNAFFECTED_BY_TENANTS = DYNAMIC[:4]
-"""Those of the dynamic filters that no leaving tenant changes."""
+"""Dynamic filters that no leaving tenant changes."""
 BY_STATE = (
     _state_available,
     _state_placed_here,
@@ -307,7 +307,7 @@ BY_STATE = (
     _state_affinity_matches,
     _state_untainted,
 )
-"""The checks that look at nothing but the node's state and the pod's needs, in a form that takes these two."""
+"""Checks that read only the node's state and the pod's needs, as functions of these two."""
 
 
 def _nodes(nodes: Sequence[NodeAccount], one: str, many: str) -> str:
@@ -319,7 +319,7 @@ def _by_reason(nodes: Sequence[NodeAccount], reason: Callable[[NodeAccount], str
 
 
 def _shortage(has: Sequence[Resources], asked: Resources, word: str = "has: ") -> str:
-    """Word, for each resource that any of the nodes lacks, what is asked and the most that one of them has."""
+    """Word, for each resource that any of the nodes lacks, the requested amount and the most that one of them has."""
     parts = []
     if any(asked.cpu_milli > one.cpu_milli for one in has):
         most = max(max(one.cpu_milli for one in has), 0)

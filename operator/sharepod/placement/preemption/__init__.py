@@ -1,1 +1,1 @@
-"""Preemption: who makes room for a request of higher priority."""
+"""Preemption: which tenants are evicted, lowered or moved for a request of higher priority."""

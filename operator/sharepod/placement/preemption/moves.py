@@ -1,11 +1,12 @@
-"""Move planner: the one tenant whose restart elsewhere makes room for a request that has found none. Pure.
+"""Move planner: the one tenant whose restart elsewhere leaves room for a request that has no place. Pure.
 
 Guarantees:
-- One tenant moves at most, and only one that may be moved: nobody makes room for the mover in turn.
-- The mover fits elsewhere now, while it still has its place, beside the request on the place that it leaves.
-- Of all such moves it is the cheapest by `cost_of_move` (tests compare with trying all).
-- The engine's own filters take both the request and the mover.
-- Members of an affinity group stay: their group would be split.
+- At most one tenant moves, and only a tenant that may be moved. Moves do not cascade: nothing is evicted or moved for
+  the mover.
+- The mover fits elsewhere now, in addition to its present place and to the request on the GPUs that it leaves.
+- Of all such moves the cheapest by `cost_of_move` is chosen (tests compare with trying all).
+- The engine's own filters accept both the request and the mover.
+- Members of an affinity group stay: a move would split their group.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from .victims import PreemptionPlan
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _MOVING = TenantId("the one that moves")
-"""Name under which a mover's new share stands beside its old one on a copy of an account."""
+"""Name of a mover's new share next to its old one, on a copy of an account."""
 
 Find = Callable[[PlacementRequest], Assignment | None]
-"""Returns the place that the engine would give to a request now."""
+"""Returns the place that the engine would choose for a request now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movable:
-    """Tenant that may be moved. `request`: what it asks for when it is placed again; `started`: seconds since the
-    epoch; `lost_seconds`: seconds of work that its restart would lose."""
+    """Tenant that may be moved. `request`: its request at its next placement; `started`: seconds since the epoch;
+    `lost_seconds`: seconds of work that its restart would lose."""
 
     request: PlacementRequest
     started: int = 0
@@ -46,7 +47,7 @@ class Movable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """Move that makes room for a request on these GPUs of one node: the tenant leaves it and goes to `to`."""
+    """Move that frees these GPUs of one node for a request: the tenant leaves the node and goes to `to`."""
 
     tenant: TenantId
     node: str
@@ -56,7 +57,7 @@ class MovePlan:
 
     @property
     def preemption(self) -> PreemptionPlan:
-        """The same as a preemption, by which it is carried out."""
+        """Return the move as a preemption plan, by which it is carried out."""
         return PreemptionPlan(node=self.node, gpus=self.gpus, evict=(self.tenant,), move_to=self.to)
 
 
@@ -65,7 +66,7 @@ MoveCost = tuple[int, int, int, str]
 
 
 def cost_of_move(movable: Movable) -> MoveCost:
-    """Return the cost of moving a tenant: the work that it loses, then its share of time, age and name."""
+    """Return the cost of moving a tenant: its lost work, then its share of time, its age, its name."""
     asked = movable.request.gpu
     share = asked.request_milli * asked.count
     return movable.lost_seconds, share, -movable.started, movable.request.tenant
@@ -73,7 +74,7 @@ def cost_of_move(movable: Movable) -> MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """The request that waits, with what is worked out once for all nodes."""
+    """The waiting request, with values computed once for all nodes."""
 
     request: PlacementRequest
     places: tuple[GroupPlace, ...]
@@ -83,7 +84,7 @@ class _Waits:
 def plan_move(
     cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
 ) -> MovePlan | None:
-    """Return the cheapest move that makes room for a request that fits nowhere, or None if no move does."""
+    """Return the cheapest move for a request that fits nowhere, or None if no move suffices."""
     found: MovePlan | None = None
     for found in move_plans(cluster, request, movable, find):  # noqa: B007 the last is the answer
         pass
@@ -93,14 +94,15 @@ def plan_move(
 def move_plans(
     cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
 ) -> Iterator[MovePlan | None]:
-    """Look for a move step by step; yield None after each step, so that a caller can do other work, and the plan last.
+    """Search for a move step by step. Yields None after each step, so that a caller can do other work, and the plan
+    last.
 
-    A node that changes meanwhile is seen as it is when it is looked at: the caller checks the plan before it acts.
-    Requests of several claims (`beside`) are not moved for.
+    Each node is read at its own step, so the cluster may have changed since: the caller must check the plan before it
+    acts. No move is planned for requests of several claims (`beside`).
     """
     if request.beside or not movable:
         return
-    # 1. Tenants whose leaving could be enough, by quick arithmetic on their node.
+    # 1. Tenants whose leaving could suffice, by simple sums over their node.
     places = affinity_places(cluster, request)
     waits = _Waits(request, places, gpu_filters.static(request))
     names = [name for name, _ in places] if places else [node.name for node in cluster.nodes()]
@@ -111,7 +113,7 @@ def move_plans(
             for tenant in _likely(node, waits, movable):
                 likely.append((cost_of_move(movable[tenant]), name, tenant))
         yield None
-    # 2. The first of them, cheapest first, that makes room and fits elsewhere.
+    # 2. The cheapest of them that leaves enough room and fits elsewhere.
     elsewhere = _Elsewhere(find)
     for cost, name, tenant in sorted(likely):
         node = cluster.node(name)
@@ -122,7 +124,7 @@ def move_plans(
 
 
 def place_holds(cluster: Cluster, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> bool:
-    """Return whether the place that a move ends in still takes the mover, beside the request on the GPUs it leaves."""
+    """Return whether a move's target still takes the mover, and the GPUs that it leaves still take the request."""
     to, (tenant,) = plan.move_to, plan.evict
     node = cluster.node(to.node) if to is not None else None
     if to is None or node is None:
@@ -137,7 +139,7 @@ def place_holds(cluster: Cluster, request: PlacementRequest, mover: PlacementReq
 
 
 def _likely(node: NodeAccount, waits: _Waits, movable: Mapping[TenantId, Movable]) -> list[TenantId]:
-    """Return the tenants of one node whose leaving may make room for the request there."""
+    """Return the tenants of one node whose leaving may suffice for the request."""
     request, count = waits.request, waits.request.gpu.count
     usable = usable_gpus(node, request, waits.places, waits.checks)
     if len(usable) < count:
@@ -160,7 +162,7 @@ def _others(gpu: GpuAccount, request: PlacementRequest, leaves: TenantId | None)
 
 
 def _covers(node: NodeAccount, tenant: TenantId, of_node: Amounts) -> bool:
-    """Return whether the tenant takes as much of the node as is short there."""
+    """Return whether the tenant takes as much of the node as the request lacks there."""
     taken = taken_of_node(node, (tenant,)) if of_node else {}
     return all(taken.get(name, int(name == "rows")) >= amount for name, amount in of_node.items())
 
@@ -175,7 +177,7 @@ def _would_pass(gpu: GpuAccount, request: PlacementRequest, tenant: TenantId, ro
 def _move(
     node: NodeAccount, waits: _Waits, tenant: TenantId, mover: Movable, elsewhere: _Elsewhere, cost: MoveCost
 ) -> MovePlan | None:
-    """Return the move of one tenant, if it makes room and the tenant fits elsewhere."""
+    """Return the move of one tenant, if it leaves enough room and the tenant fits elsewhere."""
     request, asked, row = waits.request, mover.request, node.rows.get(tenant)
     own = gpu_checks(asked)
     place = elsewhere.on_another_node(asked, node.name)
@@ -188,11 +190,11 @@ def _move(
     passing = [gpu for gpu in usable if gpu_passes(gpu, checks)]
     if len(passing) < request.gpu.count or not node_passes(after, request):
         return None
-    # 1. On another node, where the engine would put it.
+    # 1. To another node, as the engine chooses.
     if place is not None:
         chosen = _tightest(passing, row, request.gpu.count)
         return MovePlan(tenant=tenant, node=node.name, gpus=_uuids(chosen), to=place, cost=cost)
-    # 2. On other GPUs of its node: the request takes those first that the mover cannot have.
+    # 2. To other GPUs of its node: the request first takes GPUs that the mover cannot have.
     for_mover = [gpu for gpu in after.gpus if gpu_passes(gpu, own)]
     chosen = sorted(passing, key=lambda gpu: gpu in for_mover)[: request.gpu.count]
     rest = [gpu for gpu in for_mover if gpu not in chosen]
@@ -207,14 +209,14 @@ def _move(
 
 
 class _Elsewhere:
-    """Places of movers on other nodes; remembers the best one for each kind of request, or that there is none."""
+    """Places of movers on other nodes. Caches the best place for each kind of request, or that none exists."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
         self._best: dict[tuple[object, ...], Assignment | None] = {}
 
     def on_another_node(self, asked: PlacementRequest, node: str) -> Assignment | None:
-        """Return the place that the engine would give to a mover on any node but this."""
+        """Return the place that the engine would choose for a mover on any node except this one."""
         kind = (asked.namespace, asked.priority, asked.gpu, repr(asked.pod), repr(asked.avoid), asked.owner)
         if kind not in self._best:
             self._best[kind] = self._find(replace(asked, tenant=_MOVING))
@@ -226,12 +228,12 @@ class _Elsewhere:
 
 
 def _tightest(passing: list[GpuAccount], row: Row, count: int) -> list[GpuAccount]:
-    """Return the GPUs for the request: those that become free first, then those with least free."""
+    """Return the GPUs for the request: first the GPUs that become free, then the fullest."""
     return sorted(passing, key=lambda gpu: (gpu.state.uuid not in row.gpus, gpu.free_milli, gpu.index))[:count]
 
 
 def _left(node: NodeAccount, tenant: TenantId) -> NodeAccount:
-    """Return the node's account as it is once the tenant and its pod have left."""
+    """Return the node's account without the tenant and its pod."""
     account = node.copy()
     account.put(tenant, None)
     for uid, usage in list(account.pods.items()):

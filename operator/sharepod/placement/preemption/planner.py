@@ -1,13 +1,13 @@
-"""Preemption planner: which tenants make room for a request that has found none. Pure.
+"""Preemption planner: which tenants are lowered or evicted for a request that has no place. Pure.
 
 Guarantees (PL6 of docs/design.md):
-- Only tenants of a lower effective priority than the request's make room, and none of its own affinity group.
-- Time alone comes first: a request of 0 for some, wherever that is enough, ends nobody.
-- The set is the cheapest by `victims.cost_of`, over all nodes and sets of GPUs, and none of it is superfluous. Exact
+- Only tenants of a lower effective priority than the request's are preempted, and none of its own affinity group.
+- Time is preempted first: if lowering some requests to 0 is enough, no tenant is evicted.
+- The set is the cheapest by `victims.cost_of`, over all nodes and sets of GPUs, and has no superfluous member. Exact
   within the bounds of `search.cheapest_set` and `_GPU_SETS` (tests compare with trying all sets).
-- The engine's own filters take the request once these tenants have made room.
-- Work is bounded: each node is looked at once, and searched only on GPUs that could cost less than the best so far.
-- What tenants have whose Pods end anyway is not taken from others.
+- The engine's own filters accept the request after the preemption.
+- Work is bounded: each node is read once, and searched only on GPUs that could cost less than the best plan so far.
+- Shares of tenants whose Pods end anyway are used before others are preempted.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from .victims import BOUNDED_ITEMS, PlanCost, PreemptionPlan, Unit, Victims
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _GPU_SETS = 64
-"""Sets of GPUs of one node that are searched for a request of several: all of four, or two, of eight GPUs (70) but for
-a few."""
+"""Sets of GPUs of one node that are searched for a request of several: almost all sets of four (70), and all of two, of
+eight GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request with what is worked out once for all nodes."""
+    """A request, with values computed once for all nodes."""
 
     request: PlacementRequest
     places: tuple[GroupPlace, ...]
     checks: tuple[gpu_filters.GpuFilter, ...]
     group: frozenset[TenantId]
-    """Members of its affinity group, which make room for none of theirs."""
+    """Members of its affinity group, which are never preempted for it."""
 
 
 def plan_preemption(cluster: Cluster, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-    """Return what makes room for a request that fits nowhere, or None if nobody's leaving would.
+    """Return the preemption for a request that fits nowhere, or None if no preemption suffices.
 
-    A plan without `lower` and `evict` says: it fits once the tenants have gone whose Pods end anyway.
-    Requests of several claims (`beside`) are not planned for here: see `several_claims`.
+    A plan without `lower` and `evict` means that the request fits once the tenants have left whose Pods end anyway.
+    Requests of several claims (`beside`) are planned in `several_claims`.
     """
     best: PreemptionPlan | None = None
     for best in plans(cluster, request, victims):  # noqa: B007 the last is the best
@@ -59,9 +59,10 @@ def plan_preemption(cluster: Cluster, request: PlacementRequest, victims: Victim
 
 
 def plans(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iterator[PreemptionPlan | None]:
-    """Look at one node after the other; yield the best plan so far after each, so that a caller can do other work.
+    """Search one node after the other. Yields the best plan so far after each, so that a caller can do other work.
 
-    A node that changes meanwhile is seen as it is when it is looked at: the caller checks the plan before it acts.
+    Each node is read at its own step, so the cluster may have changed since: the caller must check the plan before it
+    acts.
     """
     best: PreemptionPlan | None = None
     if request.beside:
@@ -80,7 +81,7 @@ def plans(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iter
 
 
 def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
-    """Return whether a plan, made a while ago, would still do and take from nobody that may keep what it has."""
+    """Return whether an earlier plan still suffices, and preempts no tenant that is protected by now."""
     node = cluster.node(plan.node)
     if node is None or not all(passes(node, request) for passes in _NODE_CHECKS):
         return False
@@ -98,14 +99,14 @@ def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPla
 def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost | None) -> PreemptionPlan | None:
     """Return the cheapest plan on one node, if it costs less than `below`."""
     request = asked.request
-    # 1. What tenants have whose Pods end anyway counts as free.
+    # 1. Shares of tenants whose Pods end anyway count as free.
     leaving = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
     account = _without(node, leaving) if leaving else node
     units = _units(account, asked, victims)
     if not units and not leaving:
         return None
     going = {tenant for unit in units for tenant in unit.tenants}
-    # 2. GPUs that the request could have; those that need nobody to go come first, whatever else is chosen.
+    # 2. GPUs that the request could have. GPUs that need no preemption come first.
     usable = usable_gpus(account, request, asked.places, asked.checks)
     usable = [gpu for gpu in usable if _may_be_freed(gpu, request, going)]
     if len(usable) < request.gpu.count:
@@ -138,7 +139,7 @@ def _cheapest(
     by_tenant: Mapping[TenantId, Unit],
     below: PlanCost | None,
 ) -> Chosen | None:
-    """Return the cheapest units that make room on these GPUs."""
+    """Return the cheapest units that free these GPUs."""
     if below is not None and not of_node and not all(_may_cost(gpu, request, by_tenant, below) for gpu in gpus):
         return None
     short = dict(of_node)
@@ -157,7 +158,7 @@ def _cheapest(
 
 
 def _may_cost(gpu: GpuAccount, request: PlacementRequest, by_tenant: Mapping[TenantId, Unit], most: PlanCost) -> bool:
-    """Return whether room on this GPU may cost no more than this: a bound that is quick to work out."""
+    """Return whether freeing this GPU may cost at most this: a bound that is quick to compute."""
     protected, priority, count = most[:BOUNDED_ITEMS]
     if protected:
         return True
@@ -204,7 +205,7 @@ def _in_order(tenants: Iterator[TenantId]) -> tuple[TenantId, ...]:
 
 
 def leaves(tenant: TenantId, row: Row, victims: Victims) -> bool:
-    """Return whether what a tenant has will be free without another step."""
+    """Return whether a tenant's share will be free without another step."""
     return tenant in victims.leaving or (row.wanted.releasing and tenant not in victims.stuck)
 
 
@@ -218,7 +219,7 @@ def _group(cluster: Cluster, request: PlacementRequest, places: Sequence[GroupPl
 
 
 def _units(node: NodeAccount, asked: _Asked, victims: Victims) -> list[Unit]:
-    """Return the units that may make room on this node."""
+    """Return the units that may be preempted on this node."""
     found = units_below(node, asked.request, victims)
     return [unit for unit in found if not asked.group or asked.group.isdisjoint(unit.tenants)]
 
@@ -243,12 +244,12 @@ def _may_be_freed(gpu: GpuAccount, request: PlacementRequest, going: Collection[
 
 
 def _conflicting(gpu: GpuAccount, request: PlacementRequest) -> list[TenantId]:
-    """Return the tenants of a GPU that the request cannot stand beside."""
+    """Return the tenants of a GPU that the request cannot share it with."""
     return [tenant for tenant, row in gpu.rows.items() if must_end(row, request)]
 
 
 def _ranked(gpus: Sequence[GpuAccount], request: PlacementRequest) -> list[GpuAccount]:
-    """Sort GPUs: those first of which least has to be freed."""
+    """Sort GPUs by the amount to free, least first."""
 
     def effort(gpu: GpuAccount) -> tuple[int, int, int, GpuUuid]:
         short = short_of_gpu(gpu, request)
@@ -260,7 +261,7 @@ def _ranked(gpus: Sequence[GpuAccount], request: PlacementRequest) -> list[GpuAc
 
 
 def account_after(node: NodeAccount, plan: PreemptionPlan, victims: Victims) -> NodeAccount:
-    """Return the node's account as it is once the plan has been carried out."""
+    """Return the node's account after the plan."""
     gone = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
     account = _without(node, [*gone, *plan.evict])
     for tenant in plan.lower:
@@ -282,7 +283,7 @@ def _without(node: NodeAccount, tenants: Collection[TenantId]) -> NodeAccount:
 
 
 def _fits(account: NodeAccount, request: PlacementRequest, gpus: Collection[GpuUuid]) -> bool:
-    """Return whether the engine's filters take the request on these GPUs."""
+    """Return whether the engine's filters accept the request on these GPUs."""
     checks = gpu_checks(request)
     known = [account.gpus_by_uuid[uuid] for uuid in gpus if uuid in account.gpus_by_uuid]
     return (

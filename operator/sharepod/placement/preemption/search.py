@@ -1,9 +1,9 @@
-"""Search: the cheapest set of units that frees what a request is short of. Pure.
+"""Search: the cheapest set of units that frees the amounts that a request lacks. Pure.
 
 Guarantees:
 - Exact within `_VISITS` steps: no set of units that frees enough costs less. Beyond that, the cheapest set found so far
-  stands, which is never worse than the one that `_greedy` gives.
-- No unit of the answer is superfluous: without any one of them something is short.
+  stands, which is never worse than the result of `_greedy`.
+- No unit of the answer is superfluous: without any one of them an amount is short.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def cheapest_set(
     """Return the cheapest set of units, all of `forced` among those evicted; None if none frees enough.
 
     Args:
-        units: Those that may go, `forced` among them.
-        below: Only a set of at most this cost is wanted.
+        units: Units that may be preempted, `forced` among them.
+        below: The set may cost at most this.
     """
     search = _Search(short, units, forced, below)
     search.run()
@@ -91,7 +91,7 @@ class _Search:
         )
 
     def _most_that_is_left(self) -> list[Amounts]:
-        """Return for each position what all units from there on free together."""
+        """Return for each position the sum that all units from there on free."""
         sums: list[Amounts] = [{}]
         for _, frees in reversed(self._units):
             total = dict(sums[-1])
@@ -102,8 +102,8 @@ class _Search:
         return sums
 
     def _greedy(self) -> None:
-        """Take units in order until enough is free, then give back those that are superfluous, the dearest first."""
-        # 1. Lower all that may be lowered, where time alone is short; 2. evict in order.
+        """Take units in order until enough is free, then return superfluous units, the dearest first."""
+        # 1. Lower all units that may be lowered, if only time is short; 2. evict in order.
         lowered = [item for item in self._units if item[1].by_lowering]
         short = self._short
         for _, frees in lowered:
@@ -117,7 +117,7 @@ class _Search:
             short = self._still_short(evicted, lowered)
         if short:
             return
-        # 3. Give back.
+        # 3. Return superfluous units.
         for item in sorted(evicted, key=lambda one: cost_of([one[0]], []), reverse=True):
             fewer = [other for other in evicted if other is not item]
             also = [*lowered, item] if item[1].by_lowering else lowered
@@ -166,7 +166,7 @@ class _Search:
 
 
 def _less(short: Mapping[Dimension, int], freed: Mapping[Dimension, int]) -> Amounts:
-    """Return what is still short."""
+    """Return the amounts that are still short."""
     return {name: amount - freed.get(name, 0) for name, amount in short.items() if amount > freed.get(name, 0)}
 
 

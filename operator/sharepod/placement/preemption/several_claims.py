@@ -1,11 +1,12 @@
-"""Preemption for a Pod with several claims, which all go to one node: which tenants make room for all of them. Pure.
+"""Preemption for a Pod with several claims, which all go to one node: which tenants are preempted for all of them.
+Pure.
 
 Guarantees:
-- Only tenants of a lower effective priority make room; time alone comes first, wherever that is enough.
-- A plan is found on a node whenever its tenants of lower priority could make room there at all, and no tenant of it is
-  superfluous. The set is not always the cheapest: those worth most are spared first.
-- The engine's own places for several requests (`place_on`) are what a plan is checked with.
-- Work is bounded: at most `_NODES` nodes are searched, those with the fewest tenants to go first.
+- Only tenants of a lower effective priority are preempted. Time is preempted first, if that is enough.
+- A plan is found on a node whenever preempting its tenants of lower priority could suffice. No tenant of the plan is
+  superfluous. The set is not always the cheapest: the most valuable tenants are spared first.
+- A plan is checked with the engine's own placement of several requests (`place_on`).
+- Work is bounded: at most `_NODES` nodes are searched, nodes with the fewest tenants to evict first.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from .shortage import gives_time
 from .victims import PreemptionPlan, Unit, Victims, cost_of
 
 _NODES = 16
-"""Nodes that are searched for one request: each takes some hundredths of a second with 30 tenants."""
+"""Nodes that are searched for one request: each takes some 10 ms with 30 tenants."""
 
 
 def plans_for_several(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iterator[PreemptionPlan | None]:
-    """Look at one node after the other; yield the best plan so far after each, so that a caller can do other work.
+    """Search one node after the other. Yields the best plan so far after each, so that a caller can do other work.
 
-    A node that changes meanwhile is seen as it is when it is looked at: the caller checks the plan before it acts.
+    Each node is read at its own step, so the cluster may have changed since: the caller must check the plan before it
+    acts.
     """
     likely: list[tuple[int, str]] = []
     for node in sorted(cluster.nodes(), key=lambda node: node.name):
@@ -46,7 +48,7 @@ def plans_for_several(cluster: Cluster, request: PlacementRequest, victims: Vict
 
 
 def holds_for_several(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
-    """Return whether a plan, made a while ago, would still do and take from nobody that may keep what it has."""
+    """Return whether an earlier plan still suffices, and preempts no tenant that is protected by now."""
     node = cluster.node(plan.node)
     if node is None:
         return False
@@ -67,30 +69,30 @@ class _NodeSearch:
         self._victims = victims
 
     def place(self, evict: Sequence[Unit], lower: Sequence[Unit]) -> Assignment | None:
-        """Return the places once these have made room, and those have left whose Pods end anyway."""
+        """Return the places after these units were evicted and lowered, and tenants whose Pods end anyway have left."""
         account = account_after(self._node, self._as_plan(evict, lower), self._victims)
         return place_on(self._cluster, account, self._request)
 
     def plan(self) -> PreemptionPlan | None:
-        """Return who makes room; None if that is not enough."""
+        """Return the preemption; None if it is not enough."""
         units = units_below(self._node, self._request, self._victims)
         units = sorted(units, key=lambda unit: (cost_of([unit], ()), unit.name), reverse=True)
         lowerable = [unit for unit in units if self._gives_time(unit)]
-        # 1. Nobody ends where time alone is enough; 2. else those worth most keep all they have, or all but time.
+        # 1. No unit is evicted if time is enough; 2. otherwise the most valuable units keep all, or all except time.
         if self.place((), lowerable) is not None:
             evict, lower = list[Unit](), lowerable
         elif self.place(units, ()) is not None:
             evict, lower = self._spared(units)
         else:
             return None
-        # 3. None is lowered without need.
+        # 3. No unit is lowered without need.
         lower = _fewest(lower, lambda fewer: self.place(evict, fewer) is not None)
         place = self.place(evict, lower)
         assert place is not None, "each step was checked"
         return self._as_plan(evict, lower, place)
 
     def _spared(self, units: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """Return who still has to be evicted, and who is only lowered, when those worth most are spared first."""
+        """Return the units to evict and the units to lower only, sparing the most valuable first."""
         evict, lower = list(units), list[Unit]()
         for unit in units:
             fewer = [other for other in evict if other is not unit]
@@ -122,7 +124,7 @@ class _NodeSearch:
 
 
 def _fewest(units: Sequence[Unit], enough: Callable[[list[Unit]], bool]) -> list[Unit]:
-    """Return units without those that are not needed, the first ones left out first."""
+    """Return the units that are needed, dropping the first units first."""
     kept = list(units)
     for unit in units:
         fewer = [other for other in kept if other is not unit]

@@ -1,9 +1,10 @@
-"""Shortage: what a request lacks on certain GPUs of a node, and what each unit there would free of it. Pure.
+"""Shortage: the amounts that a request lacks on certain GPUs of a node, and the part that each unit there would free.
+Pure.
 
 Guarantees:
 - Amounts are counted as the filters count them: each row at its most, pods as kube-scheduler adds them up.
-- A unit that can stand beside the request nowhere on these GPUs (Exclusive, another exclusion label, the same
-  anti-affinity label) is named as one that has to end.
+- A unit that excludes the request on all of these GPUs (Exclusive, another exclusion label, the same anti-affinity
+  label) is marked as one to evict.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def usable_gpus(
 
 
 def must_end(row: Row, request: PlacementRequest) -> bool:
-    """Return whether a tenant and the request exclude each other on one GPU, however much of it is free."""
+    """Return whether a tenant and the request exclude each other on one GPU, regardless of free amounts."""
     mine, theirs = request.gpu, row.wanted
     if Mode.EXCLUSIVE in (mine.mode, theirs.mode):
         return True
@@ -69,7 +70,8 @@ def must_end(row: Row, request: PlacementRequest) -> bool:
 
 
 def short_of_gpu(gpu: GpuAccount, request: PlacementRequest) -> Amounts:
-    """Return what of a GPU is short for the request; an Exclusive one is short of nothing once all others have left."""
+    """Return the amounts of a GPU that the request lacks; an Exclusive request lacks nothing once all tenants have
+    left."""
     asked, uuid = request.gpu, gpu.state.uuid
     if asked.mode is Mode.EXCLUSIVE:
         return {}
@@ -86,7 +88,7 @@ def short_of_gpu(gpu: GpuAccount, request: PlacementRequest) -> Amounts:
 
 
 def short_of_node(node: NodeAccount, request: PlacementRequest) -> Amounts:
-    """Return what the node itself is short of for the request's Pod."""
+    """Return the amounts of the node that the request's Pod lacks."""
     assert node.state is not None, "only known nodes are looked at"
     taken, asked = node.taken(), request.pod.resources
     short = {
@@ -101,7 +103,7 @@ def short_of_node(node: NodeAccount, request: PlacementRequest) -> Amounts:
 
 
 def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: Mapping[Dimension, int]) -> Frees:
-    """Return what a unit frees of what is short on this node and these GPUs."""
+    """Return the part of these short amounts that a unit frees on this node and these GPUs."""
     frees = Frees()
     for tenant in unit.tenants:
         row = node.rows.get(tenant)
@@ -124,12 +126,12 @@ def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: M
 
 
 def gives_time(row: Row) -> bool:
-    """Return whether a row may have request 0: a whole GPU has no share to change, and Interactive spends a request."""
+    """Return whether a row may have request 0: a whole GPU has no share to change, and Interactive needs a request."""
     return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
 
 
 def taken_of_node(node: NodeAccount, tenants: Collection[TenantId]) -> Amounts:
-    """Return what the pods of these tenants take of the node."""
+    """Return the resources of the node that the pods of these tenants take."""
     pods = [usage.resources for usage in node.pods.values() if usage.tenant is not None and usage.tenant in tenants]
     seen = {usage.tenant for usage in node.pods.values()}
     coming = [node.rows[one].wanted for one in tenants if one in node.rows and one not in seen]

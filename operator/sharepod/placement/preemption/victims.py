@@ -1,4 +1,4 @@
-"""Victims: what preemption knows of tenants that could make room, and what a set of them costs. Pure.
+"""Victims: facts of tenants that could be preempted, and the cost of a set of them. Pure.
 
 Guarantees:
 - Tenants of one `unit` (the containers' claims of one Pod, a gang) end together and count once.
@@ -16,31 +16,31 @@ from sharepod.placement.state.types import Assignment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimFacts:
-    """Facts of one tenant that runs."""
+    """Facts of one running tenant."""
 
     unit: str
-    """What ends with it: the uid of its Pod, or a name that a gang has in common."""
+    """Tenants that end together share this: the uid of the Pod, or a common name of a gang."""
     priority: int
-    """Effective priority: only a request of a higher one may preempt it."""
+    """Effective priority: only a request of higher priority may preempt the tenant."""
     over_budget_milli: int = 0
-    """How far its namespace is over its budget, in thousandths of that budget; 0 within it."""
+    """Excess of its namespace over its budget, in thousandths of the budget; 0 within it."""
     started: int = 0
-    """When it started, seconds since the epoch."""
+    """Start, in seconds since the epoch."""
     lost_seconds: int = 0
     """Seconds of work that its end would lose."""
     protected: bool = False
-    """The API server refused its eviction lately: a PodDisruptionBudget has no room for it."""
+    """The API server recently refused its eviction: a PodDisruptionBudget has no room for it."""
     lowerable: bool = False
-    """Its request may be lowered to 0: it goes on with what others leave of the GPU's time."""
+    """Its request may be lowered to 0: the tenant then runs on time that others leave."""
     slow: bool = False
-    """Its Pod may take longer to end than others wait for it."""
+    """Its Pod may take longer to end than waiting requests allow."""
     leaving: bool = False
-    """Its Pod is being deleted: what it has will be free without another step."""
+    """Its Pod is being deleted: its share will be free without another step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Tenants that end together. The highest priority and the earliest start among them are the unit's."""
+    """Tenants that end together, with their highest priority and earliest start."""
 
     name: str
     tenants: frozenset[TenantId]
@@ -55,11 +55,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPlan:
-    """Plan that makes room for a request on these GPUs of one node.
+    """Preemption that frees these GPUs of one node for a request.
 
     `lower`: tenants whose request becomes 0; `evict`: tenants whose Pods end. `leaving`: tenants of lower priority
-    whose Pods end anyway, and are waited for. `refused_lately`: a PodDisruptionBudget protects one of those to evict,
-    and no other set would do. `move_to`: where the one that is evicted is placed again, if that is a move.
+    whose Pods end anyway, and are waited for. `refused_lately`: a PodDisruptionBudget protects one of the tenants to
+    evict, and no other set suffices. `move_to`: new place of the evicted tenant, if the plan is a move.
     """
 
     node: str
@@ -76,15 +76,15 @@ PlanCost = tuple[int, ...]
 """Cost of a plan, see `cost_of`."""
 
 _NOBODY = -(1 << 40)
-"""Priority in place of the highest one where there is nobody: below each that the API server takes (32 bits)."""
+"""Stands for the highest priority of an empty set: below each that the API server accepts (32 bits)."""
 
 
 def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
     """Return the cost of evicting and lowering these units.
 
-    In this order: evictions that a PodDisruptionBudget has refused; the highest priority of those evicted; their
-    number; how far they are over budget, the further the cheaper; the earliest start among them, the later the
-    cheaper; seconds of work lost; then the same of those lowered, as far as it matters to them.
+    In this order: evictions that a PodDisruptionBudget has refused; the highest evicted priority; the number of
+    evictions; their excess over budget, the more the cheaper; their earliest start, the later the cheaper; seconds of
+    lost work; then the same for lowered units, where it applies.
     """
     return (
         sum(unit.protected for unit in evicted),
@@ -105,21 +105,21 @@ BOUNDED_ITEMS = 3
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Tenants that run, as preemption looks at them. `units`: the unit of each that stays unless it is preempted;
-    `leaving`: those whose Pods end anyway, each with its priority; `stuck`: those whose Pods have long been gone and
-    whose rows stay: they are not counted on."""
+    """Running tenants, as preemption sees them. `units`: the unit of each tenant that stays unless preempted.
+    `leaving`: tenants whose Pods end anyway, each with its priority. `stuck`: tenants without a Pod whose rows stay;
+    their shares are not expected back."""
 
     units: Mapping[TenantId, Unit]
     leaving: Mapping[TenantId, int]
     stuck: frozenset[TenantId] = frozenset()
 
     def are_slow(self, tenants: Iterable[TenantId]) -> bool:
-        """Return whether any of these tenants may take longer to end than others wait for it."""
+        """Return whether any of these tenants may take longer to end than waiting requests allow."""
         units = (self.units.get(tenant) for tenant in tenants)
         return any(unit is not None and unit.slow for unit in units)
 
     def without_slow(self) -> Victims:
-        """Return the same without those that may take longer to end than others wait for them."""
+        """Return the victims without tenants that may take longer to end than waiting requests allow."""
         return replace(self, units={tenant: unit for tenant, unit in self.units.items() if not unit.slow})
 
 

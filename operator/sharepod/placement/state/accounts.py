@@ -1,10 +1,10 @@
-"""Accounts of one node: its rows, what they take of each GPU, and what pods take of the node.
+"""Accounts of one node: its rows, their use of each GPU, and the pods' use of the node.
 
 Guarantees:
-- A row counts with the most, in time and in memory, that the ledger can still turn out to say of it: a raise counts
-  once it is decided, a lowering only once it is written. (CS1 of cluster.py rests on this.)
-- A row that is releasing counts with all it had.
-- Rows and pods of a node that is not known are kept.
+- A row counts with the largest time and memory that the ledger may still hold for it. A raise counts once decided, a
+  lowering only once written. (CS1 of cluster.py depends on this.)
+- A releasing row counts in full.
+- Rows and pods of an unknown node are kept.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .types import (
 
 
 class Row:
-    """One tenant's reservation, as it was written and as it was decided since.
+    """One tenant's reservation, as written and as decided since.
 
     Args:
-        wanted: the reservation as it was last decided.
-        written: the reservation as the ledger has it; None: the ledger has no such row yet.
-        since: the row whose decision this one follows. That decision may be on its way to the ledger (`in_flight`), so
-            it counts too.
+        wanted: the latest decision.
+        written: the reservation in the ledger; None: the ledger has no such row yet.
+        since: the row whose decision this one follows. That decision may still be in flight to the ledger
+            (`in_flight`), so it counts too.
 
-    `request_milli`, `memory` (bytes) and `gpus` are what the row counts with: the most of these three.
+    `request_milli`, `memory` (bytes) and `gpus` are the counted amounts: the most of these three.
     """
 
     __slots__ = ("gpus", "in_flight", "memory", "pending", "request_milli", "wanted", "written")
@@ -52,7 +52,7 @@ class Row:
         self.written = written
         self.in_flight = since is not None
         self.pending = wanted is not written and wanted != written
-        """True while the ledger does not say what was decided."""
+        """True while the ledger differs from the decision."""
         base = written or wanted
         self.request_milli: int = max(wanted.request_milli, base.request_milli, since.request_milli if since else 0)
         self.memory: int = max(wanted.memory, base.memory, since.memory if since else 0)
@@ -60,13 +60,13 @@ class Row:
 
     @property
     def left(self) -> bool:
-        """True once the ledger has the row as releasing. From then on the tenant is no member of its affinity group,
-        for this operator and for any successor."""
+        """True once the ledger has the row as releasing. From then on neither this operator nor a successor counts the
+        tenant as a member of its affinity group."""
         return self.wanted.releasing and self.written is not None and self.written.releasing
 
 
 class GpuAccount:
-    """Account of one GPU: what is free of it and which tenants it has. Read-only outside this module.
+    """Account of one GPU: its free amounts and its tenants. Read-only outside this module.
 
     Args:
         node: Name of the node.
@@ -74,12 +74,14 @@ class GpuAccount:
         interactive_most: Most interactive tenants that it takes.
         excluded: The GPUs that namespaces exclude others from, this one among them.
 
-    `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
-    `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
-    labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant that
-    this GPU is kept for, as the head of the line or because others make room for it; `kept_from` says from whom.
-    `interactive_room`: further interactive tenants that it takes. `excluded_for`: the namespace that it
-    counts for in `excluded`.
+    - `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
+    - `exclusions`: the exclusion label of each tenant, None for a tenant without one.
+    - `anti_affinity`: the anti-affinity labels of its tenants.
+    - `owners`: tenants that are not releasing, counted by owner.
+    - `head_tenant`: the tenant that this GPU is reserved for, at the head of the queue or by a preemption; `kept_from`
+      tests for which requests.
+    - `interactive_room`: number of interactive tenants that it still takes.
+    - `excluded_for`: the namespace that it counts for in `excluded`.
     """
 
     __slots__ = (
@@ -117,9 +119,9 @@ class GpuAccount:
         self.recount()
 
     def kept_from(self, request: PlacementRequest) -> bool:
-        """Return whether this GPU is kept for another tenant of the same or a higher priority.
+        """Return whether this GPU is reserved for another tenant of the same or a higher priority.
 
-        One of the namespace that it is open to is kept from it only by a higher priority.
+        For a request of the namespace that the reservation is open to, only a higher priority counts.
         """
         if self.head_tenant in (None, request.tenant) or self.head_priority < request.priority:
             return False
@@ -181,8 +183,8 @@ class GpuAccount:
                 self.excluded.count(namespace, 1)
 
     def overcommit(self) -> Overcommit | None:
-        """Describe by how much the GPU is over-committed; None where it is not. Only a ledger that was read can
-        over-commit a GPU (CS2 of cluster.py)."""
+        """Describe by how much the GPU is over-committed; None if it is not. Only a loaded ledger can over-commit a GPU
+        (CS2 of cluster.py)."""
         faults = []
         if self.exclusive and self.tenants > 1:
             faults.append(f"an Exclusive tenant shares it with {self.tenants - 1} more")
@@ -200,7 +202,7 @@ class GpuAccount:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
-    """Usage of one pod: the resources it takes of its node. `tenant`: the tenant whose pod it is."""
+    """Usage of one pod: the resources that it takes of its node. `tenant`: the pod's tenant."""
 
     resources: Resources
     tenant: TenantId | None
@@ -208,7 +210,7 @@ class PodUsage:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Sum of the pods of a node: how many there are, and what they leave free: negative where the node is over-used."""
+    """Sum of the pods of a node: their number and the free rest, negative where the node is over-used."""
 
     pods: int
     free: Resources
@@ -217,10 +219,12 @@ class Taken:
 class NodeAccount:
     """Account of one node.
 
-    `state` is None while the node is not known. `uid` and `generation` are those of the GPUNode last read. `holders`
-    are the holders on their way, each with the tenant that waits for it. `interactive_per_gpu`: most interactive
-    tenants that a GPU takes. `excluded`: where its GPUs are counted. `derived`: what others have worked out of its rows
-    and GPUs, by owner; emptied when these change.
+    - `state` is None while the node is unknown.
+    - `uid` and `generation` are those of the GPUNode last read.
+    - `holders`: pending holders, each with its waiting tenant.
+    - `interactive_per_gpu`: most interactive tenants that a GPU takes.
+    - `excluded`: count of its excluded GPUs.
+    - `derived`: cache of values computed from its rows and GPUs, by owner; cleared when these change.
     """
 
     __slots__ = (
@@ -260,11 +264,11 @@ class NodeAccount:
 
     @property
     def empty(self) -> bool:
-        """True if nothing is known of the node any more."""
+        """True if nothing of the node is known: no state, rows, pods, holders or generation."""
         return self.state is None and not (self.rows or self.pods or self.holders or self.generation)
 
     def copy(self) -> NodeAccount:
-        """Return an account of the same node that can be changed apart from this one."""
+        """Return an independent copy of the account."""
         excluded = self._excluded.beside()
         for gpu in self.gpus:
             if gpu.excluded_for is not None:
@@ -280,7 +284,7 @@ class NodeAccount:
         return other
 
     def set_state(self, state: NodeState | None) -> None:
-        """Replace what is known of the Node; None: it is not known any more."""
+        """Replace the state of the Node; None: unknown from now on."""
         before = self.state.gpus if self.state else ()
         self.state = state
         self._taken = None
@@ -320,14 +324,14 @@ class NodeAccount:
         self._taken = self._interchangeable = None
 
     def mark_kept(self, gpus: Mapping[GpuUuid, tuple[TenantId, int, str | None]]) -> None:
-        """Mark these of its GPUs as kept, each for a tenant with its priority and the namespace that it is open to, and
-        no others."""
+        """Mark these of its GPUs, and no others, as reserved. Each has its tenant, priority and the namespace that it
+        is open to."""
         for gpu in self.gpus:
             gpu.head_tenant, gpu.head_priority, gpu.head_open_to = gpus.get(gpu.state.uuid, (None, 0, None))
         self._interchangeable = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:
-        """Set or (None) remove what a pod takes."""
+        """Set or (None) remove a pod's usage."""
         if usage is None:
             self.pods.pop(uid, None)
         else:
@@ -335,7 +339,7 @@ class NodeAccount:
         self._taken = None
 
     def interchangeable(self) -> tuple[tuple[GpuAccount, ...], ...]:
-        """Group the GPUs that differ in nothing but UUID and index: idle ones of one model and size."""
+        """Group the GPUs that differ only in UUID and index: idle GPUs of one model and size."""
         if self._interchangeable is None:
             groups: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
@@ -378,7 +382,7 @@ class NodeAccount:
         return sum(1 for row in rows if row.wanted.owner == owner and not row.wanted.releasing)
 
     def taken(self) -> Taken:
-        """Add up what pods take of the node, those included that reservations will still bring."""
+        """Sum the resources of pods, including the pods that reservations expect."""
         if self._taken is None:
             parts, count = [pod.resources for pod in self.pods.values()], len(self.pods)
             seen = {pod.tenant for pod in self.pods.values()}

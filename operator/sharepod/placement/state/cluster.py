@@ -1,13 +1,13 @@
-"""Cluster state for placement: nodes, GPUs, what pods take, and every reservation, decided or written.
+"""Cluster state for placement: nodes, GPUs, usage of pods, and every reservation, decided or written.
 
 Guarantees:
-- CS1 no-over-commit (LE2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is,
-  counting each row at the most that the ledger can still turn out to say of it.
-- CS2 ledger-is-believed: `load` accepts what a ledger says even where it promises too much, and reports that.
+- CS1 no-over-commit (LE2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is.
+  Each row counts with the most that the ledger may still hold for it.
+- CS2 ledger-is-believed: `load` accepts a ledger even if it over-commits a GPU, and reports that.
 - CS3 decisions-stand: reading a ledger never drops a decision that is not written yet.
-- Nothing here waits or writes. A caller reserves, writes, and feeds back what it read with `load`, or calls `revert`
-  where the write failed.
-- Every change of a node is told to the subscribers.
+- No method waits or writes. A caller reserves, writes, and feeds the read ledger back with `load`, or calls `revert`
+  after a failed write.
+- Subscribers are notified of every change of a node.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from .types import NodeState, Overcommit, PlacementError, PodNeeds, Reservation,
 
 
 class Cluster(ClusterView):
-    """All nodes by name, whether their Node, their ledger or only their pods have been seen.
+    """All nodes by name, even if only their ledger or their pods are known.
 
     `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: GPUs that a
     namespace may exclude others from with less than half of their time requested; None: any number.
     """
 
     def subscribe(self, touched: Callable[[str], None]) -> None:
-        """Call `touched(node name)` after each change of what the node has or of what is taken of it."""
+        """Call `touched(node name)` after each change of a node's resources or usage."""
         self._subscribers.append(touched)
 
     def on_released(self, released: Callable[[TenantId, Row], None]) -> None:
-        """Call `released(tenant, its last row)` after each share that is released."""
+        """Call `released(tenant, its last row)` after the release of each share."""
         self._on_released.append(released)
 
-    # Nodes and pods, as they are seen
+    # Nodes and pods, as observed
 
     def upsert_node(self, state: NodeState) -> None:
-        """Set what is known of a Node, and mark it as grown."""
+        """Set the state of a Node, and mark the Node as grown."""
         self._node(state.name).set_state(state)
         self._mark_excluding_fewer()
         if state.device_plugin:
@@ -52,8 +52,8 @@ class Cluster(ClusterView):
         self._has_grown(state.name)
 
     def remove_node(self, name: str) -> None:
-        """Forget a Node that is gone. Its ledger is kept until `drop_ledger`: a node that is registered again still has
-        its tenants."""
+        """Remove a deleted Node. Its ledger is kept until `drop_ledger`: a node that registers again still has its
+        tenants."""
         node = self._nodes.get(name)
         self._plugin_nodes.discard(name)
         if node is not None:
@@ -65,7 +65,7 @@ class Cluster(ClusterView):
     def set_pod_usage(self, node: str, pod_uid: str, resources: Resources, *, tenant: TenantId | None = None) -> None:
         """Count a pod that is bound or pinned to the node and has not ended.
 
-        The pod of a `tenant` replaces what that tenant's reservation was assumed to need.
+        The pod of a `tenant` replaces the assumed needs of that tenant's reservation.
         """
         if self._node_of_pod.get(pod_uid, node) != node:
             self.remove_pod(pod_uid)
@@ -81,7 +81,7 @@ class Cluster(ClusterView):
             self._has_grown(node)
 
     def remove_pod(self, pod_uid: str) -> None:
-        """Stop counting a pod that is gone or has ended. Unknown pods are ignored."""
+        """Stop counting a deleted or ended pod. Unknown pods are ignored."""
         name = self._node_of_pod.pop(pod_uid, None)
         if name is not None:
             node = self._nodes[name]
@@ -90,7 +90,7 @@ class Cluster(ClusterView):
             self._forget_if_empty(node)
 
     def set_whole_gpu_pod(self, pod_uid: str, needs: PodNeeds | None) -> bool:
-        """Record that a pod waits for whole GPUs, or, by None, that it does no longer. Return whether that is new."""
+        """Record that a pod waits for whole GPUs, or (None) no longer does. Return whether that is a change."""
         new = self.whole_gpu_pods.set(pod_uid, needs)
         if new and needs is None:
             for name in self._plugin_nodes:
@@ -100,17 +100,17 @@ class Cluster(ClusterView):
     # Holders, on nodes where NVIDIA's device plugin owns the GPUs
 
     def start_holder(self, node: str, holder: str, tenant: TenantId) -> None:
-        """Record a holder on its way on this node, for a waiting tenant. Until its Pod is counted, the GPU it will get
-        is counted as taken. `holder`: the uid of its Pod, any other name before that is known."""
+        """Record a pending holder on this node, for a waiting tenant. The holder's GPU counts as taken before its Pod
+        is counted. `holder`: the uid of its Pod, or another name before the uid is known."""
         self._node(node).holders[holder] = tenant
 
     def holders(self, node: str) -> dict[str, TenantId]:
-        """Return the holders on their way on a node, each with the tenant that waits for it."""
+        """Return the pending holders on a node, each with its waiting tenant."""
         account = self._nodes.get(node)
         return dict(account.holders) if account is not None else {}
 
     def end_holder(self, node: str, holder: str) -> None:
-        """Drop a holder that is no longer on its way: it has a GPU by now, or was given up."""
+        """Drop a holder that is no longer pending: it has a GPU, or was cancelled."""
         account = self._nodes.get(node)
         if account is not None and account.holders.pop(holder, None) is not None:
             self._has_grown(node)
@@ -119,10 +119,10 @@ class Cluster(ClusterView):
     # Decisions
 
     def reserve(self, node: str, reservation: Reservation) -> None:
-        """Take a share at once (CS1).
+        """Reserve a share at once (CS1).
 
-        Raises `PlacementError`, and changes nothing, if the tenant has a reservation, the node or a GPU is not known,
-        or a GPU has too little left.
+        Raises `PlacementError`, and changes nothing, if the tenant has a reservation, the node or a GPU is unknown, or
+        a GPU has too little room.
         """
         if reservation.tenant in self._nodes_of:
             raise PlacementError(f"tenant {reservation.tenant} has a reservation on {self._where(reservation.tenant)}")
@@ -136,7 +136,7 @@ class Cluster(ClusterView):
         self._put(account, reservation.tenant, Row(reservation, None))
 
     def change_share(self, wanted: Reservation) -> None:
-        """Replace the share of a tenant on the GPUs it has. The caller has checked that it fits (CS1).
+        """Replace the share of a tenant on its present GPUs. The caller has checked that it fits (CS1).
 
         Raises `PlacementError` unless the tenant has exactly one reservation.
         """
@@ -144,7 +144,7 @@ class Cluster(ClusterView):
         self._put(node, wanted.tenant, Row(wanted, row.written, since=row))
 
     def set_releasing(self, node: str, tenant: TenantId) -> Reservation:
-        """Take the first of the two steps that end a reservation. It takes all it had until `release`.
+        """Take the first of the two steps that end a reservation. It counts in full until `release`.
 
         Returns the row to write. Raises `PlacementError` where there is no such row.
         """
@@ -154,7 +154,7 @@ class Cluster(ClusterView):
         return wanted
 
     def reserve_for_head(self, reservation: HeadReservation | None) -> None:
-        """Replace the head-of-line reservation; None: there is none."""
+        """Replace the head-of-queue reservation; None: there is none."""
         before, self.head_reservation = self.head_reservation, reservation
         for item in (before, reservation):
             if item is not None:
@@ -162,25 +162,24 @@ class Cluster(ClusterView):
                 self._has_grown(item.node)
 
     def keep(self, reservation: HeadReservation) -> None:
-        """Keep GPUs free for a tenant for which others make room, besides the head of the line. Replaces what was kept
-        for that tenant. Where two keep the same GPU, it is the one's of higher priority."""
+        """Reserve GPUs for a tenant that others are preempted for, in addition to the head-of-queue reservation.
+        Replaces the tenant's earlier reservation. Of two reservations of one GPU, the higher priority applies."""
         self.give_up(reservation.tenant)
         self._kept[reservation.tenant] = reservation
         self._mark_head_reservation(reservation.node)
         self._has_grown(reservation.node)
 
     def give_up(self, tenant: TenantId) -> None:
-        """Keep nothing any more for a tenant for which others made room."""
+        """Drop the reservation for a tenant that others were preempted for."""
         before = self._kept.pop(tenant, None)
         if before is not None:
             self._mark_head_reservation(before.node)
             self._has_grown(before.node)
 
-    # What became of the decisions
+    # Results of the decisions
 
     def revert(self, node: str, tenant: TenantId) -> None:
-        """Go back to what the ledger says, after a write that failed for good. A row that was never written is
-        dropped."""
+        """Return to the ledger's row after a write failed permanently. A row that was never written is dropped."""
         account = self._nodes.get(node)
         row = account.rows.get(tenant) if account else None
         if account is None or row is None:
@@ -189,9 +188,10 @@ class Cluster(ClusterView):
         self._put(account, tenant, Row(_remembering(written, written, row), written) if written else None)
 
     def nothing_in_flight(self, node: str) -> bool:
-        """Free what was decided and taken back before it was written. Call when no write is on its way to this ledger.
+        """Free rows that were decided and withdrawn before they were written. Call this when no write to this ledger is
+        in flight.
 
-        Returns whether anything was freed.
+        Returns whether any row was freed.
         """
         account = self._nodes.get(node)
         rows = account.rows.items() if account is not None else ()
@@ -201,7 +201,7 @@ class Cluster(ClusterView):
         return bool(stale)
 
     def release(self, node: str, tenant: TenantId, generation: int | None = None) -> None:
-        """Free the share of a row that is no longer in the ledger, or never was. A row that is not there is ignored.
+        """Free the share of a row that is no longer in the ledger, or never was. An unknown row is ignored.
 
         Args:
             generation: of the GPUNode after the write that removed the row.
@@ -218,10 +218,10 @@ class Cluster(ClusterView):
     def load(
         self, node: str, rows: Iterable[Reservation], generation: int, *, uid: str | None = None
     ) -> tuple[Overcommit, ...]:
-        """Take over what a GPUNode says at this generation (CS2, CS3). Returns the GPUs that are over-committed.
+        """Load a GPUNode's ledger of this generation (CS2, CS3). Returns the over-committed GPUs.
 
-        A reading older than the last one is ignored, unless `uid` says that it is of another GPUNode of that name,
-        which counts its generations from the start.
+        A ledger older than the loaded one is ignored, unless `uid` shows another GPUNode of that name, whose
+        generations start again.
         """
         account = self._node(node)
         if uid is not None and uid != account.uid:
@@ -236,7 +236,7 @@ class Cluster(ClusterView):
         for tenant, written in read.items():
             row = account.rows.get(tenant)
             if row is not None and row.written is written and not row.pending and not row.in_flight:
-                continue  # as it was read before
+                continue  # unchanged
             wanted = row.wanted if row is not None and (row.pending or row.in_flight) else written
             wanted = _remembering(wanted, written, row)
             if row is None or row.written != written or not _same(row.wanted, wanted):
@@ -245,12 +245,12 @@ class Cluster(ClusterView):
         return self.overcommits(node)
 
     def invalidate_ledgers(self) -> None:
-        """Count each generation as the oldest: the next reading of each GPUNode is taken over, whatever it says."""
+        """Invalidate all generations: the next ledger of each GPUNode is loaded, whatever its generation."""
         for account in self._nodes.values():
             account.generation = 0
 
     def drop_ledger(self, node: str) -> None:
-        """Drop all rows of a GPUNode that is gone, decided ones included, and its count of generations."""
+        """Drop all rows of a deleted GPUNode, including decided ones, and its generation."""
         account = self._nodes.get(node)
         if account is None:
             return
@@ -290,7 +290,7 @@ class Cluster(ClusterView):
             self._nodes.pop(node.name, None)
 
     def _put(self, node: NodeAccount, tenant: TenantId, row: Row | None) -> None:
-        """Set or (None) remove a row, and every index over rows with it. The one place where a row changes."""
+        """Set or (None) remove a row, and update every index over rows. The only place where a row changes."""
         before = node.rows.get(tenant)
         taken = row is not None and before is None
         if before is not None:
@@ -355,15 +355,16 @@ class Cluster(ClusterView):
             del self._excluding[key]
 
     def _mark_excluding_fewer(self) -> None:
-        """Mark the namespaces that exclude others from fewer GPUs than before: they may exclude others from another."""
+        """Mark the namespaces that exclude others from fewer GPUs than before, so that they may exclude others from
+        another GPU."""
         while self.excluded.fallen:
             self.room_version += 1
             self._excluding_fewer[self.excluded.fallen.pop()] = self.excluding_fewer_at = self.room_version
 
 
 def _remembering(wanted: Reservation, written: Reservation, row: Row | None) -> Reservation:
-    """Return `wanted` with the fields that the ledger does not hold: as read along with the ledger, else as known
-    before."""
+    """Return `wanted` with the fields that the ledger does not hold: as read along with the ledger, else from the
+    earlier row."""
     before = row.wanted if row is not None else written
     owner = written.owner if written.owner is not None else before.owner
     needs = written.needs if written.needs != Resources() else before.needs

@@ -1,8 +1,8 @@
-"""View of a cluster for placement: nodes, rows, and what has changed since a request was refused.
+"""View of a cluster for placement: nodes, rows, and changes since a request was refused.
 
 Guarantees:
-- Nothing here changes anything. `cluster.py` does.
-- What is returned does not change with the cluster, but for `NodeAccount`s, which are live.
+- The view changes nothing; `cluster.py` does.
+- Returned values do not change with the cluster, except `NodeAccount`s, which are live.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ GroupPlace = tuple[str, frozenset[GpuUuid]]
 
 @dataclass(frozen=True, slots=True)
 class HeadReservation:
-    """Head-of-line reservation: GPUs of one node that are kept free for the tenant at the head of the queue.
+    """Head-of-queue reservation: GPUs of one node that are kept free for the tenant at the head of the queue.
 
-    No other tenant of the same or a lower priority is placed on these GPUs, but those of the same priority in the
-    namespace `open_to`. Tenants that are there stay.
+    No other tenant of the same or a lower priority is placed on these GPUs. Exception: tenants of the same priority in
+    the namespace `open_to`. Present tenants stay.
     """
 
     tenant: TenantId
@@ -38,7 +38,7 @@ class HeadReservation:
 
 
 class ClusterView:
-    """All nodes by name, whether their Node, their ledger or only their pods have been seen, to be read.
+    """Read-only view of all nodes by name, even if only their ledger or their pods are known.
 
     `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: GPUs that a
     namespace may exclude others from with less than half of their time requested; None: any number.
@@ -65,13 +65,13 @@ class ClusterView:
         self.room_version = 0
         """Number of changes so far that may have made room for a waiting request."""
         self.excluding_fewer_at = 0
-        """The `room_version` at which a namespace last came to exclude others from fewer GPUs."""
+        """The `room_version` at which a namespace last began to exclude others from fewer GPUs."""
         self.head_reservation: HeadReservation | None = None
         self._kept: dict[TenantId, HeadReservation] = {}
 
     def kept(self) -> tuple[HeadReservation, ...]:
-        """Return all reservations of GPUs that nobody has yet: the head of the line's, and those that others make room
-        for."""
+        """Return all reservations of free GPUs: the head-of-queue reservation, and those for which others are
+        preempted."""
         head = () if self.head_reservation is None else (self.head_reservation,)
         return (*head, *self._kept.values())
 
@@ -94,17 +94,17 @@ class ClusterView:
         return node if node is not None and node.state is not None else None
 
     def known(self, names: Iterable[str]) -> list[NodeAccount]:
-        """Return the accounts of those of these nodes that are known."""
+        """Return the accounts of these nodes, without unknown nodes."""
         return [node for node in map(self.node, names) if node is not None]
 
     def reservations(self, node: str) -> tuple[Reservation, ...]:
-        """Return the rows of a node as they are wanted, by tenant."""
+        """Return the latest decided rows of a node, by tenant."""
         account = self._nodes.get(node)
         rows = account.rows if account else {}
         return tuple(rows[tenant].wanted for tenant in sorted(rows))
 
     def written(self, node: str, tenant: TenantId) -> Reservation | None:
-        """Return the row of a tenant as the ledger of a node has it; None if it has none."""
+        """Return a tenant's row in the ledger of a node; None if it has none."""
         account = self._nodes.get(node)
         row = account.rows.get(tenant) if account is not None else None
         return row.written if row is not None else None
@@ -112,7 +112,7 @@ class ClusterView:
     def reservations_of(self, tenant: TenantId) -> tuple[tuple[str, Reservation], ...]:
         """Return the reservations of a tenant with their nodes.
 
-        More than one means that two operators decided; all but one have to be released.
+        More than one means that two operators decided; all but one must be released.
         """
         return tuple((name, self._nodes[name].rows[tenant].wanted) for name in sorted(self._nodes_of.get(tenant, ())))
 
@@ -131,15 +131,15 @@ class ClusterView:
         return tuple(rows[tenant].wanted for tenant in sorted(tenant for tenant, row in rows.items() if row.pending))
 
     def groups(self, key: LabelKey) -> tuple[GroupPlace, ...]:
-        """Return where the members of an affinity group are. More than one place only where a ledger said so.
+        """Return the places of the members of an affinity group. More than one place only if a loaded ledger has it so.
 
-        A SharePod that has ended stays a member until the ledger has its row as releasing. Otherwise an operator that
-        crashes between two writes would leave its successor a group that is split.
+        An ended SharePod stays a member until the ledger has its row as releasing. Otherwise an operator that crashes
+        between two writes would leave a split group to its successor.
         """
         return tuple(sorted(self._groups.get(key, ()), key=lambda group: (group[0], sorted(group[1]))))
 
     def replicas_on(self, owner: str) -> Mapping[str, int]:
-        """Return how many tenants of this owner that are not releasing each node has, by name. A live view."""
+        """Return the number of this owner's tenants that are not releasing, by node name. A live view."""
         return self._replicas.get(owner, {})
 
     def overcommits(self, node: str | None = None) -> tuple[Overcommit, ...]:
@@ -175,7 +175,7 @@ class ClusterView:
 
 
 def _later(marks: dict[str, int], version: int) -> Iterator[str]:
-    """Yield the names of marks set after this version, the last first. `marks` are in the order they were set."""
+    """Yield the names of marks set after this version, the latest first. `marks` are in the order of setting."""
     for name in reversed(marks):
         if marks[name] <= version:
             return

@@ -1,12 +1,13 @@
-"""Excluded GPUs: how many GPUs each namespace keeps from all others by exclusion labels and hardly asks for.
+"""Excluded GPUs: the number of GPUs that each namespace excludes others from by labels, while requesting little of
+them.
 
 A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace and less than half of
-its time is requested. From half on, the namespace asks for at least as much as it keeps from others, and quotas count
-that.
+its time is requested. From half on, the namespace requests at least as much as it excludes others from, and quotas
+count that.
 
 Guarantees:
-- The count is that of the rows, of GPUs that are known: an operator that starts again counts the same.
-- What is tried on a copy of a node's account counts there alone.
+- The count follows from the rows of known GPUs: an operator that restarts gets the same count.
+- Changes on a copy of a node's account count only in that copy.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from sharepod.api.units import WHOLE_GPU
 from .types import PlacementRequest
 
 HALF_A_GPU = WHOLE_GPU // 2
-"""Requested thousandths from which on a GPU under an exclusion label no longer counts: so a namespace keeps at most
-twice what it asks for, and the cap beyond that."""
+"""Requested thousandths from which a GPU under an exclusion label no longer counts. So a namespace excludes others from
+at most twice its request, plus the cap."""
 
 
 class ExcludedGpus:
@@ -27,7 +28,7 @@ class ExcludedGpus:
 
     Args:
         most: GPUs that a namespace may exclude others from; None: any number.
-        base: what this one counts on top of.
+        base: the count that this one adds to.
     """
 
     __slots__ = ("_base", "_counts", "fallen", "most")
@@ -44,8 +45,7 @@ class ExcludedGpus:
         return self._counts.get(namespace, 0) + (self._base.of(namespace) if self._base is not None else 0)
 
     def has_room_for(self, request: PlacementRequest) -> bool:
-        """Return whether this request may have GPUs that do not have its exclusion label yet, as many as it asks
-        for."""
+        """Return whether this request may have as many GPUs as it needs that do not have its exclusion label yet."""
         asked = request.gpu
         if self.most is None or asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:
             return True
@@ -60,5 +60,5 @@ class ExcludedGpus:
             self.fallen.add(namespace)
 
     def beside(self) -> ExcludedGpus:
-        """Return a count on top of this one that changes apart from it."""
+        """Return a count on top of this one that changes independently."""
         return ExcludedGpus(self.most, self)

@@ -1,12 +1,12 @@
 """Needs of pods and capacities of nodes, parsed from Kubernetes' objects as kube-scheduler reads them.
 
-Objects are plain dicts, before or after the API server has filled in defaults: a limit without a request counts as a
-request, as it does there.
+Objects are plain dicts, before or after the API server has set defaults: as in kube-scheduler, a limit without a
+request counts as a request.
 
 Guarantees:
-- What cannot be read raises `NeedsError`, which names the field.
-- What is read is within the bounds of `sharepod.api.bounds`: reading it, and comparing it with a node, takes bounded
-  time, and its amounts fit into 63 bits.
+- An unreadable value raises `NeedsError`, which names the field.
+- Parsed values are within the bounds of `sharepod.api.bounds`. Parsing, and comparing with a node, take bounded time,
+  and amounts fit into 63 bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sharepod.api.units import UnitError, parse_cpu, parse_quantity
 from .types import NodeRequirement, NodeSelectorTerm, PodNeeds, Resources, Taint, Toleration
 
 UNSCHEDULABLE_TAINT = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-"""Taint of a cordoned node. The node lifecycle controller adds it a moment after `spec.unschedulable` was set."""
+"""Taint of a cordoned node. The node lifecycle controller adds it a moment after `spec.unschedulable` is set."""
 
 _OPERATORS_WITHOUT_VALUES = ("Exists", "DoesNotExist")
 _OPERATORS = ("In", "NotIn", *_OPERATORS_WITHOUT_VALUES, "Gt", "Lt")
@@ -41,15 +41,15 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 """Whole number that 64 bits may hold, as Kubernetes writes it."""
 
 _MOST_TOLERATIONS = 2 * MAX_SELECTION
-"""Tolerations of a pod: those that its owner may write, and those that the cluster's admin adds."""
+"""Tolerations of a pod: those that its owner may write, plus those of the cluster's admin."""
 _MOST = 1 << 62
-"""Most of a resource that a pod may ask for: half of what 64 bits hold, so that sums of a few stay within them."""
+"""Most of a resource that a pod may request: half of the 64-bit range, so that sums of a few stay within it."""
 
 Dict = Mapping[str, Any]
 
 
 class NeedsError(ValueError):
-    """A field of a pod or node that cannot be read. `field` is its path; the message says what is wrong there."""
+    """Unreadable field of a pod or node. `field` is its path; the message contains the error."""
 
     def __init__(self, field: str, message: str) -> None:
         field = clipped(field, MAX_NAME)
@@ -59,9 +59,9 @@ class NeedsError(ValueError):
 
 
 def parse_needs(pod_spec: Dict) -> PodNeeds:
-    """Parse what a PodSpec asks of its node.
+    """Parse the node requirements of a PodSpec.
 
-    Raises `NeedsError` for a quantity, an operator or a shape that the API server would not take either.
+    Raises `NeedsError` for a quantity, an operator or a shape that the API server would refuse, too.
     """
     selector = _mapping(pod_spec, "nodeSelector", "spec")
     if len(selector) > MAX_SELECTION:
@@ -81,13 +81,13 @@ def parse_needs(pod_spec: Dict) -> PodNeeds:
 
 
 def pod_resources(pod_spec: Dict) -> Resources:
-    """Add up what a pod takes of its node, as kube-scheduler counts it.
+    """Sum a pod's resources, as kube-scheduler does.
 
-    Containers and sidecars (init containers with `restartPolicy: Always`) run together and add up; an init container
-    runs after the sidecars declared before it and alone besides, so the largest such moment counts where it is larger.
-    Requests at pod level stand in place of that sum; overhead comes on top. (KEP-753, KEP-2837, KEP-688.)
+    - Containers and sidecars (init containers with `restartPolicy: Always`) run together and add up.
+    - An init container runs with only the sidecars declared before it; the largest such moment counts if it is larger.
+    - Pod-level requests replace that sum; overhead is added. (KEP-753, KEP-2837, KEP-688.)
 
-    Raises `NeedsError` for what cannot be read, for more containers than `MAX_CONTAINERS`, and for more of a resource
+    Raises `NeedsError` for unreadable values, for more containers than `MAX_CONTAINERS`, and for more of a resource
     than any node has.
     """
     total = _at_pod_level(pod_spec, _of_containers(pod_spec))
@@ -102,7 +102,7 @@ def _of_containers(pod_spec: Dict) -> Resources:
         running = asked if running is None else _sum(running, asked)
     starts = _items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)
     sidecars = starting = Resources()
-    if running is not None and not starts:  # as in most pods
+    if running is not None and not starts:  # the case of most pods
         return running
     for number, container in enumerate(starts):
         asked = _container(container, f"spec.initContainers[{number}]")
@@ -129,7 +129,7 @@ def _plausible(total: Resources) -> Resources:
 
 
 def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
-    """Parse a Node's taints. A cordoned node has its taint even before the controller has added it."""
+    """Parse a Node's taints. A cordoned node has its taint even before the controller adds it."""
     taints = tuple(
         Taint(
             key=_name(item.get("key"), "spec.taints"),
@@ -144,8 +144,7 @@ def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
 
 
 def parse_allocatable(node_status: Dict) -> tuple[Resources, int]:
-    """Parse what a Node has for pods, and how many pods it takes (110, the kubelet's default, where it does not
-    say)."""
+    """Parse a Node's resources for pods, and its number of pods (default 110, as the kubelet's)."""
     allocatable = dict(_mapping(node_status, "allocatable", "status"))
     pods = allocatable.pop("pods", 110)
     return _resources(allocatable, "status.allocatable", MAX_NODE_RESOURCES), _quantity(pods, "status.allocatable.pods")
@@ -300,7 +299,7 @@ def _mapping(holder: Dict, name: str, path: str) -> Dict:
     value = holder.get(name)
     if value is None:
         return {}
-    if not isinstance(value, (dict, Mapping)):  # dict first: to ask an abstract class takes longer
+    if not isinstance(value, (dict, Mapping)):  # dict first: checking an abstract class takes longer
         raise NeedsError(f"{path}.{name}", "is not a map")
     return value
 

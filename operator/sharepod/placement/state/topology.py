@@ -1,10 +1,10 @@
-"""Topology of one node: distances between its GPUs, by which several GPUs for one tenant are chosen.
+"""Topology of one node: distances between its GPUs, by which GPUs for one tenant are chosen.
 
 Guarantees:
 - `nearest` returns the set whose worst pair is nearest, then whose pairs are nearest in sum, then the first in the
-  order given.
+  given order.
 - The choice is exact up to `_EXACT_SETS` sets; above that, sets are grown greedily from each GPU in turn.
-- A node where no connection is known, or where all distances are equal, has no `Topology`: every set is as good there.
+- A node without known connections, or with equal distances, has no `Topology`: all sets are equally good there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sharepod.api.units import GpuUuid
 from .types import GpuState
 
 _RANKS = {"NVLINK": 0, "PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
-"""Distance of two GPUs by their connection, in the words and the order of `nvidia-smi topo -m`; 0 is nearest."""
+"""Distance of two GPUs by their connection, in the terms and order of `nvidia-smi topo -m`; 0 is nearest."""
 
 _SAME_NUMA, _ELSEWHERE = _RANKS["NODE"], _RANKS["SYS"]
 _EXACT_SETS = 512
@@ -51,7 +51,7 @@ class Topology:
         return max(pairs, default=0), sum(pairs)
 
     def nearest(self, gpus: Sequence[GpuUuid], count: int, *, having: Sequence[GpuUuid] = ()) -> tuple[GpuUuid, ...]:
-        """Choose `count` of these GPUs, which are distinct and at least as many. All of `having`, which are fewer than
+        """Choose `count` of these GPUs, which must be distinct and at least as many. All GPUs of `having`, fewer than
         `count`, are chosen."""
         if count < 2 or len(gpus) <= count:
             return tuple(gpus[:count])
@@ -79,7 +79,7 @@ def _to_all(distances: dict[tuple[GpuUuid, GpuUuid], int], uuid: GpuUuid, chosen
 
 
 def _distance(one: GpuState, other: GpuState) -> int:
-    """Return the distance by the link that either side names, else by NUMA node. GPUs of unknown NUMA node count as on
+    """Return the distance by the link that either GPU names, else by NUMA node. GPUs of unknown NUMA node count as on
     different ones."""
     kinds = [kind for uuid, kind in one.links if uuid == other.uuid]
     kinds += [kind for uuid, kind in other.links if uuid == one.uuid]

@@ -1,8 +1,8 @@
 """Values of placement: nodes, GPUs, requests, reservations and answers. All are frozen: a decision can be kept,
 compared and repeated.
 
-Units: time in thousandths of one GPU (`Milli`), sizes in bytes, CPU in thousandths of a core. Labels of a SharePod act
-within its namespace, so they are compared as `LabelKey`, never as bare text.
+Units: time in thousandths of one GPU (`Milli`), sizes in bytes, CPU in thousandths of a core. Labels of a SharePod
+apply within its namespace, so they are compared as `LabelKey`, never as bare text.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class NodeRequirement:
 
 @dataclass(frozen=True, slots=True)
 class NodeSelectorTerm:
-    """One term of required node affinity: all of its requirements hold. A term without any matches no node."""
+    """One term of required node affinity: all of its requirements must match. A term without any matches no node."""
 
     expressions: tuple[NodeRequirement, ...] = ()
     fields: tuple[NodeRequirement, ...] = ()
@@ -114,8 +114,8 @@ class NodeSelectorTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNeeds:
-    """Needs of a pod: what its PodSpec asks of a node, as far as placement looks. `node_affinity_terms` are
-    alternatives; without any, every node matches."""
+    """Needs of a pod: the parts of its PodSpec that placement checks. `node_affinity_terms` are alternatives; without
+    any, every node matches."""
 
     resources: Resources = Resources()
     node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -127,10 +127,12 @@ class PodNeeds:
 class GpuState:
     """State of one physical GPU.
 
-    `memory`: bytes that tenants can have. `reason`: why the GPU is not `available`, in words that fit after "because":
-    "MIG is on", "it is unhealthy: Xid 79". `links`: connections to other GPUs of the node, by UUID, in the words of
-    NVML's topology. `held`: False where NVIDIA's device plugin owns the GPU and no holder of ours has it. `taken`: no
-    new holder can get it, because the device plugin has given it to a pod or offers it to none.
+    - `memory`: bytes available to tenants.
+    - `reason`: why the GPU is not `available`, as text that fits after "because": "MIG is on", "it is unhealthy: Xid
+      79".
+    - `links`: connections to other GPUs of the node, by UUID, in the terms of NVML's topology.
+    - `held`: False where NVIDIA's device plugin owns the GPU and no holder has it.
+    - `taken`: no new holder can get it: the device plugin has assigned it to a pod or does not offer it.
     """
 
     uuid: GpuUuid
@@ -149,11 +151,12 @@ class GpuState:
 class NodeState:
     """State of one node.
 
-    `unavailable`: why it takes no tenants at the moment, in words that fit after "the node" ("is not ready", "has no
-    agent: its lease ended"); None: it takes tenants. `allocatable` and `pods`: what it has for pods in all.
-    `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get those that holders of ours have got from it.
-    `by_scheduler`: kube-scheduler alone gives shares of its GPUs away, or has done so.
-    `no_claims`: why GPUs cannot be attached by claims there, in such words; None: they can.
+    - `unavailable`: why it takes no tenants now, as text that fits after "the node" ("is not ready", "has no agent: its
+      lease ended"); None: it takes tenants.
+    - `allocatable` and `pods`: its total resources for pods, and number of pods.
+    - `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get GPUs that holders took from it.
+    - `by_scheduler`: only kube-scheduler assigns shares of its GPUs, or has done so.
+    - `no_claims`: why claims cannot attach GPUs there, as such text; None: they can.
     """
 
     name: str
@@ -172,11 +175,11 @@ class NodeState:
 class Reservation:
     """Reservation of one tenant, a row of a node's ledger: the share of each of `gpus`. `memory`: bytes on each.
 
-    `pod_uid`: the Pod that the share is for; None in rows of an operator that created Pods after their rows, and in
-    those of claims. `claim`: the ResourceClaim that the GPUs are attached by.
+    `pod_uid`: the share's Pod; None in rows of claims, and of an operator that created Pods after their rows. `claim`:
+    the ResourceClaim that attaches the GPUs.
 
-    `owner` (the uid of what made the SharePod, such as a ReplicaSet) and `needs` (what its pod takes of the node,
-    counted until the pod itself is) are not written to the ledger and do not make two reservations differ.
+    `owner` (the uid of the SharePod's creator, such as a ReplicaSet) and `needs` (its pod's use of the node, counted
+    until the pod itself is) are not written to the ledger. They do not make two reservations differ.
     """
 
     tenant: TenantId
@@ -198,7 +201,7 @@ class Reservation:
     owner: str | None = field(default=None, compare=False)
     needs: Resources = field(default=Resources(), compare=False)
     read_from: Tenant | None = field(default=None, compare=False, repr=False)
-    """Row that it was read from; None where it was decided here."""
+    """Ledger row that it was read from; None for a decision of this process."""
 
     @property
     def title(self) -> str:
@@ -256,11 +259,13 @@ class Reservation:
 class PlacementRequest:
     """Request of a SharePod for a place.
 
-    `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that the order of texts is the
-    order of time. `priority`: the effective one. `standing`: how much its namespace has used of its entitlement, in
-    coarse steps; less goes first among those of one priority. `pod_uid`: its Pod; None where a place is only looked
-    for, and for a claim. `claim`: the ResourceClaim that the GPUs are to be attached by. `avoid`: nodes not to use this
-    time, each with the reason in words that fit after "the node" ("was refused by kube-scheduler: ...").
+    - `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that text order is time order.
+    - `priority`: the effective priority.
+    - `standing`: use of its namespace's entitlement, in coarse steps; less goes first within one priority.
+    - `pod_uid`: its Pod; None for a claim, and where a place is only searched for.
+    - `claim`: the ResourceClaim that attaches the GPUs.
+    - `avoid`: nodes to skip this time, each with the reason as text that fits after "the node" ("was refused by
+      kube-scheduler: ...").
     """
 
     tenant: TenantId
@@ -276,15 +281,15 @@ class PlacementRequest:
     claim: ClaimReference | None = None
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
     may_preempt: bool = True
-    """False: nobody makes room for it (`preemptionPolicy: Never`)."""
+    """False: no tenant is preempted for it (`preemptionPolicy: Never`)."""
     beside: tuple[PlacementRequest, ...] = ()
     """Requests of the same Pod: all go to one node, or none is placed."""
     default_group: str | None = None
-    """Group that it is in if it names none."""
+    """Group of a request that names none."""
 
     @property
     def group(self) -> str | None:
-        """Return the group of the tenant in its namespace; None: it is in none."""
+        """Return the group of the tenant in its namespace; None: no group."""
         named = self.gpu.group
         return None if (named or "").lower() == NO_GROUP.lower() else named or self.default_group
 
@@ -297,10 +302,10 @@ class Assignment:
     gpus: tuple[GpuUuid, ...]
     memory: Bytes
     beside: tuple[Assignment, ...] = ()
-    """Places of the requests beside this one, in their order, on the same node."""
+    """Places of the `beside` requests, in their order, on the same node."""
 
     def reservation(self, request: PlacementRequest) -> Reservation:
-        """Return the row that puts this assignment into effect."""
+        """Return the row that records this assignment."""
         return Reservation(
             tenant=request.tenant,
             namespace=request.namespace,
@@ -324,7 +329,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewHolder:
-    """Place that has to be made first: `count` more holders on this node take GPUs from NVIDIA's device plugin.
+    """Place that must be prepared: `count` more holders on this node take GPUs from NVIDIA's device plugin.
 
     The kubelet chooses the GPUs. `memory`: bytes that would be reserved on each of the tenant's GPUs.
     """
@@ -340,24 +345,24 @@ class Outlook(StrEnum):
     WAITING = "NoRoom"
     """Some node could take the request if other tenants left or the node became available."""
     NEVER = "NeverFits"
-    """No known node could take the request even when empty: the request or the cluster has to change."""
+    """No known node could take the request even when empty: the request or the cluster must change."""
     CONFLICT = "AffinityConflict"
-    """The request's affinity group runs, and no such member can join it, however much is free (another `count` or
-    exclusion label, Exclusive, GPUs that the request leaves out): one of the two has to change."""
+    """The request's affinity group runs, and no such member can join it, regardless of free room. Causes: another
+    `count` or exclusion label, Exclusive, GPUs that the request leaves out. The request or the group must change."""
     SPENT = "BudgetSpent"
-    """The budget of its namespace is spent, and new SharePods wait until it is refilled."""
+    """The budget of its namespace is used up, and new SharePods wait until it is refilled."""
     UNSEEN = "Waiting"
-    """Too little is seen of the cluster for an answer: the watches are silent."""
+    """The watches are silent, so the cluster state is too old for an answer."""
     UNCOUNTED = "QuotaCannotCount"
-    """The change would give more than the quotas of its namespace have counted."""
+    """The change would grant more than the quotas of its namespace have counted."""
     IN_USE = "MemoryInUse"
-    """The change would take away memory that the tenant itself uses: that has to be freed first."""
+    """The change would take memory that the tenant itself uses: the tenant must free that first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Obstacle that a group of nodes or GPUs has in common: `count` of `unit` ("GPU", "node"; "SharePod" where it lies
-    with the request itself), `what` in one CamelCase word, `text` for a reader."""
+    """Obstacle that a group of nodes or GPUs has in common. `count` of `unit` ("GPU", "node"; "SharePod" for an
+    obstacle of the request itself); `what` as one CamelCase word; `text` for a reader."""
 
     what: str
     unit: str
@@ -367,8 +372,8 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Answer that there is no place. `obstacles`: why not, for each group of nodes or GPUs; `advice`: what would help.
-    Neither names another namespace's objects or labels."""
+    """Answer that there is no place. `obstacles`: the reason for each group of nodes or GPUs; `advice`: changes that
+    would help. Neither names another namespace's objects or labels."""
 
     outlook: Outlook
     headline: str
@@ -388,7 +393,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overcommit:
-    """GPU of which a ledger that was read promises more than there is. Its rows are kept; none is added."""
+    """Over-committed GPU of a loaded ledger. Its rows are kept; none is added."""
 
     node: str
     gpu: GpuUuid
@@ -400,7 +405,7 @@ class PlacementError(Exception):
 
 
 def label_key(namespace: str, label: str | None) -> LabelKey | None:
-    """Return what a scheduling label is compared by; None without one."""
+    """Return the comparison key of a scheduling label; None without one."""
     return None if label is None else (namespace, label)
 
 

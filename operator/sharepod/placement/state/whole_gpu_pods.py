@@ -1,8 +1,8 @@
-"""Pods that wait for whole GPUs of NVIDIA's device plugin: how many GPUs of a node they could have.
+"""Pods that wait for whole GPUs of NVIDIA's device plugin: how many GPUs of a node they could use.
 
 Guarantees:
-- Pods with equal needs are looked at once, and a node once for each change of its own or of the pods: whoever creates
-  thousands of pods that wait does not slow down decisions.
+- Pods with equal needs are checked once, and a node once per change of the node or of the pods. So thousands of waiting
+  pods do not slow decisions down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Could = Callable[[NodeState, Resources, PodNeeds], bool]
 """Returns whether a node with this room could run a pod with these needs."""
 
 _Alike = tuple[frozenset[tuple[str, str]], PodNeeds]
-"""Needs, and the node selector once more: needs have no hash of it."""
+"""Needs, with the node selector again, because its hash in the needs is missing."""
 
 
 class WholeGpuPods:
@@ -26,13 +26,13 @@ class WholeGpuPods:
         self._needs: dict[str, PodNeeds] = {}
         self._alike: Counter[_Alike] = Counter()
         self._answers: dict[str, tuple[NodeState, Resources, int]] = {}
-        """By node: what was last asked of it, and the answer. Emptied when the pods change."""
+        """(node state, room, answer) of the last check, by node. Cleared when the pods change."""
 
     def __len__(self) -> int:
         return len(self._needs)
 
     def set(self, uid: str, needs: PodNeeds | None) -> bool:
-        """Record what a pod asks of its node; None: it waits no longer. Return whether that is new."""
+        """Record a waiting pod's needs; None: it waits no longer. Return whether that is a change."""
         before = self._needs.get(uid)
         if before == needs:
             return False
@@ -49,7 +49,7 @@ class WholeGpuPods:
         return True
 
     def could_have(self, state: NodeState, room: Resources, resource: str, could: Could) -> int:
-        """Count the GPUs (`resource`) that these pods could have of a node with this room."""
+        """Count the GPUs (`resource`) of a node with this room that these pods could use."""
         known = self._answers.get(state.name)
         if known is not None and known[0] is state and known[1] == room:
             return known[2]

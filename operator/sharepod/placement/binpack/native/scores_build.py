@@ -23,7 +23,7 @@ ffi.set_source(
     sources=[str(source.relative_to(HERE.parents[4])) for source in SOURCES],
     include_dirs=[str(HERE)],
     depends=[str(path) for path in (*HEADERS, HERE / "columns.h", HERE / "filters.h", *SOURCES)],
-    # The same sums on every machine: nothing is contracted or reordered.
+    # The same sums on every machine: no contraction, no reordering.
     extra_compile_args=[
         "-std=c11",
         "-O3",
@@ -35,7 +35,7 @@ ffi.set_source(
         "-Wextra",
         "-Werror",
         "-Wno-unused-parameter",
-        "-Wno-psabi",  # vectors are passed between functions of one file alone
+        "-Wno-psabi",  # vectors are passed only between functions of one file
     ],
     libraries=["m"],
     py_limited_api=False,
