@@ -26,6 +26,7 @@ from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
 from sharepod.api.admission.scheduler_claim_policy import scheduler_claim_policy
 from sharepod.api.admission.share_claim_policy import share_claim_policy
+from sharepod.api.admission.template_warnings import template_policies
 from sharepod.api.crd.budget_definition import gpubudget_crd
 from sharepod.api.crd.definitions import gpunode_crd, gpustatement_crd, sharepod_crd
 from sharepod.api.crd.parts import STAYS
@@ -70,6 +71,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         ROOT / "manifests" / "claims" / "sharepod-scheduler-claims.yaml": scheduler_claim_policy(),
         ROOT / "manifests" / "plain-policies" / "sharepod-plain-pods.yaml": refusing_policies(),
         ROOT / "manifests" / "plain-policies" / "sharepod-quota.yaml": quota_policies(),
+        ROOT / "manifests" / "plain-policies" / "sharepod-templates.yaml": template_policies(),
         ROOT / "manifests" / "plain" / "sharepod-claims-of-lines.yaml": plain_pod_mutation(),
         ROOT / "manifests" / "plain-webhook" / "sharepod-webhook.yaml": [plain_pod_webhook()],
         ROOT / "manifests" / "plain-volume" / "sharepod-webhook.yaml": [plain_volume_webhook()],

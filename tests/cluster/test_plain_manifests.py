@@ -12,15 +12,17 @@ from sharepod.api.admission.line_policies import plain_pod_mutation, refusing_po
 from sharepod.api.admission.line_volume_policies import refusing_policy
 from sharepod.api.admission.line_webhook import plain_pod_webhook, plain_volume_webhook
 from sharepod.api.admission.quota_policies import quota_policies
+from sharepod.api.admission.template_warnings import template_policies
 
 OF_CLAIMS = "sharepod-quota-claims"
 MADE: dict[str, list[dict[str, Any]]] = {
-    "plain": [*plain_pod_mutation(), *refusing_policies(), *quota_policies()],
-    "plain-webhook": [plain_pod_webhook(), *refusing_policies(), *quota_policies()],
+    "plain": [*plain_pod_mutation(), *refusing_policies(), *quota_policies(), *template_policies()],
+    "plain-webhook": [plain_pod_webhook(), *refusing_policies(), *quota_policies(), *template_policies()],
     "plain-volume": [
         plain_volume_webhook(),
         *refusing_policy(),
         *(one for one in quota_policies() if one["metadata"]["name"] != OF_CLAIMS),
+        *template_policies(),
     ],
 }
 """Objects of each folder as the models make them."""

@@ -34,7 +34,7 @@ NOT_A_SHARE = (
     f"among several GPUs by the annotation {NATIVE_PREFIX}count"
 )
 MEMORY_ALONE = (
-    f"stands without {MILLI}; write {MILLI} beside it or remove it (a LimitRange with a default for it gives it to "
+    f"stands without {MILLI}; write {MILLI} next to it or remove it (a LimitRange with a default for it gives it to "
     "every container: remove that default)"
 )
 MEMORY_BY_ANNOTATION = f"a plain Pod sets its memory among its limits; write {MEMORY} there and remove the annotation"
@@ -132,7 +132,7 @@ def _refuse_more(name: str, asked: Milli, line: Milli, memory: int | None) -> No
         text = f"{format_fraction(asked)} is more than the line has on each GPU, {most}; write {most} or less"
         raise SpecError(f"metadata.annotations[{name}]", text)
     if asked == 0 and memory is None:
-        text = f"0 (best effort) needs {MEMORY} beside the line; write more than 0"
+        text = f"0 (best effort) needs {MEMORY} next to the line; write more than 0"
         raise SpecError(f"metadata.annotations[{name}]", text)
 
 

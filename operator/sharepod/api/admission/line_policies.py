@@ -340,7 +340,7 @@ def _refined() -> list[Validation]:
         refuse(
             f"variables.request.size() == 0 || double({request}) > 0.0 || variables.inMemory.size() > 0",
             "'metadata.annotations[' + variables.request[0] + ']: 0 (best effort) needs "
-            f"{MEMORY} beside the line; write more than 0'",
+            f"{MEMORY} next to the line; write more than 0'",
         ),
         refuse(
             f"variables.request.size() == 0 || double({request}) > 0.0 || "
