@@ -11,7 +11,7 @@ import pytest
 from cluster.admission import PODS, as_user
 from harness.api import Object
 from harness.cluster import Cluster
-from sharepod.api.line_volume import with_volume
+from sharepod.api.pods.line_volume import with_volume
 
 HOOK, SOCKET = "/etc/ld.so.preload", "/run/sharepod"
 MODE = "sharepod.dev/gpu-mode"

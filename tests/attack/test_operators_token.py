@@ -11,7 +11,7 @@ from cluster.admission import PODS, pod_of, refusal
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
-from sharepod.api.holder_pod import holder_pod
+from sharepod.api.pods.holder_pod import holder_pod
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import Milli, TenantId
 from sharepod.controller.scaling.placeholder_pod import PlaceholderSettings, placeholder_pod

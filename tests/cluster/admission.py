@@ -11,7 +11,7 @@ from cluster.malformed_case import CONTAINER
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE, SHAREPODS
-from sharepod.api.pod import PodSettings, build_pod
+from sharepod.api.pods.pod import PodSettings, build_pod
 
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"

@@ -13,8 +13,8 @@ from harness.api import MERGE, Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import MANIFESTS, NAMESPACE
 from sharepod.agent.cluster.device_slice import slice_body, slice_name, slice_names, slice_spec
-from sharepod.api.claims import lower
-from sharepod.api.scheduled_claims import fault, is_scheduled
+from sharepod.api.claims.claims import lower
+from sharepod.api.claims.scheduled_claims import fault, is_scheduled
 from sharepod.api.sharepod import SpecError
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples" / "claims").glob("*.yaml"))

@@ -20,8 +20,8 @@ from cluster.plain_world import (
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
-from sharepod.api.line_volume import with_volume
-from sharepod.api.plain_pods import lower
+from sharepod.api.pods.line_volume import with_volume
+from sharepod.api.pods.plain_pods import lower
 from sharepod.api.sharepod import SpecError
 
 UUID = "GPU-5a9e0001-0000-4000-8000-000000000001"

@@ -11,7 +11,7 @@ from cluster.malformed_case import CONTAINER
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import NAMESPACE, SHAREPODS
-from sharepod.api.pod import open_gate
+from sharepod.api.pods.pod import open_gate
 
 
 def volume_pod(name: str) -> Object:

@@ -18,7 +18,7 @@ from harness.cluster import Cluster
 from harness.installation import MANIFESTS, NAMESPACE, await_in_force
 from harness.releases import KUBERNETES
 from sharepod.agent.settings import AgentSettings
-from sharepod.api.pod import PodSettings, build_pod
+from sharepod.api.pods.pod import PodSettings, build_pod
 from sharepod.controller.settings import OperatorSettings
 
 ROOT = MANIFESTS.parent

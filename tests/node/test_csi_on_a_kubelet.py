@@ -21,7 +21,7 @@ from harness.node import Gpu, Node
 from harness.services import Service
 from node.claim_node import RESTRICTED
 from sharepod.api.objects import GPUS_ANNOTATION
-from sharepod.api.pod import PodSettings, build_pod, require_node
+from sharepod.api.pods.pod import PodSettings, build_pod, require_node
 
 ROOT = Path(__file__).parents[2]
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from property.any_place import assert_fits_an_event, with_value
-from sharepod.api.claims import is_ours, lower
+from sharepod.api.claims.claims import is_ours, lower
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.facts.claim_facts import claim_facts, claim_pod_facts

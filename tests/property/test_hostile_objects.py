@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from property import hostile_objects as hostile
 from sharepod.api.bounds import MAX_MESSAGE
 from sharepod.api.objects import SHARE_GATE
-from sharepod.api.pod import PodSettings
+from sharepod.api.pods.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid
 from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.snapshot import TenantSnapshot

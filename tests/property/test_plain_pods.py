@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property.any_place import assert_fits_an_event, with_value
 from sharepod.api.objects import MAX_GPUS
-from sharepod.api.plain_pods import asks, lower
+from sharepod.api.pods.plain_pods import asks, lower
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import SpecError
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .objects import GROUP
-from .sharepod import GpuRequest
-from .units import MIB, Milli
+from sharepod.api.objects import GROUP
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import MIB, Milli
 
 MILLI = f"{GROUP}/gpu-milli"
 """Extended resource: thousandths of GPU time, of all GPUs of the Pod together."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import structlog
 
+from sharepod.api.claims.share_claims import Attach
 from sharepod.api.objects import SHARE_CLAIMS_POLICY
-from sharepod.api.share_claims import Attach
 from sharepod.kube import ApiError, NotFoundError
 
 from .apiserver.client import POLICY_BINDINGS, Client

@@ -22,8 +22,8 @@ import structlog
 from kubernetes.aio.client import Configuration
 
 from sharepod.api.admission.line_webhook import BY_CLAIM, BY_VOLUME
-from sharepod.api.line_claim import with_claim
-from sharepod.api.line_volume import with_volume
+from sharepod.api.claims.line_claim import with_claim
+from sharepod.api.pods.line_volume import with_volume
 from sharepod.backoff import Backoff
 from sharepod.kube import configuration
 

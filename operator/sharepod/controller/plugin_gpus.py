@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from sharepod.api.gpunode import CONDITION_AGENT_READY, KIND, HolderState, PluginHolder, Pool, Tenant, TenantState
-from sharepod.api.holder_pod import holder_pod
 from sharepod.api.objects import HOLDER_PREFIX
+from sharepod.api.pods.holder_pod import holder_pod
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue

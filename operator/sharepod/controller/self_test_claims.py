@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import structlog
 
+from sharepod.api.claims.self_test_claim import has_name_of_self_test, request_of_self_test, self_test_allocation
 from sharepod.api.objects import CLAIM_FINALIZER
-from sharepod.api.self_test_claim import has_name_of_self_test, request_of_self_test, self_test_allocation
 from sharepod.kube import ConflictError, Json, NotFoundError
 
 from .apiserver.client import CLAIMS, Client

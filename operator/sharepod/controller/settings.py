@@ -18,9 +18,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
-from sharepod.api.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS
-from sharepod.api.pod import PodSettings
-from sharepod.api.share_claims import Attach
+from sharepod.api.claims.share_claims import Attach
+from sharepod.api.pods.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS
+from sharepod.api.pods.pod import PodSettings
 from sharepod.budgets.charges import Prices
 from sharepod.setting_faults import explain
 from sharepod.web.metrics_access import MetricsAccess

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sharepod.api.bounds import beyond
 from sharepod.api.dialects import FIELD_OF, FOREIGN_PREFIXES, KEYS, NATIVE_PREFIX, PREFIXES, annotations_of, effective
 from sharepod.api.gpunode import MemoryIsolation, Mode
-from sharepod.api.pod import PodSettings, check_pod_fields
+from sharepod.api.pods.pod import PodSettings, check_pod_fields
 from sharepod.api.sharepod import GpuRequest, GpuSpec, PlacementPolicy, SpecError
 from sharepod.placement.state.needs import NeedsError, parse_needs
 

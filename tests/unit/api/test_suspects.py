@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.api.admission.pod_fields import SUSPECT
-from sharepod.api.pod import DEVICE_MOUNTS, GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.pods.pod import DEVICE_MOUNTS, GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
 from sharepod.api.resource_line import PREFIX
 
 

@@ -16,8 +16,8 @@ from doubles.apiserver.kinds import Kind
 from doubles.apiserver.server import ApiServer, api_server
 from doubles.apiserver.storage import Change
 from kubernetes.aio.client import Configuration
+from sharepod.api.claims.share_claims import Attach
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
-from sharepod.api.share_claims import Attach
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.watches import Watches

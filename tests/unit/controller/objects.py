@@ -7,7 +7,7 @@ from typing import Any
 
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import SHARE_GATE, TENANT_LABEL
-from sharepod.api.pod import PodSettings
+from sharepod.api.pods.pod import PodSettings
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import RemovalReason
 from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sharepod.api.share_claims import Attach
+from sharepod.api.claims.share_claims import Attach
 from sharepod.controller.attach_mode import NOT_HONOURED_S, AttachMode
 from sharepod.controller.decisions.attaching import CONDITION_BY_CLAIMS, AttachReason
 from sharepod.kube import ApiError, Json, NotFoundError

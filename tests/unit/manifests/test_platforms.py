@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from sharepod.agent.settings import AgentSettings
-from sharepod.api.claims import is_ours
+from sharepod.api.claims.claims import is_ours
+from sharepod.api.claims.self_test_claim import request_of_self_test
 from sharepod.api.objects import SELF_TEST_CLAIM, SELF_TEST_CLASS
-from sharepod.api.pod import PodSettings, build_pod
-from sharepod.api.self_test_claim import request_of_self_test
+from sharepod.api.pods.pod import PodSettings, build_pod
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 CHOICE: dict[str, type] = {"type": str}

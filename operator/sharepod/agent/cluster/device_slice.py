@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharepod.api.claims import LIMIT, MEMORY, TIME
+from sharepod.api.claims.claims import LIMIT, MEMORY, TIME
 from sharepod.api.gpunode import Gpu
 from sharepod.api.objects import MAX_TENANTS, SCHEDULER_DRIVER, device_name
 from sharepod.api.units import WHOLE_GPU

@@ -23,7 +23,7 @@ import structlog
 from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.devices.inventory import is_gpu_uuid
 from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
-from sharepod.api.pod import GPU_RESOURCE_PATTERN
+from sharepod.api.pods.pod import GPU_RESOURCE_PATTERN
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS
-from sharepod.api.claims import ANNOTATIONS, CAPACITIES, EXAMPLE, FIELDS, GATE_HINT, LIMIT, MEMORY, NAMED_AS_LINE, TIME
+from sharepod.api.claims.claims import (
+    ANNOTATIONS,
+    CAPACITIES,
+    EXAMPLE,
+    FIELDS,
+    GATE_HINT,
+    LIMIT,
+    MEMORY,
+    NAMED_AS_LINE,
+    TIME,
+)
 from sharepod.api.dialects import (
     DECIMAL_PATTERN,
     FIELD_OF,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
-from sharepod.api.pod import RESERVED_MOUNT_PATTERN
+from sharepod.api.pods.pod import RESERVED_MOUNT_PATTERN
 
 from .cel import in_force, refuse, text
 

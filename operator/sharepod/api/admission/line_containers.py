@@ -7,7 +7,7 @@ They belong to the policy on Pods with a resource line, whose variables `contain
 from __future__ import annotations
 
 from sharepod.api.objects import LINE_CLAIM
-from sharepod.api.pod import GPU_RESOURCE_PATTERN
+from sharepod.api.pods.pod import GPU_RESOURCE_PATTERN
 from sharepod.api.resource_line import MILLI
 
 from .cel import Validation, refuse, text

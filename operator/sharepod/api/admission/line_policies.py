@@ -26,7 +26,7 @@ from sharepod.api.objects import (
     SHARE_GATE,
     TENANT_LABEL,
 )
-from sharepod.api.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
+from sharepod.api.pods.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
 from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 
 from .cel import Validation, listed, refuse, text, texts

@@ -11,7 +11,7 @@ from typing import Any
 from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, SHARE_CLAIM, VOLUME_NAME
-from sharepod.api.pod import (
+from sharepod.api.pods.pod import (
     DEVICE_MOUNTS,
     GPU_RESOURCE_PATTERN,
     INJECTION_PATTERN,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS
-from sharepod.api.claims import LIMIT, MEMORY, TIME
+from sharepod.api.claims.claims import LIMIT, MEMORY, TIME
+from sharepod.api.claims.scheduled_claims import ADMIN_ACCESS, ANNOTATED, SEVERAL
 from sharepod.api.dialects import STARTS
 from sharepod.api.objects import SCHEDULER_CLASS
-from sharepod.api.scheduled_claims import ADMIN_ACCESS, ANNOTATED, SEVERAL
 
 from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, refuse, text
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from sharepod.api import claims
 from sharepod.api.bounds import clipped
+from sharepod.api.claims import claims
 from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
 from sharepod.controller.state.facts.object_facts import ObjectFacts

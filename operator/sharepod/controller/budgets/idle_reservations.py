@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from sharepod.api import claims
+from sharepod.api.claims import claims
 from sharepod.api.gpunode import TenantState
 from sharepod.api.units import Milli, format_fraction
 from sharepod.budgets.forecast import IDLE_AFTER_S, Holding, IdleReservation, unused_since

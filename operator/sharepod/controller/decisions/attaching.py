@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sharepod.api.claims.share_claims import Attach
 from sharepod.api.gpunode import CLAIMS_ATTACH_STARTING, CONDITION_CDI_DEVICES, CONDITION_CLAIMS_ATTACH, Pool
-from sharepod.api.share_claims import Attach
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 CONDITION_BY_CLAIMS = "SharePodsByClaims"

@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sharepod.api.claims.scheduled_claims import ScheduledShare
 from sharepod.api.gpunode import ClaimReference
 from sharepod.api.objects import device_name
-from sharepod.api.scheduled_claims import ScheduledShare
 from sharepod.api.units import GpuUuid, TenantId
 from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.placement.state.types import Reservation

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharepod.api.gpunode import Pool
-from sharepod.api.holder_pod import idle_container
 from sharepod.api.objects import (
     GROUP,
     LINE_LABEL,
@@ -29,6 +28,7 @@ from sharepod.api.objects import (
     POOL_LABEL,
     TENANT_LABEL,
 )
+from sharepod.api.pods.holder_pod import idle_container
 from sharepod.api.resource_line import MEMORY, MILLI, carried
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, Refusal, Resources
 

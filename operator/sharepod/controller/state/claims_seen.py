@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from sharepod.api.scheduled_claims import ScheduledShare
-from sharepod.api.self_test_claim import has_name_of_self_test
+from sharepod.api.claims.scheduled_claims import ScheduledShare
+from sharepod.api.claims.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
     MAX_CLAIMS,

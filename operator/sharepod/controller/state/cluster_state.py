@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from sharepod.api.pod import PodSettings
+from sharepod.api.pods.pod import PodSettings
 from sharepod.api.sharepod import SharePodStatus
 from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster

@@ -14,7 +14,7 @@ from itertools import islice
 
 import structlog
 
-from sharepod.api import claims
+from sharepod.api.claims import claims
 from sharepod.api.objects import DEVICE_CLASS
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from sharepod.api.claims.scheduled_claims import hold_entry, is_hold
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_FINALIZER, GPUS_ANNOTATION, SHARE_REQUEST
-from sharepod.api.scheduled_claims import hold_entry, is_hold
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.apiserver.client import CLAIMS, PODS, Client
 from sharepod.controller.decisions.claim_status import allocation, devices, says

@@ -18,11 +18,11 @@ import contextlib
 import secrets
 from collections.abc import Callable
 
-from sharepod.api.copied_annotations import missed
+from sharepod.api.claims.share_claims import claim_name
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import GPUS_ANNOTATION
-from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
-from sharepod.api.share_claims import claim_name
+from sharepod.api.pods.copied_annotations import missed
+from sharepod.api.pods.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
 from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.backoff import Backoff
 from sharepod.controller import metrics

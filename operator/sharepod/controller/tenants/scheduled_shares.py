@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import structlog
 
+from sharepod.api.claims.scheduled_claims import ScheduledShare
 from sharepod.api.gpunode import Pool
 from sharepod.api.objects import POOL_LABEL, SCHEDULER_CLASS, device_name
-from sharepod.api.scheduled_claims import ScheduledShare
 from sharepod.controller.decisions.scheduled_claim_steps import Adopt, HoldClaim, LetClaimGo, reservation
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.state.cluster_state import ClusterState

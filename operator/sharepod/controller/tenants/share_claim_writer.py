@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sharepod.api.share_claims import build_claim
+from sharepod.api.claims.share_claims import build_claim
 from sharepod.controller.apiserver.client import CLAIMS, Client
 from sharepod.controller.decisions.share_claim_steps import AllocateClaim, FreeClaim, MakeClaim, ShareClaimStep
 from sharepod.controller.state.claims_seen import ClaimsSeen

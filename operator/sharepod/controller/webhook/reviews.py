@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sharepod.api.attached_volume import DRIVER_CAPABILITIES, VISIBLE_DEVICES
 from sharepod.api.bounds import MAX_CONTAINERS
 from sharepod.api.dialects import FIELD_OF
 from sharepod.api.objects import GPUS_ANNOTATION, LINE_CLAIM, LINE_LABEL, SHARE_GATE, TENANT_LABEL, VOLUME_NAME
+from sharepod.api.pods.attached_volume import DRIVER_CAPABILITIES, VISIBLE_DEVICES
 from sharepod.api.resource_line import MILLI
 
 MOST_PARTS: Final = 512

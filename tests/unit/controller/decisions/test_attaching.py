@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sharepod.api.claims.share_claims import Attach
 from sharepod.api.gpunode import Pool
-from sharepod.api.share_claims import Attach
 from sharepod.controller.decisions.attaching import AttachReason, AttachSituation, attaching
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_facts
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sharepod.api.claims.scheduled_claims import hold_entry
 from sharepod.api.gpunode import TenantState
 from sharepod.api.objects import SCHEDULER_CLASS, SCHEDULER_DRIVER, device_name
-from sharepod.api.scheduled_claims import hold_entry
 from sharepod.controller.decisions import claim_steps
 from sharepod.controller.decisions.claim_status import notes
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from sharepod.api.gpunode import GPUNodeSpec, Pool, Tenant, TenantState, manifest
-from sharepod.api.pod import PodSettings
+from sharepod.api.pods.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.controller.apiserver.client import Client, NotLeadingError
 from sharepod.controller.apiserver.events import Events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from sharepod.api.pod import require_node
+from sharepod.api.pods.pod import require_node
 from sharepod.api.sharepod import Phase
 from sharepod.controller.state.facts.node_facts import gpunode_facts, node_facts
 from sharepod.controller.state.facts.pod_facts import other_pod, pod_facts

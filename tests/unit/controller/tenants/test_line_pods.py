@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sharepod.api.line_volume import with_volume
 from sharepod.api.objects import JOB_TRACKING, TAKEN_BACK
+from sharepod.api.pods.line_volume import with_volume
 from sharepod.controller.decisions.advertised import SOON_S
 from sharepod.kube import Json
 from unit.controller.acting_world import NAMESPACE, World

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 from doubles.apiserver.errors import Refused
+from sharepod.api.claims.share_claims import build_claim
 from sharepod.api.objects import CLAIM_FINALIZER
-from sharepod.api.share_claims import build_claim
 from sharepod.controller.apiserver.client import NotLeadingError
 from sharepod.controller.tenants.share_claim_writer import NOT_SERVED
 from sharepod.kube import Json, UnavailableError

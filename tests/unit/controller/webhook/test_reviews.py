@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kopf._cogs.structs.references import Insights, Resource
 from kopf._core.engines.admission import serve_admission_request
 from kopf._core.reactor.inventory import ResourceMemories
-from sharepod.api.line_claim import with_claim
-from sharepod.api.line_volume import with_volume
+from sharepod.api.claims.line_claim import with_claim
+from sharepod.api.pods.line_volume import with_volume
 from sharepod.controller.handlers import give_claim
 from sharepod.controller.webhook.reviews import (
     MOST_CONTAINERS,

@@ -20,7 +20,7 @@ import structlog
 
 from sharepod.agent.state.boot import boot_id
 from sharepod.agent.state.directory import SELF_TEST
-from sharepod.api.self_test_claim import has_name_of_self_test
+from sharepod.api.claims.self_test_claim import has_name_of_self_test
 
 from .entitlement import ClaimIdentity, ClaimRefusedError, is_safe_uid
 from .tenant_devices import SELF_TEST_KIND, TenantDevices, device_id

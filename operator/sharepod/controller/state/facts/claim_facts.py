@@ -13,15 +13,16 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sharepod.api import plain_pods, scheduled_claims
 from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
-from sharepod.api.claims import ClaimRequest, is_ours, lower, of_line
+from sharepod.api.claims import scheduled_claims
+from sharepod.api.claims.claims import ClaimRequest, is_ours, lower, of_line
+from sharepod.api.claims.scheduled_claims import ScheduledShare
+from sharepod.api.claims.share_claims import is_share_claim
 from sharepod.api.default_groups import default_group
 from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
+from sharepod.api.pods import plain_pods
 from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried, carried
-from sharepod.api.scheduled_claims import ScheduledShare
-from sharepod.api.share_claims import is_share_claim
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.reading.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs

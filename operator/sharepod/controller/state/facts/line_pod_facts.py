@@ -10,9 +10,9 @@ Guarantees:
 
 from __future__ import annotations
 
-from sharepod.api import plain_pods
 from sharepod.api.default_groups import default_group
-from sharepod.api.pod import PodSettings
+from sharepod.api.pods import plain_pods
+from sharepod.api.pods.pod import PodSettings
 from sharepod.api.sharepod import GpuRequest, Phase, RestartPolicy, SharePodStatus, SpecError
 from sharepod.placement.state.types import PodNeeds
 

@@ -33,7 +33,7 @@ from sharepod.api.objects import (
     POOL_LABEL,
     Condition,
 )
-from sharepod.api.pod import GPU_RESOURCE_PATTERN
+from sharepod.api.pods.pod import GPU_RESOURCE_PATTERN
 from sharepod.controller.state.reading.entries import Entries, entries, with_lists
 from sharepod.controller.state.reading.fitting import CONDITIONS, texts
 from sharepod.placement.state.needs import parse_allocatable, parse_taints

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from sharepod.api.bounds import MAX_DEPTH, MAX_LABEL, MAX_VALUES, beyond
 from sharepod.api.dialects import effective
-from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
+from sharepod.api.pods.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import (
     KIND,
     MAX_TTL_S,

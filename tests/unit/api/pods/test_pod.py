@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.pod import PodSettings, build_pod, open_gate, requested_pod_spec, require_node
+from sharepod.api.pods.pod import PodSettings, build_pod, open_gate, requested_pod_spec, require_node
 from sharepod.api.sharepod import SpecError
 
 UUIDS = ["GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002"]

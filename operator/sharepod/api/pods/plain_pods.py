@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from .bounds import MAX_CONTAINERS, MAX_ITEMS, clipped, quoted
-from .claims import ClaimRequest
-from .dialects import FIELD_OF, NATIVE_PREFIX, annotations_of, from_annotations, resolved
-from .gpunode import Mode
-from .objects import LINE_REQUEST, MAX_GPUS
-from .resource_line import MEMORY, MILLI, PREFIX, RESOURCES
-from .sharepod import GpuRequest, SpecError
-from .units import MIB, WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_whole
+from sharepod.api.bounds import MAX_CONTAINERS, MAX_ITEMS, clipped, quoted
+from sharepod.api.claims.claims import ClaimRequest
+from sharepod.api.dialects import FIELD_OF, NATIVE_PREFIX, annotations_of, from_annotations, resolved
+from sharepod.api.gpunode import Mode
+from sharepod.api.objects import LINE_REQUEST, MAX_GPUS
+from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
+from sharepod.api.sharepod import GpuRequest, SpecError
+from sharepod.api.units import MIB, WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_whole
 
 MAX_MIB = 1 << 30
 """Most memory of a line, in MiB: a pebibyte, more than the GPUs of any node have together."""

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .bounds import MAX_ITEMS, beyond, clipped, quoted
-from .dialects import (
+from sharepod.api.bounds import MAX_ITEMS, beyond, clipped, quoted
+from sharepod.api.dialects import (
     FIELD_OF,
     MAX_LISTED,
     MAX_MEMORY,
@@ -31,10 +31,10 @@ from .dialects import (
     is_dialect,
     parse_annotation,
 )
-from .gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode, SchedulingLabels
-from .objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_REQUEST, MAX_GPUS
-from .sharepod import GpuRequest, PlacementPolicy, SpecError
-from .units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
+from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode, SchedulingLabels
+from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_REQUEST, MAX_GPUS
+from sharepod.api.sharepod import GpuRequest, PlacementPolicy, SpecError
+from sharepod.api.units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
 
 KIND = "ResourceClaim"
 API_VERSION = "resource.k8s.io/v1"

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from sharepod.api.objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST, only_request
+
 from .claims import API_VERSION, KIND
-from .objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST, only_request
 
 _NAME_MAX = 240
 """Characters of the Pod's name at the beginning of the claim's name, which may have 253 in total."""

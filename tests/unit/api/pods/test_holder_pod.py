@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.api.holder_pod import holder_pod
+from sharepod.api.pods.holder_pod import holder_pod
 from sharepod.kube import Json
 
 TOLERATED = {"key": "nvidia.com/gpu", "operator": "Exists"}

@@ -22,12 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import attached_volume
-from .attached_volume import VISIBLE_DEVICES
-from .copied_annotations import DEFAULT_ANNOTATIONS, is_copied
-from .dialects import asks_for_node, effective, is_dialect
-from .gpunode import Mode
-from .objects import (
+from sharepod.api.dialects import asks_for_node, effective, is_dialect
+from sharepod.api.gpunode import Mode
+from sharepod.api.objects import (
     API_VERSION,
     CSI_DRIVER,
     GPUS_ANNOTATION,
@@ -42,8 +39,12 @@ from .objects import (
     VOLUME_MOUNT_PATH,
     VOLUME_NAME,
 )
-from .resource_line import PREFIX, line_of
-from .sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, GpuRequest, SpecError
+from sharepod.api.resource_line import PREFIX, line_of
+from sharepod.api.sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, GpuRequest, SpecError
+
+from . import attached_volume
+from .attached_volume import VISIBLE_DEVICES
+from .copied_annotations import DEFAULT_ANNOTATIONS, is_copied
 
 INJECTION_PATTERN = (
     r"^([^/]+[.])?cdi[.]k8s[.]io/|^((cdi-)?devices|mounts|cdi)[.](nri[.]io|noderesource[.]dev)(/|$)|"

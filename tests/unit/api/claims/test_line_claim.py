@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.line_claim import with_claim
+from sharepod.api.claims.line_claim import with_claim
 
 LINE = {"limits": {"sharepod.dev/gpu-milli": "400"}}
 ENTRY = {"name": "sharepod", "resourceClaimTemplateName": "sharepod"}

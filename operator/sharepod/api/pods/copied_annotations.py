@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .dialects import is_dialect
-from .objects import GROUP
+from sharepod.api.dialects import is_dialect
+from sharepod.api.objects import GROUP
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """Annotation in which kubectl stores the applied manifest; on the Pod it would describe the wrong object."""

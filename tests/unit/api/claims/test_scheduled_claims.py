@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.scheduled_claims import ScheduledShare, fault, hold_entry, is_hold, is_scheduled, share
+from sharepod.api.claims.scheduled_claims import ScheduledShare, fault, hold_entry, is_hold, is_scheduled, share
 from sharepod.api.sharepod import SpecError
 from sharepod.api.units import Bytes, Milli
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .objects import LINE_CLAIM, LINE_LABEL
-from .resource_line import MILLI
+from sharepod.api.objects import LINE_CLAIM, LINE_LABEL
+from sharepod.api.resource_line import MILLI
 
 _LISTS = ("containers", "initContainers")
 

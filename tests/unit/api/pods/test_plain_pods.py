@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sharepod.api.claims import ClaimRequest
+from sharepod.api.claims.claims import ClaimRequest
 from sharepod.api.gpunode import CoRunningPolicy, Latency, Mode
-from sharepod.api.plain_pods import asks, lower
+from sharepod.api.pods.plain_pods import asks, lower
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import PlacementPolicy, SpecError
 

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from sharepod.api.share_claims import build_claim, claim_name, is_share_claim
+from sharepod.api.claims.share_claims import build_claim, claim_name, is_share_claim
 
 MADE = build_claim("one-0badcafe", "n", "one", "pod-1", 2)
 

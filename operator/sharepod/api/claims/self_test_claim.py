@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS, SELF_TEST_POOL, only_request
+from sharepod.api.objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS, SELF_TEST_POOL, only_request
 
 
 def has_name_of_self_test(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sharepod.api.claims import GATE_HINT, ClaimRequest, is_ours, lower
+from sharepod.api.claims.claims import GATE_HINT, ClaimRequest, is_ours, lower
 from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.sharepod import PlacementPolicy, SpecError
 

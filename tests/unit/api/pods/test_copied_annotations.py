@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from sharepod.api.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS, is_copied, missed
-from sharepod.api.pod import PodSettings, build_pod
+from sharepod.api.pods.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS, is_copied, missed
+from sharepod.api.pods.pod import PodSettings, build_pod
 
 pytestmark = pytest.mark.promise("security-annotations")
 

@@ -16,11 +16,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sharepod.api.dialects import FIELD_OF
+from sharepod.api.gpunode import Mode
+from sharepod.api.objects import (
+    GPUS_ANNOTATION,
+    LINE_LABEL,
+    LINE_TENANT,
+    NO_GPUS,
+    SHARE_GATE,
+    TENANT_LABEL,
+    VOLUME_NAME,
+)
+from sharepod.api.resource_line import MILLI
+
 from . import attached_volume
-from .dialects import FIELD_OF
-from .gpunode import Mode
-from .objects import GPUS_ANNOTATION, LINE_LABEL, LINE_TENANT, NO_GPUS, SHARE_GATE, TENANT_LABEL, VOLUME_NAME
-from .resource_line import MILLI
 
 _LISTS = ("containers", "initContainers")
 _LABELS = {LINE_LABEL: "true", TENANT_LABEL: LINE_TENANT}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.line_volume import with_volume
-from sharepod.api.pod import PodSettings, build_pod
-from unit.api.test_line_claim import merged
+from sharepod.api.pods.line_volume import with_volume
+from sharepod.api.pods.pod import PodSettings, build_pod
+from unit.api.claims.test_line_claim import merged
 
 LINE = {"limits": {"sharepod.dev/gpu-milli": "400"}}
 

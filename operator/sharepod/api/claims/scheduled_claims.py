@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .bounds import MAX_ITEMS, MAX_NAME, beyond
+from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, beyond
+from sharepod.api.dialects import is_dialect
+from sharepod.api.objects import DEVICE_CLASS, GROUP, MAX_GPUS, SCHEDULER_CLASS, SCHEDULER_DRIVER
+from sharepod.api.sharepod import SpecError
+from sharepod.api.units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
+
 from .claims import CAPACITIES, LIMIT, MEMORY, TIME
-from .dialects import is_dialect
-from .objects import DEVICE_CLASS, GROUP, MAX_GPUS, SCHEDULER_CLASS, SCHEDULER_DRIVER
-from .sharepod import SpecError
-from .units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
 
 HOLD_RESOURCE = "gpunodes"
 """Resource of the operator's own entry in `status.reservedFor`: the GPUNode whose ledger has the row."""

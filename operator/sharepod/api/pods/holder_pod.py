@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .objects import GROUP, HOLDER_FOR_ANNOTATION, HOLDER_LABEL
+from sharepod.api.objects import GROUP, HOLDER_FOR_ANNOTATION, HOLDER_LABEL
 
 _RESOURCES = {"cpu": "10m", "memory": "16Mi"}
 """Requests and limits are equal, so that the kubelet evicts the Pod last. They are many times the need of a sleeping

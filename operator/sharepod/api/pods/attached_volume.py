@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .objects import CSI_DRIVER, GPUS_ANNOTATION, NO_GPUS, PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH, VOLUME_NAME
+from sharepod.api.objects import (
+    CSI_DRIVER,
+    GPUS_ANNOTATION,
+    NO_GPUS,
+    PRELOAD_FILE,
+    PRELOAD_PATH,
+    VOLUME_MOUNT_PATH,
+    VOLUME_NAME,
+)
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
