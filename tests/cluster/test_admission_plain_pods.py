@@ -405,13 +405,13 @@ def test_the_annotation_with_the_gpus_is_written_by_the_operator_alone(api: Api,
         server, alice, "apply", "-f", "-", body=line_pod(name="forged", annotations={"sharepod.dev/gpus": UUID})
     )
     assert code
-    assert "written by the operator alone" in text
+    assert "written only by the operator" in text
     code, text = as_user(server, alice, "apply", "-f", "-", body=line_pod(name="placed"))
     assert not code, text
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
     operator.patch("/api/v1/namespaces/default/pods/placed", {"metadata": {"annotations": {"sharepod.dev/gpus": UUID}}})
     code, text = as_user(server, alice, "annotate", "pod", "placed", "sharepod.dev/gpus=all", "--overwrite")
-    assert "written by the operator alone" in text
+    assert "written only by the operator" in text
     api.delete("/api/v1/namespaces/default/pods/placed", grace=0)
 
 
