@@ -38,14 +38,14 @@ static bool per_thread_uncovered(const struct known_stream *row) {
 
 /* Record the event of the row behind the work of its stream. Of default streams behind all work of the context, which
  * no capture of the context bears: an event in the legacy stream would order the program's streams. Where the driver
- * has no such call, that is what is left for threads without a queue (D4). */
+ * has no such call, that is what is left for threads without a queue (D4). A stream with a wait of the program's may be
+ * full, so its event is behind all work of the context, too. */
 static bool record_behind(const struct streams *streams, const struct known_stream *row) {
-    if (row->stream != NULL)
-        return streams_record(streams, row, row->event);
-    if (HAS(cuCtxRecordEvent))
-        return streams->captures.count == 0 &&
-               DRIVER(cuCtxRecordEvent)(row->context->context, row->event) == CUDA_SUCCESS;
-    return row->unmetered && streams_record(streams, row, row->event);
+    if ((row->stream == NULL || row->held) && streams_record_context(streams, row, row->event))
+        return true;
+    if (row->stream == NULL && (HAS(cuCtxRecordEvent) || !row->unmetered))
+        return false;
+    return streams_record(streams, row, row->event);
 }
 
 /* Record the event of the row behind the work of its stream, whose context lives. What it waited for before, it goes on
@@ -74,9 +74,12 @@ static bool launched_into(const struct known_stream *row) {
     return false;
 }
 
-/* Cover the row if need be and no capture forbids it (R3); NULL: there is none. With the lock. */
+/* Cover the row if need be and no capture forbids it (R3), unless the record might wait for room behind a wait of the
+ * program's. NULL: there is none. With the lock. */
 static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
     if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
+        return;
+    if (row->held && !streams_records_context(streams))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     cover(streams, row);

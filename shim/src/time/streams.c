@@ -227,10 +227,12 @@ static bool is_idle(const struct streams *streams, const struct known_stream *ro
     return streams_query(streams, row, row->stream) == CUDA_SUCCESS;
 }
 
-/* Record the event behind all work of the current context. False: the driver cannot, or a capture would be broken. */
-static bool record_context(const struct streams *streams, const struct known_stream *row, CUevent event) {
-    return HAS(cuCtxRecordEvent) && streams->captures.count == 0 &&
-           DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
+bool streams_records_context(const struct streams *streams) {
+    return HAS(cuCtxRecordEvent) && streams->captures.count == 0;
+}
+
+bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event) {
+    return streams_records_context(streams) && DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
 }
 
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves) {
@@ -245,9 +247,9 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && is_idle(streams, row);
-        bool behind_all = leaves || row->stream == NULL;
-        recorded =
-            !over && ((behind_all && record_context(streams, row, event)) || streams_record(streams, row, event));
+        bool behind_all = leaves || row->held || row->stream == NULL;
+        recorded = !over &&
+                   ((behind_all && streams_record_context(streams, row, event)) || streams_record(streams, row, event));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {

@@ -211,12 +211,17 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
 /* Record the event on a stream. With the lock. False: a capture that is open or may begin meanwhile forbids it,
  * or the driver refuses. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
+/* Return whether an event can be recorded behind all work of a context: the driver can, and no capture is open. */
+bool streams_records_context(const struct streams *streams);
+/* Record the event behind all work of the row's context, which needs no room in a stream. With the lock. False: it
+ * cannot be recorded. */
+bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event);
 /* Ask the driver about that stream of the row, of the current context: CUDA_ERROR_NOT_READY: it has unfinished work;
  * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a capture that is open or may begin forbids the question. */
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
 /* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
- * stream whether that work is over. `leaves`: the stream is about to be destroyed: it may be full, and the end of that
- * may be for this thread to bring about, so that nothing is put into it where the driver can do without. */
+ * stream whether that work is over. A stream that is about to be destroyed (`leaves`) or has a wait of the program's
+ * may be full, and this thread may end that wait next: nothing is put into it where the driver can do without. */
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
 /* Let each thread register the streams of the context again, and use no queue of it while it `departs`. */
 void streams_depart(struct known_context *known, bool departs);

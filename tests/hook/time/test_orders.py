@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from doubles.gpus import QUEUE_DEPTH
@@ -151,6 +152,48 @@ def test_a_full_stream_is_destroyed_at_once(tenant: Tenant, metered: bool) -> No
     probe.ok("launch", "noop", "other")
     probe.ok("ungated_ends")
     works(tenant, probe, "other")
+
+
+CALLS: dict[str, list[Any]] = {
+    "copy": ["copy_nowhere"],
+    "function": ["do_nothing", "other"],
+    "launch": ["launch", "noop", "other"],
+    "capture": ["capture_begin", "other", 2],
+}
+"""Calls that put no work into the full stream: a copy into the legacy stream, and calls of another stream."""
+
+
+@pytest.mark.promise("program-full-stream")
+@pytest.mark.parametrize("way", ["without the hook", "revoked"])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("full", ["blocking", "other thread's", "own"])
+def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
+    tenant: Tenant, full: str, call: str, way: str
+) -> None:
+    """The stream waits for the program, behind launches without a fence. The thread ends that wait after its call."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    probe = tenant.probe(more={"LD_PRELOAD": ""} if way == "without the hook" else {})
+    probe.start_cuda()
+    probe.ok("context_use", thread="sleeper")
+    probe.ok("stream", "blocking", BLOCKING)
+    probe.ok("stream", "other thread's", NON_BLOCKING)
+    probe.ok("stream", "other", NON_BLOCKING)
+    probe.ok("event", "e")
+    probe.ok("launch", "noop", full, 3)  # the last one is behind no fence
+    probe.ok("ungated", "function", full)
+    probe.ok("event_record", "e", full, QUEUE_DEPTH - 1)
+    if way == "revoked":
+        client = agent.client()
+        agent.revoke(client, agent.last_grant)
+        beats(tenant, client)
+    if full == "other thread's":
+        probe.post("do_nothing", full, thread="sleeper")  # sleeps in the driver
+    probe.ok(*CALLS[call])
+    if call == "capture":
+        probe.ok("capture_end", "other")
+    probe.ok("ungated_ends")
+    works(tenant, probe, full)
 
 
 def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[str], list[str]]:

@@ -112,5 +112,10 @@ class PastCalls:
         self.kept.append(_HOST_FUNCTION(lambda _: None))
         return self.cuda("cuLaunchHostFunc", self.handles[name], self.kept[-1], None), None
 
+    def copy_nowhere(self) -> tuple[int, Any]:
+        """Put a copy of no bytes from host to host into the legacy stream."""
+        host = ctypes.c_uint64(ctypes.addressof(self.word))
+        return self.cuda("cuMemcpyAsync", host, host, ctypes.c_size_t(0), None), None
+
     def stream_query(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuStreamQuery", self.handles[name] if name else None), None

@@ -264,9 +264,9 @@ static bool alone(const struct gate *gate) {
     return (atomic_load(&gate->word) & (GATE_OPEN | GATE_METERED)) == GATE_OPEN;
 }
 
-/* Fence what the thread has launched into the stream of that name, a default one of that context; `context` NULL: there
- * is one context. */
-static void fence_stream(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
+/* Return the thread's queue on the stream of that name, a default one of that context; `context` NULL: there is one
+ * context. */
+static struct queue *queue_of(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = remembered_find(&slot->remembered, remembered_key(named, context));
     if (queue == NULL && context != NULL) /* from when there was one context */
         queue = remembered_find(&slot->remembered, remembered_key(named, NULL));
@@ -274,7 +274,21 @@ static void fence_stream(struct streams *streams, const struct slot *slot, CUstr
         queue = NULL;
     if (queue == NULL && slot->remembered.lost)
         queue = streams_queue(streams, slot, named, context);
+    return queue;
+}
+
+/* Fence what the thread has launched into that stream, which its next call puts work into. */
+static void fence_stream(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
+    struct queue *queue = queue_of(streams, slot, named, context);
     if (queue != NULL)
+        fence_rest(queue);
+}
+
+/* Fence what the thread has launched into its own default stream before a call that may not put work into it. A stream
+ * with a wait of the program's may be full, and the thread may end the wait next: it gets no fence. */
+static void fence_own(struct streams *streams, const struct slot *slot, CUcontext context) {
+    struct queue *queue = queue_of(streams, slot, CU_STREAM_PER_THREAD, context);
+    if (queue != NULL && atomic_load(&queue->held_after) == NOT_HELD)
         fence_rest(queue);
 }
 
@@ -284,7 +298,7 @@ void meter_before_wait(const struct gate *gate, struct streams *streams, const s
         return;
     if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
         DRIVER(cuCtxGetCurrent)(&current);
-    fence_stream(streams, slot, CU_STREAM_PER_THREAD, current);
+    fence_own(streams, slot, current);
 }
 
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
@@ -301,8 +315,10 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
     if (slot != NULL && slot->queues != NULL) {
         if (named == CU_STREAM_LEGACY)
             fence_stream(streams, slot, CU_STREAM_LEGACY, current);
-        if (!captures)
-            fence_stream(streams, slot, CU_STREAM_PER_THREAD, current);
+        if (!captures && named == CU_STREAM_PER_THREAD)
+            fence_stream(streams, slot, named, current);
+        else if (!captures)
+            fence_own(streams, slot, current);
         if (!stream_is_default(named))
             fence_stream(streams, slot, named, NULL);
     }

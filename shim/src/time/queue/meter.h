@@ -33,7 +33,7 @@ bool meter_holds_back(struct gate *gate, struct queue *queue);
 /* Go on after a launch that is due, outside of its passage. May wait for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue);
 /* Fence the thread's launches into its own default stream of the current context, before it waits at the gate: no other
- * thread can detect their end. */
+ * thread can detect their end. Behind a wait of the program's there is no fence: the stream may be full. */
 void meter_before_wait(const struct gate *gate, struct streams *streams, const struct slot *slot);
 /* Fence the launches into that stream, or into streams that wait for it, before ungated work is put behind them (Q4).
  * `slot`: NULL: the thread has none. */

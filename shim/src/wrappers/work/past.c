@@ -11,19 +11,25 @@
         PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
     }
 
-/* Note a wait that the program puts into the stream (Q6). */
-static void before_wait(CUstream stream, bool per_thread) {
-    if (process_enter() != CUDA_SUCCESS)
-        return;
+/* Fence launches before a wait that the program puts into the stream, then note the wait (Q6): behind it the stream may
+ * be full. */
+static CUresult before_wait(CUstream stream, bool per_thread) {
+    CUresult refused = process_enter();
+    if (refused != CUDA_SUCCESS)
+        return refused;
     struct streams *streams = &the_process->streams;
+    pass_by(stream, per_thread);
     atomic_store_explicit(&streams->holds, true, memory_order_relaxed);
     streams_hold(streams, stream_named(stream, per_thread), NULL);
+    return CUDA_SUCCESS;
 }
 
-#define WAITS(symbol, stream, per_thread, parameters, ...)           \
-    EXPORT CUresult symbol parameters {                              \
-        before_wait(stream, per_thread);                             \
-        PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
+#define WAITS(symbol, stream, per_thread, parameters, ...)                       \
+    EXPORT CUresult symbol parameters {                                          \
+        CUresult refused = before_wait(stream, per_thread);                      \
+        if (refused != CUDA_SUCCESS)                                             \
+            return refused;                                                      \
+        return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
     }
 
 /* A wait for an event of a capture makes the stream join the capture: what was launched into it before is fenced (R5),
@@ -41,16 +47,15 @@ static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
 }
 
 #define JOINS(symbol, per_thread)                                                                        \
-    static CUresult past_##symbol(CUstream stream, CUevent event, unsigned flags) {                      \
-        PASSTHROUGH(false, symbol, stream, per_thread, stream, event, flags);                            \
-    }                                                                                                    \
     EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {                             \
         CUresult result = process_enter();                                                               \
-        if (result == CUDA_SUCCESS && atomic_load(&the_process->streams.holds))                          \
-            streams_hold(&the_process->streams, stream_named(stream, per_thread), NULL);                 \
         bool joins = result == CUDA_SUCCESS && before_join(stream, per_thread, &result);                 \
-        if (result == CUDA_SUCCESS)                                                                      \
-            result = past_##symbol(stream, event, flags);                                                \
+        if (result != CUDA_SUCCESS)                                                                      \
+            return result;                                                                               \
+        pass_by(stream, per_thread);                                                                     \
+        if (atomic_load(&the_process->streams.holds))                                                    \
+            streams_hold(&the_process->streams, stream_named(stream, per_thread), NULL);                 \
+        result = HAS(symbol) ? DRIVER(symbol)(stream, event, flags) : CUDA_ERROR_NOT_FOUND;              \
         if (joins)                                                                                       \
             streams_joined(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)); \
         return result;                                                                                   \
@@ -169,10 +174,10 @@ WAITS(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
 static void before_context_waits(CUcontext context) {
     if (context == NULL)
         DRIVER(cuCtxGetCurrent)(&context);
-    if (context != NULL && atomic_load(&the_process->streams.holds))
-        streams_hold(&the_process->streams, CU_STREAM_LEGACY, context);
     if (context != NULL)
         meter_before_ungated_context(&the_process->gate, &the_process->streams, context);
+    if (context != NULL && atomic_load(&the_process->streams.holds))
+        streams_hold(&the_process->streams, CU_STREAM_LEGACY, context);
 }
 
 EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {
