@@ -1,10 +1,11 @@
 /* Credits of each GPU: `used` of `credited` bytes are in use. Both change with the lock of struct gpus.
  *
- * A reservation first takes idle credits, then asks the agent, and tries again: another thread may have been faster.
+ * A reservation first takes idle credits, then asks the agent, and retries, because another thread may have been
+ * faster.
  *
- * How many credits stay idle follows what the program does. Bytes that it asks for again soon after they went back are
- * kept from then on (`kept`), so that a loop of allocations and frees of any size asks the agent once. What lay idle
- * for a whole CREDITS_LOOK_NS goes back.
+ * The number of idle credits follows the program. Bytes that it allocates again soon after they were returned are kept
+ * from then on (`kept`). So a loop of allocations and frees of any size asks the agent once. Credits that were idle for
+ * a whole CREDITS_LOOK_NS are returned.
  */
 #include "memory/credits.h"
 
@@ -22,8 +23,8 @@
 #define CREDITS_IDLE_MOST (32ull << 20)
 /* Bytes, 64 TiB: no GPU has as much, and the agent is not asked for more. */
 #define RESERVE_MOST (1ull << 46)
-/* Time between two looks at idle credits: those that lay idle from one look to the next go back, so all do within a
- * second of their last use. */
+/* Time between two checks of idle credits. Credits that are idle from one check to the next are returned, so all are
+ * within a second of their last use. */
 #define CREDITS_LOOK_NS (500 * SYS_MS)
 /* Bytes asked for within this time after they went back were given back too soon. */
 #define CREDITS_SOON_NS SYS_SECOND
@@ -32,7 +33,7 @@ static struct gpu *gpu_at(int place) {
     return &memory_state()->gpus->gpus[place];
 }
 
-/* Have the hook thread look after this GPU. With the lock. */
+/* Make the hook thread check this GPU. With the lock. */
 static void watch(struct gpu *gpu) {
     if (gpu->watched)
         return;
@@ -84,7 +85,7 @@ bool credits_take(int place, uint64_t bytes) {
 struct shortage {
     uint64_t missing; /* bytes */
     bool hopeless;    /* the agent need not be asked for them */
-    bool over;        /* with them, this process alone would be over the limit that it knows */
+    bool over;        /* with them, this process would exceed the known limit even without its siblings */
 };
 
 /* Try the idle credits; fill `shortage` if they are too few. */
@@ -107,14 +108,15 @@ static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
     return taken;
 }
 
-/* In turn, until the bytes are in hand or the agent has refused the last:
+/* Steps, until the bytes are reserved or the agent has refused the last:
  * 1. idle credits;
  * 2. credits of the agent, in whole steps, if it has them at once;
- * 3. once, what pools have given back to the device and what was exported and is closed, and from 1 again, also if
- *    another thread has found it since the agent was asked;
- * 4. credits of the agent for exactly what is missing: it recalls idle credits of siblings for them.
+ * 3. once, memory that pools have returned to the device and exports that are closed, then again from 1. Also if
+ *    another thread has found such memory since the agent was asked;
+ * 4. credits of the agent for exactly the missing bytes: it recalls idle credits of siblings for them.
  *
- * An agent that does not answer counts as a refusal if the known limit rules the bytes out already. */
+ * An agent that does not answer counts as a refusal if the known limit already excludes the bytes.
+ */
 bool credits_reserve(int place, uint64_t bytes) {
     uint64_t deadline = 0;
     struct shortage shortage;
@@ -140,7 +142,7 @@ bool credits_reserve(int place, uint64_t bytes) {
             refreshed = true;
             continue;
         }
-        if (exact) /* another thread may have freed some meanwhile */
+        if (exact) /* another thread may have freed some in between */
             return credits_take(place, bytes);
         exact = true;
     }
@@ -160,8 +162,8 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     }
 }
 
-/* Tell the agent what could not be told while it read nothing: growth, and that its recalls have been acted on. False:
- * it still reads nothing. With the lock. */
+/* Send the agent reports that were delayed while it did not read: growth, and completed recalls. False: it still does
+ * not read. With the lock. */
 static bool told(int place, struct gpu *gpu) {
     struct session *session = memory_state()->session;
     if (gpu->untold > 0 && session_grown(session, place, gpu->untold))
@@ -242,7 +244,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
         int place = (int)(gpu - gpus->gpus);
         keep_little(gpu); /* a sibling needs them */
         uint64_t given = take_idle(gpu, frame->bytes);
-        if (given < frame->bytes) { /* what pools have given back to the device may still be counted */
+        if (given < frame->bytes) { /* memory that pools have returned to the device may still be counted */
             unlock(&gpus->lock);
             bool less = memory->refresh(place, false);
             lock(&gpus->lock);
@@ -282,8 +284,8 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
     atomic_store(&the_memory, memory);
 }
 
-/* Give back what lay idle since the last look, and keep that much less from now on. Watch on unless that was all, and
- * the agent has been told everything. With the lock. */
+/* Return credits that were idle since the last check, and keep that much less from now on. Continue checking unless
+ * none is left and the agent has all reports. With the lock. */
 static void look(int place, struct gpu *gpu, uint64_t now) {
     bool all_told = told(place, gpu);
     uint64_t spare = gpu->idle_least;

@@ -21,14 +21,15 @@
 struct export {
     struct hash_link link; /* in the table, by its own address */
     struct export *next;
-    uint32_t *open_count; /* of open descriptors of what it is of */
+    uint32_t *open_count; /* open descriptors of the exported object */
     bool open;            /* found by the count under way */
 };
 
 enum { COUNT_PART = 16 };  /* lines of fdinfo that exports_count_seldom reads for each call, on average */
 enum { KEPT_MOST = 4096 }; /* kept copies have numbers below it: a child of fork closes them by this list of bits */
 
-/* Not in wiped memory: a child of fork closes them. The instance is told from other files by an entry, the marker. */
+/* Not in wiped memory: a child of fork closes them. An entry, the marker, distinguishes the instance from other files.
+ * */
 static _Atomic int instance = -1;
 static struct descriptor marker = DESCRIPTOR_NONE;
 static _Atomic uint64_t kept[KEPT_MOST / 64];
@@ -65,7 +66,7 @@ static int prepare(void) {
 bool exports_watch(uint32_t *open, int descriptor) {
     struct memory *memory = memory_state();
     memory_lock();
-    if (memory->export_count >= memory->export_most) { /* what is closed meanwhile needs no entry */
+    if (memory->export_count >= memory->export_most) { /* objects closed in between need no entry */
         exports_count();
         memory->export_most = 2 * memory->export_count + 64;
     }
@@ -91,7 +92,7 @@ bool exports_watch(uint32_t *open, int descriptor) {
     return watched;
 }
 
-/* Find the export of an entry's data among those that are watched, and note that it is open. */
+/* Find the export of an entry's data among the watched ones, and record that it is open. */
 static void found(uint64_t data) {
     const struct hashed *table = &memory_state()->exports_table;
     uint64_t hash = hash_of(data, 0);

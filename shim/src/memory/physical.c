@@ -1,9 +1,9 @@
-/* Physical memory and multicast objects: the allocations of their handles, and the counts of what refers to them.
+/* Physical memory and multicast objects: the allocations of their handles, and the counts of their references.
  *
- * A struct physical is freed by physical_unlock once handles, mappings, pins and exports are all 0. If exports alone
- * are left it lingers until their descriptors are closed, which nobody tells: they are counted every LOOK_NS, and
- * before an allocation is refused. Freeing a multicast object frees its bindings, which may free physical memory in
- * turn.
+ * A struct physical is freed by physical_unlock once handles, mappings, pins and exports are all 0. With only exports
+ * left it lingers until their descriptors are closed. No event reports that, so the descriptors are counted every
+ * LOOK_NS, and before an allocation is refused. Freeing a multicast object frees its bindings, which may free physical
+ * memory in turn.
  */
 #include "memory/physical.h"
 
@@ -11,9 +11,9 @@
 #include "memory/exports.h"
 #include "memory/state.h"
 
-#define LOOK_NS SYS_SECOND /* between two looks at lingering memory: a look is a few system calls */
-#define MOMENT (20 * 1000) /* ns between two looks whether other threads have given back what they found closed */
-enum { MOMENTS = 500 };    /* such looks at most: one of these threads may be gone, by a signal handler's jump */
+#define LOOK_NS SYS_SECOND /* between two checks of lingering memory: a check is a few system calls */
+#define MOMENT (20 * 1000) /* ns between two checks whether other threads have returned closed memory */
+enum { MOMENTS = 500 };    /* most such checks: one of these threads may have left by a signal handler's jump */
 
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
@@ -70,7 +70,7 @@ static struct physical *take_closed(void) {
     return closed;
 }
 
-/* Give back the bytes of a list that was taken out, and count out of those that do. */
+/* Return the bytes of a list that was taken out, and decrement the count of threads that do so. */
 static void give_back(struct physical *closed) {
     for (struct physical *next; closed != NULL; closed = next) {
         next = closed->next;
@@ -81,7 +81,7 @@ static void give_back(struct physical *closed) {
     atomic_fetch_sub(&memory_state()->giving_back, 1);
 }
 
-/* Waits for what other threads, such as the hook thread at its look, have taken out but not given back yet. */
+/* Waits for memory that other threads, such as the hook thread, have taken out but not returned yet. */
 bool physical_refresh(void) {
     struct memory *memory = memory_state();
     memory_lock();

@@ -1,6 +1,6 @@
 /* Start of the hook in a process, at the first CUDA call, and again in a child of fork.
  *
- * The rooms do not know each other upward: connect_rooms gives each what it needs of the others.
+ * Lower packages do not import upper ones: connect_rooms gives each the functions of others that it needs.
  */
 #include "process/process.h"
 
@@ -20,7 +20,7 @@ struct process *_Atomic the_process;
 
 static _Atomic bool fork_watched, exit_watched; /* inherited by children, as the registrations are */
 
-/* Runs in the child of fork: closes what was inherited; wipes struct process where the kernel has not (H2). */
+/* Runs in the child of fork: closes inherited descriptors; wipes struct process if the kernel has not (H2). */
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
@@ -42,7 +42,8 @@ static void watch_fork(void) {
         register_atfork(NULL, NULL, in_child, NULL);
 }
 
-/* Runs when the program ends by exit or by returning from main, before what was registered up to the first cuInit. */
+/* Runs when the program ends by exit or by returning from main, before handlers that were registered up to the first
+ * cuInit. */
 static void at_exit(void *unused) {
     struct process *process = the_process;
     (void)unused;
@@ -58,8 +59,8 @@ void process_watch_exit(void) {
         register_atexit(at_exit, NULL, NULL);
 }
 
-/* Return what memory_refresh does, and whether freed memory is free by now; `wait`: for that. The driver is not asked
- * when it is about to end. */
+/* Return the result of memory_refresh, and whether freed memory is free by now; `wait`: for that. No driver call is
+ * made when the driver is about to end. */
 static bool refresh(int place, bool wait) {
     struct process *process = the_process;
     bool driver = !atomic_load(&process->thread.left);
@@ -104,7 +105,7 @@ static void find_clock(void) {
         sys_clock = (int (*)(int, struct timespec *))object_symbol(&kernel, name);
 }
 
-/* Give the rooms what they need of each other, and register the handlers of frames. */
+/* Give the packages the functions that they need of each other, and register the handlers of frames. */
 static void connect_rooms(struct process *process, uint64_t phase) {
     struct token *token = &process->token;
     token->gate = &process->gate;
@@ -121,11 +122,12 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 }
 
 /* Set the process up. With the start lock. The steps, in this order:
- * 1. standard error, the clock, and whether the driver has what the hook needs;
- * 2. what the tenant was granted, by the file `limits`;
- * 3. fork handler, pipe of the session, gate, and the rooms' knowledge of each other;
+ * 1. standard error, the clock, and the check that the driver has all functions that the hook needs;
+ * 2. the tenant's grants, by the file `limits`;
+ * 3. fork handler, pipe of the session, gate, and the connections between packages;
  * 4. the hook thread;
- * 5. the gate word: from then on, and not before, threads wait at the gate. */
+ * 5. the gate word: from then on, and not before, threads wait at the gate.
+ */
 static CUresult start(struct process *process) {
     struct limits limits;
     /* 1. */

@@ -13,10 +13,9 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
     return (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size, .seq = seq};
 }
 
-/* Tell the agent what this process holds from an earlier connection (SE3), and that this was all: the agent counts what
- * it knew of the process until then, and it takes any other frame for that. So the questions about each GPU's memory
- * come last. With the locks of gpus and session. False:
- * the connection is lost. */
+/* Report to the agent the process's memory from an earlier connection (SE3), and the end of that report. The agent
+ * counts its own earlier figures of the process until then, and takes any other frame for the end. So the requests
+ * about each GPU's memory come last. With the locks of gpus and session. False: the connection is lost. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
@@ -109,7 +108,7 @@ static bool reserved(void *of, const void *packet, const int *descriptors) {
     return gpu != NULL;
 }
 
-/* LIMITS: what is granted has changed. */
+/* LIMITS: the granted amounts have changed. */
 static bool limits_changed(void *of, const void *packet, const int *descriptors) {
     const struct session *session = of;
     const struct shp_welcome *frame = packet;
@@ -137,7 +136,7 @@ static bool memory(void *of, const void *packet, const int *descriptors) {
     return true;
 }
 
-/* REFUSED: the agent is about to close; say its reason, and wait longer before the next attempt. */
+/* REFUSED: the agent is about to close; log its reason, and wait longer before the next attempt. */
 static bool refused(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_refused *frame = packet;

@@ -17,7 +17,7 @@
 #define BACKOFF_LEAST (20 * SYS_MS) /* ns between attempts to connect: a restarted agent is back within a second */
 #define BACKOFF_MOST (250 * SYS_MS)
 #define GREETING_TIME (2 * SYS_SECOND)   /* from HELLO to WELCOME, then the agent is dropped */
-#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, until the duty cycle without an agent goes on */
+#define GREETING_PATIENCE (200 * SYS_MS) /* from HELLO until the duty cycle without an agent continues */
 #ifndef SHAREPOD_PING_MS
 #define SHAREPOD_PING_MS                                                                         \
     5000 /* an agent that is silent for this long while a thread waits is asked whether it lives \
@@ -31,8 +31,8 @@
 #define SHAREPOD_BUILD "0" /* hexadecimal, as a hash is */
 #endif
 
-/* The descriptors are not in wiped memory: a child of fork closes them. The hook thread is woken through a pipe: its
- * file can be told from what the program may have opened under that number, an eventfd's cannot. */
+/* The descriptors are not in wiped memory: a child of fork closes them. The hook thread is woken through a pipe. Unlike
+ * an eventfd, a pipe can be distinguished from files that the program opened under the same number. */
 static struct descriptor agent_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
 
 void session_after_fork(void) {
@@ -120,7 +120,7 @@ bool session_grown(struct session *session, int place, uint64_t bytes) {
     return sent;
 }
 
-/* Return a free question, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of
+/* Return a free question, or one whose thread no longer waits: it was cancelled, or its signal handler jumped out of
  * the wait. NULL: none. With the lock. */
 static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
@@ -215,7 +215,7 @@ static uint64_t spread(const struct session *session, uint64_t pause, uint64_t n
     return pause / 2 + chance % (pause / 2 + 1);
 }
 
-/* Close the connection, fail all questions (SE2), tell the listener, set the time of the next attempt. */
+/* Close the connection, fail all questions (SE2), notify the listener, set the time of the next attempt. */
 static void drop(struct session *session) {
     lock(&session->gpus->lock);
     gpus_disconnect(session->gpus);
@@ -253,10 +253,10 @@ static void greet(struct session *session) {
     frame.flags = session->hello_flags;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
-    session_put(&frame, sizeof frame); /* an agent that has closed already has said why; that is read next */
+    session_put(&frame, sizeof frame); /* an agent that has closed already has sent its reason; that is read next */
 }
 
-/* Say why there is no connection, unless that was said last. */
+/* Log why there is no connection, unless that was logged last. */
 static void say_once(struct session *session, enum session_said what, const char *text) {
     if (session->said != what)
         sys_say("no connection to the agent at ", session->directory, "agent.sock: ", text, NULL);
@@ -382,7 +382,7 @@ static void receive(struct session *session) {
     for (;;) {
         int descriptors[SESSION_DESCRIPTORS] = {-1, -1}, socket = descriptor_number(&agent_socket);
         long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, descriptors);
-        if (size == -ECONNRESET) /* what the agent said before it closed comes behind that */
+        if (size == -ECONNRESET) /* the agent's last frames come after that */
             size = read_packet(socket, &frame, sizeof frame, descriptors);
         if (size == -EAGAIN || size == -EINTR)
             return;
@@ -402,7 +402,7 @@ static void receive(struct session *session) {
     }
 }
 
-/* Replace what the program has closed, or has opened files of its own under. */
+/* Replace descriptors that the program has closed or reused. */
 static void look_after_descriptors(struct session *session, uint64_t now) {
     session->looked = now;
     if (descriptor_number(&wake_end) < 0 || descriptor_number(&woken_end) < 0)

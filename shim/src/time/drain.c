@@ -1,17 +1,17 @@
-/* Of each registered stream the drain waits for the last fences of the threads that launched into it, if these are
- * behind all of their launches; else it asks the stream itself, until a thread records such a fence before other work.
- * It records no event, which would wait for room in a full queue of the driver, under the lock of the registry. Only
- * launches of threads that have no queue are behind an event of the stream's row. A capturing stream runs nothing, and
- * what it ran before was fenced when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be
+/* For each registered stream the drain waits for the last fences of the threads that launched into it, if these are
+ * behind all of their launches. Otherwise it queries the stream, until a thread records such a fence before other work.
+ * It records no event, because that would wait for room in a full queue of the driver, under the lock of the registry.
+ * Only launches of threads without a queue are behind an event of the stream's row. A capturing stream runs nothing;
+ * its earlier work was fenced when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be
  * polled.
  *
- * An event that is recorded in the legacy stream is a barrier between all blocking streams of the context, so the hook
- * records none there but right behind a launch, or right before work, of the program in that stream (D4). A per-thread
- * default stream can be asked by its own thread alone. A thread that waits at the gate has a fence behind its launches
- * into it; before, they are waited for with all work of the context, or until the thread comes to the gate.
+ * An event in the legacy stream is a barrier between all blocking streams of the context. So the hook records one there
+ * only right behind a launch, or right before work, of the program in that stream (D4). A per-thread default stream can
+ * be queried only by its own thread. A thread that waits at the gate has a fence behind its launches into it. Earlier,
+ * the drain waits for all work of the context, or until the thread arrives at the gate.
  *
- * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_finished for one that slept in
- * a full queue of the driver, and begins again.
+ * Only G1 ensures that no launch comes behind the events. token.c checks gate_finished for a launch that slept in a
+ * full queue of the driver, and begins again.
  */
 #include "time/drain.h"
 
@@ -36,10 +36,10 @@ static bool per_thread_uncovered(const struct known_stream *row) {
     return false;
 }
 
-/* Record the event of the row behind the work of its stream. Of default streams behind all work of the context, which
- * no capture of the context bears: an event in the legacy stream would order the program's streams. Where the driver
- * has no such call, that is what is left for threads without a queue (D4). A stream with a wait of the program's may be
- * full, so its event is behind all work of the context, too. */
+/* Record the event of the row behind the work of its stream. For default streams, record it behind all work of the
+ * context, unless a capture of the context forbids that: an event in the legacy stream would order the program's
+ * streams. If the driver has no such call, this is left to threads without a queue (D4). A stream with a wait of the
+ * program may be full, so its event is behind all work of the context, too. */
 static bool record_behind(const struct streams *streams, const struct known_stream *row) {
     if ((row->stream == NULL || row->held) && streams_record_context(streams, row, row->event))
         return true;
@@ -48,9 +48,9 @@ static bool record_behind(const struct streams *streams, const struct known_stre
     return streams_record(streams, row, row->event);
 }
 
-/* Record the event of the row behind the work of its stream, whose context lives. What it waited for before, it goes on
- * waiting for. A launch that is counted only after it was looked at counts as not covered. False: it cannot be recorded
- * now. With the lock. */
+/* Record the event of the row behind the work of its stream, whose context lives. The row still waits for earlier work.
+ * A launch that is counted only after the check counts as not covered. False: the event cannot be recorded now. With
+ * the lock. */
 static bool cover(const struct streams *streams, struct known_stream *row) {
     if (row->event == NULL)
         row->event = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
@@ -135,8 +135,8 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Return whether the row's stream has unfinished work. One that cannot be asked because of a capture has none: what it
- * ran before is behind an event (R5). */
+/* Return whether the row's stream has unfinished work. A stream that cannot be queried because of a capture has none:
+ * its earlier work is behind an event (R5). */
 static bool unfinished(const struct streams *streams, const struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
@@ -147,7 +147,7 @@ static bool unfinished(const struct streams *streams, const struct known_stream 
 }
 
 /* Wait for the fences of a row of default streams instead of for all work of the context, once each thread has recorded
- * one behind its launches into its own: other work of the context may wait for what is held back at the gate. */
+ * one behind its own launches. Other work of the context may wait for launches that are held back at the gate. */
 static void prefer_fences(struct known_stream *row) {
     if (row->stream != NULL || row->unmetered || !(row->waiting || row->unseen) || per_thread_uncovered(row))
         return;
@@ -157,12 +157,12 @@ static void prefer_fences(struct known_stream *row) {
     await_fences(row);
 }
 
-/* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
+/* Return whether the work of the row is over. If its context is ending, the ending thread reports that. */
 static bool finished(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context;
     if (context_unsettled(row->context))
         return false;
-    if (row->skipped) { /* the context goes on, or is another one */
+    if (row->skipped) { /* the context continues, or is another one */
         row->skipped = false;
         begin_stream(streams, row);
     }
@@ -207,7 +207,7 @@ bool drain_over(struct streams *streams, const struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
     bool over = atomic_load(&queue->ended);
-    if (!over && queue->stream == CU_STREAM_PER_THREAD) /* its row has those of other threads, too */
+    if (!over && queue->stream == CU_STREAM_PER_THREAD) /* its row has other threads' streams, too */
         over = !context_unsettled(queue->row->context) &&
                atomic_load(&queue->fenced) == atomic_load(&queue->launched) &&
                event_passed(atomic_load(&queue->last), queue->context);

@@ -1,8 +1,8 @@
-/* A stream is asked with cuStreamQuery, unless a sample has seen it idle and nothing was launched into it since. An
- * event would be a barrier in a default stream, and a fence says nothing of the launches behind it.
+/* A stream is queried with cuStreamQuery, unless a sample has seen it idle and nothing was launched into it since. An
+ * event would be a barrier in a default stream, and a fence shows nothing about later launches.
  *
- * The default streams of a context have one row. The legacy one is asked as any stream is. A per-thread one can be
- * asked by its own thread alone: it counts as in flight until the fence behind its last launch has passed.
+ * The default streams of a context have one row. The legacy stream is queried like any stream. A per-thread one can be
+ * queried only by its own thread: it counts as in flight until the fence behind its last launch has passed.
  */
 #include "time/samples.h"
 
@@ -45,7 +45,7 @@ void samples_pause(struct samples *samples) {
     samples->next = 0;
 }
 
-/* What is known of a row without a call of the driver. */
+/* State of a row that is known without a driver call. */
 struct row_sight {
     uint64_t launched;   /* into it, by threads that have queues on it */
     bool legacy;         /* it is to be asked for: something was launched that no sample has seen finished */
@@ -78,13 +78,13 @@ static struct row_sight look_at(struct known_stream *row) {
     return sight;
 }
 
-/* What is seen of some streams. */
+/* Observed state of some streams. */
 struct view {
     uint32_t in_flight; /* of them have unfinished work; two stand for more */
     bool unseen;        /* one may have */
 };
 
-/* Add what is seen of a row. With the lock, and own_calls begun. */
+/* Add the observed state of a row. With the lock, and own_calls begun. */
 static void look_at_row(const struct streams *streams, struct known_stream *row, struct view *view) {
     CUcontext popped;
     if (context_unsettled(row->context))
@@ -120,7 +120,7 @@ static struct view look(struct streams *streams) {
     return view;
 }
 
-/* A sample is as long as the shorter of the last two: one alone may have been held up by a busy processor. */
+/* A sample is as long as the shorter of the last two: a single one may have been delayed by a busy processor. */
 uint64_t samples_step(struct samples *samples, struct streams *streams, const struct gate *gate, uint64_t now) {
     if (samples->next != 0 && now < samples->next)
         return samples->next;

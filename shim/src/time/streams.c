@@ -1,8 +1,8 @@
-/* The registry's tables. The lock is held for a few driver calls that neither wait nor call back (R4); the wrappers of
- * what ends a stream or a context are in wrappers/work/destroy.c.
+/* The registry's tables. The lock is held for a few driver calls that neither wait nor call back (R4). The wrappers of
+ * calls that end a stream or a context are in wrappers/work/destroy.c.
  *
- * A queue is used by its thread without the lock, between registrations. When its stream ends it is marked and left to
- * the thread, which gives it back with its next registration.
+ * A thread uses its queue without the lock, between registrations. When the stream ends, the queue is marked, and the
+ * thread frees it with its next registration.
  */
 #include "time/streams.h"
 
@@ -170,7 +170,7 @@ void streams_forget_context(struct streams *streams, struct known_context *known
     slab_give(&streams->context_rows, known);
 }
 
-/* Free some rows whose fences are over: without a drain nobody else would. With the lock. */
+/* Free some rows whose fences are over: without a drain no other code would. With the lock. */
 static void sweep(struct streams *streams) {
     struct known_stream *next, *orphan = streams->orphans;
     for (int i = 0; i < SWEEP && orphan != NULL; i++, orphan = next) {
@@ -180,8 +180,8 @@ static void sweep(struct streams *streams) {
     }
 }
 
-/* Return whether the driver may be about to begin a capture that an event on the row would get into or break (R3). The
- * driver takes a capture of the legacy stream from nobody. */
+/* Return whether the driver may be about to begin a capture that an event on the row would join or break (R3). The
+ * driver allows no capture of the legacy stream. */
 static bool may_capture(const struct streams *streams, const struct known_stream *row) {
     for (unsigned i = 0; i < streams->captures.count; i++) {
         const struct open_capture *capture = streams_capture(streams, i);
@@ -456,7 +456,7 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     return queue;
 }
 
-/* Return whether the context is the current one and has ended: the driver will refuse what is launched. */
+/* Return whether the context is the current one and has ended: the driver will refuse the launch. */
 static bool current_ended(CUcontext context) {
     CUcontext current = NULL;
     CUdevice device;

@@ -1,18 +1,17 @@
-/* The registry of contexts and streams that have work which nobody has seen finished, of the queues of threads on them,
- * and of open captures.
+/* The registry of contexts and streams whose work is not known to have finished, of the threads' queues on them, and of
+ * open captures.
  *
  * Guarantees:
  * - R1 each stream that a launch went into during the present opening is registered before the launch (P2);
- * - R2 a handle that the program destroys is never used by the hook afterwards, and one that comes again is another
+ * - R2 the hook never uses a handle after the program destroyed it. A new stream with the same handle is another
  *   stream, for every thread. Other streams stay registered;
  * - R3 no call of the hook disturbs a stream capture of the program;
- * - R4 no lock of the hook is held while the driver destroys a stream or a context, or calls the program back;
- * - R5 what a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN), and so is
- * what the legacy stream ran, if it waits for that stream;
- * - R6 there is room for as many contexts, streams and captures as there is memory. Where none is left, the launch or
- *   the capture is refused with CUDA_ERROR_OUT_OF_MEMORY;
- * - R7 each thread has a queue of its own on each stream that it launches into under a metered grant, whatever else
- *   it launches into;
+ * - R4 the hook holds no lock while the driver destroys a stream or a context, or calls the program back;
+ * - R5 work that a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN). The
+ *   same holds for work of the legacy stream, if it waits for that stream;
+ * - R6 the number of contexts, streams and captures is limited only by memory. Without memory the launch or the capture
+ *   is refused with CUDA_ERROR_OUT_OF_MEMORY;
+ * - R7 each thread has its own queue on each stream that it launches into under a metered grant;
  * - R8 finding a stream or a queue takes the same time for any number of them.
  */
 #ifndef SHAREPOD_STREAMS_H
@@ -37,7 +36,7 @@ struct known_context {
     struct known_context *next;
     struct known_stream *streams; /* its rows */
     CUcontext context;            /* NULL: a free place */
-    uint32_t epoch;               /* tells it from an earlier context of the same handle; never 0 */
+    uint32_t epoch;               /* differs from that of an earlier context of the same handle; never 0 */
     uint32_t ending;              /* the driver is destroying it, or about to: its handles are not to be used; which end
                                      that is, else 0 */
     uint32_t amid; /* it was noted while a context of the same handle was ending: which end; else 0. Which of the two
@@ -60,19 +59,19 @@ struct known_stream {
     CUevent event;
     struct queue *queues; /* of threads */
     bool pending;         /* launched into since the last drain */
-    bool unmetered;       /* so by a thread that has no queue on it: nothing but an event of its own tells the end */
+    bool unmetered;       /* by a thread without a queue on it: only an event of its own shows the end */
     bool waiting;         /* `event` is recorded and not yet seen complete */
     bool asked;   /* the drain asks the stream itself, of default streams the legacy one, and has not seen it idle */
-    bool unseen;  /* the drain waits until the end of per-thread default streams can be told */
+    bool unseen;  /* the drain waits until the end of per-thread default streams is known */
     bool skipped; /* a drain began while its context was ending */
     bool busy;    /* in the list of rows with work */
-    bool held;    /* the program has put a wait into it, or into one that it waits for */
+    bool held;    /* the program has put a wait into it, or into a stream that it waits for */
     uint64_t idle_after; /* launches of all its queues after which a sample saw it idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* of the same context */
 };
 
-/* The bounded queue of one thread on one stream. The thread's own, but for what is marked. */
+/* The bounded queue of one thread on one stream. Used only by that thread, except for marked fields. */
 struct queue {
     struct hash_link link; /* first; the registry's, as all down to `ended` */
     struct slot *slot;     /* of the thread */
@@ -100,26 +99,26 @@ struct queue {
                               the lock, but 0 by the thread itself */
     uint32_t opening;      /* the gate's closing to come, when it was last used */
     _Atomic uint64_t launched; /* launches ever; counted inside the passage */
-    uint64_t due;              /* the launch after which `pace` is told of the next ones */
-    uint64_t told;             /* launches that it has been told of */
+    uint64_t due;              /* the launch after which `pace` gets the next report */
+    uint64_t told;             /* launches reported to it */
     _Atomic uint64_t fenced;   /* launches behind `last` */
     _Atomic(CUevent) last;     /* the event that was recorded last */
-    struct pace pace;          /* what is to pass, and what is to be waited for */
+    struct pace pace;          /* the model: which launches pass, and which fences to wait for */
 };
 
 /* A capture that is open, or a call under way that may have its stream capture. */
 struct open_capture {
     CUcontext context;
-    CUstream stream; /* where it began, or what may join another; never NULL */
+    CUstream stream; /* the stream where it began, or one that may join another; never NULL */
     bool joins;      /* the stream may join a capture: noted during that call only */
     bool blocks;     /* the legacy stream would wait for the stream */
 };
 
 /* The primary context of a device, by the program's calls. */
 struct primary {
-    CUcontext context;         /* as the last retain said; NULL: not known */
+    CUcontext context;         /* as of the last retain; NULL: not known */
     unsigned long long number; /* its, see context_number */
-    CUcontext before;          /* the one that was known last: the next one may have its handle */
+    CUcontext before;          /* the last known context: the next one may have its handle */
     uint32_t retained; /* references that are not released, as far as calls have come by: not more than there are */
 };
 
@@ -128,8 +127,8 @@ enum { STREAMS_DEVICES = 128 };
 
 #define NOT_HELD UINT64_MAX
 
-/* Begin a call of the driver with the stream or the events of the queue, in its thread; streams_called is to follow.
- * False: they have ended, or their context is about to (R2). */
+/* Begin a driver call with the stream or the events of the queue, in its thread; streams_called must follow. False:
+ * they have ended, or their context is about to (R2). */
 static inline bool streams_call(struct queue *queue) {
     atomic_store(&queue->calls, true);
     if (!atomic_load(&queue->ended) && !atomic_load(&queue->departs))
@@ -148,11 +147,11 @@ struct streams {
     uint32_t ends;   /* ends of contexts ever begun */
     struct slab context_rows, stream_rows, queue_rows;
     struct known_context *contexts;
-    struct hashed streams; /* struct known_stream, but for orphans */
+    struct hashed streams; /* struct known_stream, except orphans */
     struct hashed queues;  /* struct queue */
     struct known_stream *busy, *orphans;
     _Atomic bool holds;   /* the program has put a wait that is no event's into a stream */
-    struct rows captures; /* struct open_capture, without gaps; as many as gate.captures says */
+    struct rows captures; /* struct open_capture, without gaps; gate.captures is their number */
     struct lock primaries_lock;
     struct primary primaries[STREAMS_DEVICES]; /* with their lock */
 };
@@ -168,19 +167,20 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
                       struct queue **queue);
 /* Destroy events of the context that has this epoch, unless it has ended: then they went with it (R2). */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
-/* Return the number of a context that tells it from another one of its handle; 0: no memory, or it is ending. */
+/* Return the epoch of a context, which differs from that of another context with its handle; 0: no memory, or it is
+ * ending. */
 uint32_t streams_epoch(struct streams *streams, CUcontext context);
 /* Return whether an event of the context that has this epoch has passed, and destroy it, or the context has ended. */
 bool streams_event_over(struct streams *streams, CUcontext context, uint32_t epoch, CUevent event);
-/* Return the queue of the slot's thread on the stream of that name, of that context; `context` NULL: of whatever
- * context, for a stream that is no default one, or where there is one. NULL: none. */
+/* Return the queue of the slot's thread on the stream of that name, of that context. `context` NULL: any context, for a
+ * stream that is no default one, or the only context. NULL: none. */
 struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream, CUcontext context);
-/* Let go of the queues of a slot whose thread is gone. */
+/* Drop the queues of a slot whose thread has exited. */
 void streams_abandon(struct streams *streams, struct slot *slot);
 
-/* Note that the program puts a wait into the stream of that name, of that context (NULL: of whatever context has it, or
- * the current one): fences behind it may not pass before this thread does something else. A wait in the legacy stream
- * holds up all streams of the context. */
+/* Record that the program puts a wait into the stream of that name, of that context (NULL: any context that has it, or
+ * the current one). Fences behind the wait may not pass before this thread makes another call. A wait in the legacy
+ * stream delays all streams of the context. */
 void streams_hold(struct streams *streams, CUstream stream, CUcontext context);
 
 /* Note that the program has made a context: it is another one than that of the same handle, if that one is ending. */
@@ -208,8 +208,8 @@ struct known_stream *streams_find(struct streams *streams, const struct known_co
 void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy);
 /* Note a capture, or a stream that may join one; the driver is called afterwards. False: no memory (R6). */
 bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture);
-/* Record the event on a stream. With the lock. False: a capture that is open or may begin meanwhile forbids it,
- * or the driver refuses. */
+/* Record the event on a stream. With the lock. False: a capture that is open or may begin in between forbids it, or the
+ * driver refuses. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
 /* Return whether an event can be recorded behind all work of a context: the driver can, and no capture is open. */
 bool streams_records_context(const struct streams *streams);
@@ -219,11 +219,11 @@ bool streams_record_context(const struct streams *streams, const struct known_st
 /* Ask the driver about that stream of the row, of the current context: CUDA_ERROR_NOT_READY: it has unfinished work;
  * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a capture that is open or may begin forbids the question. */
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
-/* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
- * stream whether that work is over. A stream that is about to be destroyed (`leaves`) or has a wait of the program's
- * may be full, and this thread may end that wait next: nothing is put into it where the driver can do without. */
+/* Put an event behind the unfinished work of the row, as a row of its own: from then on the end of that work is known
+ * without the stream. A stream that is about to be destroyed (`leaves`), or has a wait of the program, may be full, and
+ * perhaps only this thread can end that wait. So nothing is put into it if the driver can do without. */
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
-/* Let each thread register the streams of the context again, and use no queue of it while it `departs`. */
+/* Make each thread register the streams of the context again, and use no queue of it while it `departs`. */
 void streams_depart(struct known_context *known, bool departs);
 /* Return whether a thread is in a call of the driver with a queue of the context. None is and none will be, once this
  * is false after streams_depart. */

@@ -1,7 +1,7 @@
 /* The token's state machine. NONE -> WANTED -> HELD -> CLOSING -> DRAINING -> NONE or WANTED; without an agent NONE ->
  * HELD by the duty cycle.
  *
- * It runs in the hook thread alone, with no lock; what other threads see of it is the gate.
+ * It runs only in the hook thread, without a lock. Other threads see its state through the gate.
  */
 #include "time/token.h"
 
@@ -15,16 +15,15 @@
 #define CONCURRENT_VERSION 3 /* of the protocol: the first with SHP_GRANT_CONCURRENT and counters in the pulse page */
 
 /* All in ns. */
-#define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
-#define LOOK_PROMPT \
-    (100 * 1000ull)               /* between two looks at a token that is to go back promptly; idle at both: it goes */
-#define LOOK_ALONE (50 * SYS_MS)  /* the same while nobody waits: nothing is lost by keeping it */
-#define PERIOD (100 * SYS_MS)     /* of the duty cycle: as long as the longest quantum of the agent */
-#define LOCAL_LEAST SYS_MS        /* a window shorter than this is not worth opening */
-#define WAKING (200 * SYS_MS)     /* a thread that has not run this long after its opening is not waited for */
+#define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token is released */
+#define LOOK_PROMPT (100 * 1000ull) /* between two checks of a prompt token, which is released if idle at both */
+#define LOOK_ALONE (50 * SYS_MS)    /* the same while no tenant waits: keeping it costs nothing */
+#define PERIOD (100 * SYS_MS)       /* of the duty cycle: as long as the longest quantum of the agent */
+#define LOCAL_LEAST SYS_MS          /* a window shorter than this is not worth opening */
+#define WAKING (200 * SYS_MS)       /* a thread that has not run this long after its opening is not waited for */
 #define AHEAD SYS_MS              /* DRAINING is sent this long before the expected end: a hand-off takes about that */
 #define POLL_LEAST (50 * 1000ull) /* between two polls of a drain that is about to end */
-#define POLL_MOST (2 * SYS_MS)    /* and of one that is not */
+#define POLL_MOST (2 * SYS_MS)    /* between two polls of a drain that takes longer */
 #define STOPPED (10 * POLL_MOST)  /* of a longer pause between two steps nothing counts as patience: no CPU was had */
 #define LATE (5 * SYS_MS)         /* when the driver has room, a launch that slept there is through by then */
 #define ASK_EACH (100 * SYS_MS)   /* between two requests for the token while overdue (T3) */
@@ -55,7 +54,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->self_drained = token->without_driver;
     token->deadline = deadline;
     token->opened = token->looked = now;
-    token->launches = token->seen = gate_finished(gate); /* who is inside finds the gate closed and steps back */
+    token->launches = token->seen = gate_finished(gate); /* threads inside find the gate closed and step back */
     token->next_look = now + LOOK_CONTENDED * 2;         /* a waiter needs a moment to launch */
     gate_open(gate, metered, deadline, local ? GATE_NO_GRANT : token->grant_id);
 }
@@ -113,7 +112,7 @@ static void take_up(struct token *token, const struct grant_terms *terms) {
 
 /* Open the gate by a grant before the one before has drained (T3). */
 static void replace(struct token *token, const struct grant_terms *terms) {
-    uint64_t launches = token->launches; /* those of the grant before are drained with those of this one */
+    uint64_t launches = token->launches; /* launches of the earlier grant are drained together with this one's */
     take_up(token, terms);
     token->launches = launches;
     token->unbounded = true;
@@ -135,8 +134,8 @@ static void keep(struct token *token, const struct grant_terms *terms) {
     token->keeps = true;
 }
 
-/* GRANT: opens the gate if it was asked for, extends, renews or replaces what is held, waits for the end of a drain, or
- * goes back at once. */
+/* GRANT: opens the gate if the token was requested; extends, renews or replaces the present grant; waits for the end of
+ * a drain; or is returned at once. */
 static bool granted(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_grant *grant = frame;
@@ -176,7 +175,7 @@ static bool revoked(void *of, const void *frame, const int *descriptors) {
     return true;
 }
 
-/* Connected: close the gate if the duty cycle holds it open; from now on the agent says when. */
+/* Connected: close the gate if the duty cycle holds it open. From now on the agent decides. */
 static void connected(void *of) {
     struct token *token = of;
     samples_begin(&token->samples, token->gate);
@@ -191,7 +190,7 @@ static void disconnected(void *of, bool was_ready) {
         token->deadline = 0;
     if (token->state == TOKEN_WANTED)
         token->state = TOKEN_NONE;
-    token->local = true; /* nobody to tell that it is drained */
+    token->local = true; /* no agent to report the drain to */
     token->keeps = token->concurrent = false;
     token->next_limits = 0;
 }
@@ -216,8 +215,7 @@ static void follow_limits(struct token *token, uint64_t now) {
 }
 
 /* The duty cycle. All processes of the tenant open in the same part of each period, so that ranks that wait for each
- * other never wait for ever. What runs over the end of a window is made up for in the next ones. Tenants differ in
- * phase. */
+ * other make progress. Work beyond the end of a window shortens the next ones. Tenants differ in phase. */
 static uint64_t step_local(struct token *token, uint64_t now) {
     follow_limits(token, now);
     if (token->session->admission != ADMITTED || !wanted(token))
@@ -232,7 +230,7 @@ static uint64_t step_local(struct token *token, uint64_t now) {
         hold(token, now, SYS_NEVER, false, true);
         return now;
     }
-    if (token->paid_window == start) /* this window has paid what it could */
+    if (token->paid_window == start) /* this window has paid all that it could */
         return start + PERIOD;
     if (token->debt > 0 && now < end) { /* made up for by windows that stay shut, in whole or in part */
         uint64_t paid = least(token->debt, end - now);
@@ -282,8 +280,8 @@ static bool ends_soon(const struct token *token, uint64_t now) {
     return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
-/* Return when to look next whether the token is idle. A prompt one is looked at when its work is expected to end, one
- * of which a thread waits for the next turn a hand-off before that. */
+/* Return when to check next whether the token is idle. A prompt token is checked at the expected end of its work. If a
+ * thread waits for the next turn, the check is a hand-off earlier. */
 static uint64_t next_look(const struct token *token, uint64_t now, bool contended) {
     uint64_t latest = now + (contended ? LOOK_CONTENDED : LOOK_ALONE), lead = held_back(token, contended) ? AHEAD : 0;
     if (!token->prompt && lead == 0)
@@ -292,8 +290,8 @@ static uint64_t next_look(const struct token *token, uint64_t now, bool contende
     return least(latest, end > now + LOOK_PROMPT + lead ? end - lead : now + LOOK_PROMPT);
 }
 
-/* Return when to step next at the latest. While samples are taken a look waits for the next one: each wake-up of the
- * hook thread disturbs the program. */
+/* Return the latest time of the next step. While samples are taken, a check waits for the next sample: each wake-up of
+ * the hook thread disturbs the program. */
 static uint64_t next_step_held(const struct token *token) {
     return least(token->deadline, token->next_look + (token->concurrent && !token->prompt ? SAMPLES_MEAN : 0));
 }
@@ -325,7 +323,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
         token->seen = launches;
         token->quiet = token->ended = false;
     } else if (held_back(token, contended) && ends_soon(token, now) && gate_clear(token->gate)) {
-        close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
+        close(token, now); /* a graph waits for the next turn, and the rest of this turn would be unused */
         return now;
     } else if ((!token->without_driver || token->self_drained) &&
                !gate_waking(token->gate, now > token->opened + WAKING) && gate_clear(token->gate)) {
@@ -343,7 +341,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     return next_step_held(token);
 }
 
-/* Set when the drain is expected to end, and when to say so: the next grant shall be on its way by then. */
+/* Set the expected end of the drain, and when to announce it: early enough that the next grant is then on its way. */
 static void expect_end(struct token *token, uint64_t now) {
     token->expected = meter_expected_end(token->gate);
     token->announce_at = SYS_NEVER;
@@ -386,14 +384,14 @@ static uint64_t next_poll(const struct token *token, uint64_t now) {
     return now + POLL_LEAST + least(off / 8, POLL_MOST);
 }
 
-/* The duty cycle: what ran beyond the end of the window is owed, up to 10 s. */
+/* The duty cycle: work beyond the end of the window is owed, up to 10 s. */
 static void run_over(struct token *token, uint64_t now) {
     if (now > token->window_end && token->window_end != 0)
         token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
     token->window_end = 0;
 }
 
-/* The grant before has drained: take up the one that is kept, if its time is not over (T5). */
+/* The earlier grant has drained: apply the kept one, if its time is not over (T5). */
 static void take_up_kept(struct token *token, uint64_t now) {
     token->keeps = false;
     if (token->kept.deadline > now)
@@ -402,12 +400,13 @@ static void take_up_kept(struct token *token, uint64_t now) {
         give_back_unused(token, token->kept.grant_id);
 }
 
-/* Everything has finished: send DRAINED (T2). An agent that reads nothing for the moment is told later: without that
- * the process would wait for a grant for ever, and the agent for its work. */
+/* Everything has finished: send DRAINED (T2). If the agent does not read at the moment, send later. Otherwise the
+ * process would wait for a grant indefinitely, and the agent for the process's work. */
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token) && !token->keeps,
          idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
-    /* Who comes to the closed gate steps back and does not count; who is inside of a launch since before does. */
+    /* A thread that arrives at the closed gate steps back and does not count; a thread inside an earlier launch does.
+     * */
     uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
     uint32_t flags = (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0);
     if (token->concurrent) /* the agent counts them to this hold */
@@ -433,9 +432,9 @@ static void finish(struct token *token, uint64_t now) {
     }
 }
 
-/* The drain is overdue and a thread waits at the gate: take up the grant that is kept, or ask for the token again (T3).
- * Without an agent the process goes by its windows again; what is left stays registered, and the next drain waits for
- * it. */
+/* The drain is overdue and a thread waits at the gate: apply the kept grant, or request the token again (T3). Without
+ * an agent the process uses its windows again. The unfinished work stays registered, and the next drain waits for it.
+ * */
 static void ask_again(struct token *token, uint64_t now) {
     if (now < token->next_ask || !wanted(token))
         return;
@@ -451,7 +450,8 @@ static void ask_again(struct token *token, uint64_t now) {
     }
 }
 
-/* All but what threads are inside of has finished. Return whether they are waited for, or for what has come through. */
+/* Everything has finished except launches that threads are inside of. Return whether to wait for these threads, or for
+ * launches that have passed. */
 static bool awaits_late(struct token *token, uint64_t now) {
     if (token->cleared || token->without_driver)
         return false;
@@ -504,8 +504,8 @@ static uint64_t known_end(const struct token *token, uint64_t now) {
     return token->unbounded || overdue || meter_end_unknown(token->gate) ? 0 : end + (end == 0);
 }
 
-/* Return whether this process shows that it runs while it waits for the token: one that is stopped again and again is
- * then passed over while it stands still, instead of being granted what nobody uses. */
+/* Return whether this process reports that it runs while it waits for the token. The agent then skips a process that is
+ * stopped repeatedly, instead of granting it time that it cannot use. */
 static bool shows_waiting(const struct token *token, uint64_t now) {
     return token->state == TOKEN_WANTED && token->barred_at != 0 && now - token->barred_at < BARRED;
 }
@@ -535,7 +535,7 @@ uint64_t token_sample(struct token *token, uint64_t now) {
     return SYS_NEVER;
 }
 
-/* Tell the agent, which has barred the gate, that this process runs again (T4). */
+/* Report to the agent, which has barred the gate, that this process runs again (T4). */
 static void return_if_barred(struct token *token, uint64_t now) {
     if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_taken(token->gate))
         return;

@@ -1,8 +1,8 @@
-/* Calls that may make a pool grow: what is charged for them before, and what counts after (C8).
+/* Calls that may make a pool grow: the charge before, and the count after (C8).
  *
- * The driver grows a pool in steps that it does not tell, and that differ between drivers. Until the step is known, a
- * call charges the largest step that was seen; if the limit does not allow that, the least that the call can take. The
- * growth of calls that have the pool to themselves teaches the step.
+ * The driver grows a pool in undocumented steps that differ between drivers. Until the step is known, a call charges
+ * the largest observed step. If the limit does not allow that, the call charges the least that it can take. The growth
+ * of calls with exclusive use of the pool shows the step.
  */
 #include "memory/state.h"
 #include "memory/credits.h"
@@ -15,8 +15,8 @@
 /* Time after a refusal in which calls use memory that the pool has without asking the agent again: a full tenant that
  * allocates and frees in a loop asks ten times a second instead of each time. */
 #define REFUSED_TIME (100 * SYS_MS)
-/* Time that a call waits for other calls of the pool to end: many times what a driver call takes, also where a thread
- * has to wait for a processor in the middle of it. Calls of a graph pool are launches, which may wait at the gate. */
+/* Time that a call waits for other calls of the pool to end: many times the duration of a driver call, even if a thread
+ * waits for a processor within it. Calls of a graph pool are launches, which may wait at the gate. */
 #define TURN_TIME (1000 * SYS_MS)
 #define GRAPH_TURN_TIME (50 * SYS_MS)
 
@@ -55,8 +55,8 @@ static bool reserve_new(struct pool_call *call, bool exact) {
     return credits_reserve(call->memory->place, least);
 }
 
-/* Wait, for the turn's time at most, until no call has the pool for itself, or, if `alone`, until no call is under way.
- * False: the time was over. With the lock, which is released meanwhile. */
+/* Wait, for at most TURN_TIME, until no call has exclusive use of the pool, or, if `alone`, until no call is under way.
+ * False: the time was over. With the lock, which is released during the wait. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && memory->busy > 0)) {
@@ -73,7 +73,7 @@ static bool await_turn(struct pool_memory *memory, bool alone) {
     return true;
 }
 
-/* End a call's time alone and wake the threads that wait for a turn. With the lock. */
+/* End a call's exclusive use and wake the threads that wait for a turn. With the lock. */
 static void leave_turn(struct pool_call *call) {
     struct pool_memory *memory = call->memory;
     if (call->alone)
@@ -84,8 +84,8 @@ static void leave_turn(struct pool_call *call) {
     memory->awaited = false;
 }
 
-/* Begin a call for which nothing is charged. Return whether memory that the pool has can serve it; then the call has
- * the pool for itself, so that no other call takes that memory (C8). */
+/* Begin a call without a charge. Return whether memory of the pool can serve it. If so, the call has exclusive use of
+ * the pool, so that no other call takes that memory (C8). */
 static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     uint64_t there;
@@ -140,8 +140,8 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     return reuse_alone(call, may_reuse); /* 5 */
 }
 
-/* Learn the driver's step from the growth that one call caused: the step divides the growth, and is larger than what
- * the growth has beyond the call's need. With the lock. */
+/* Learn the driver's step from the growth of one call: the step divides the growth, and is larger than the growth
+ * beyond the call's need. With the lock. */
 static void learn(const struct pool_call *call, uint64_t now) {
     struct memory *all = memory_state();
     if (!call->learns || call->memory->most > 0 || now <= call->before)

@@ -1,23 +1,25 @@
-/* Memory the driver reserves on its own: pools and the per-device graph pool.
+/* Memory that the driver reserves on its own: pools and the per-device graph pool.
  *
- * The graph pool of a device is what cuGraphLaunch reserves for graphs with memory nodes, and keeps for the next graph.
+ * The graph pool of a device is the memory that cuGraphLaunch reserves for graphs with memory nodes, and keeps for the
+ * next graph.
  *
  * Guarantees:
- * C7 reserved-counts: a pool counts by the bytes that it has reserved of the device, used or not; the driver's own
- *    figure says how many.
- * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1). Where it is
- *    not to be had, the call is made only if memory that the pool has already could serve it, and then no other call of
- *    the pool is under way, so that none takes that memory.
- * C9 no-read-while-ending: the driver is asked for nothing about a pool that it is being asked to destroy.
- * C10 shrinking-is-seen: what a pool has given back to the device stops counting with the next call, when the program
- *    asks how much is free, when the agent recalls credits, and every POOL_LOOK_NS.
- * C11 shareable-never-shrinks: CUDA documents that a pool which other processes can import gives no memory back before
- *    its end: it has no trim and no release threshold. So it may grow only within the limit: where the whole step that
- *    is expected is not to be had it is asked for memory that it has, and after a call that made it grow nevertheless,
- *    which cannot be undone, for no more until the agent has granted bytes for it again. It is destroyed once nothing
- *    of it is in use.
+ * C7 reserved-counts: a pool counts with the bytes that it has reserved of the device, used or not, by the driver's own
+ * figure.
+ * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1). If the charge
+ * is refused, the call is made only if memory of the pool could serve it. Then no other call of the pool is under way,
+ * so that none takes that memory.
+ * C9 no-read-while-ending: the hook makes no driver call about a pool that is being destroyed.
+ * C10 shrinking-is-seen: memory that a pool has returned to the device stops counting with the next call, when the
+ * program queries free memory, when the agent recalls credits, and every POOL_LOOK_NS.
+ * C11 shareable-never-shrinks: CUDA documents that a pool which other processes can import returns no memory before its
+ * end: it has no trim and no release threshold. So it may grow only within the limit:
+ * - if the whole expected step is refused, calls may use only memory that the pool has;
+ * - after a call that made the pool grow nevertheless, which cannot be undone, no call may grow it until the agent has
+ *   granted bytes for it again;
+ * - the pool is destroyed once none of its memory is in use.
  *
- * pool_registry.c knows the pools, pool_settle.c reads the driver's figures, pool_calls.c stands around calls.
+ * pool_registry.c registers the pools, pool_settle.c reads the driver's figures, pool_calls.c wraps calls.
  */
 #ifndef SHAREPOD_POOL_MEMORY_H
 #define SHAREPOD_POOL_MEMORY_H
@@ -43,8 +45,8 @@ enum pool_origin {
     POOL_ELSEWHERE  /* of host memory, or of another process: nothing of it counts here */
 };
 
-/* A pool, or the graph pool of a device. With the lock of struct gpus, but for those fields that say otherwise. Entries
- * are never freed, so that a pointer to one stays valid. */
+/* A pool, or the graph pool of a device. With the lock of struct gpus, except for marked fields. Entries are never
+ * freed, so that a pointer to one stays valid. */
 struct pool_memory {
     struct pool_memory *next;
     CUmemoryPool pool; /* NULL: the graph pool of the device */
@@ -68,18 +70,18 @@ struct pool_memory {
 
 /* One call that may make a pool grow, from pool_call_begin to pool_call_end. */
 struct pool_call {
-    struct pool_memory *memory; /* NULL: nothing is counted, the driver alone decides */
-    uint64_t bytes;             /* what the call asks for */
+    struct pool_memory *memory; /* NULL: nothing is counted, only the driver decides */
+    uint64_t bytes;             /* bytes of the request */
     uint64_t reserved;          /* bytes charged for it before it was made */
     uint64_t before;            /* the driver's figure before the call; only if `learns` */
     uint32_t calls;             /* memory->calls when this call had begun */
     bool alone;                 /* nothing is charged for it: it has the pool for itself (C8) */
-    bool learns;                /* the growth that it causes says in what steps the driver grows pools */
+    bool learns;                /* its growth shows in what steps the driver grows pools */
 };
 
 /* How sure it is that memory which the pool has already can serve a call. */
 enum pool_reuse {
-    REUSE_UNKNOWN, /* only if the driver's figures say that as many bytes are unused */
+    REUSE_UNKNOWN, /* only if as many bytes are unused by the driver's figures */
     REUSE_LIKELY,  /* also if the pool has as many bytes, used or not: this graph was launched before */
     REUSE_SURE     /* this graph was launched before, and nothing was trimmed since */
 };
@@ -95,8 +97,8 @@ struct pool_memory *graph_pool_register(CUdevice device);
 struct pool_memory *graph_pool_next(const struct pool_memory *after);
 /* Return whether the process may have graphs with memory nodes. One load. */
 bool graph_pool_any(void);
-/* Return a pool; register an unknown one for the device that the driver says it is of, else for `device`. NULL for a
- * pool of host memory. */
+/* Return a pool. Register an unknown one for its device by the driver, else for `device`. NULL for a pool of host
+ * memory. */
 struct pool_memory *pool_find(CUmemoryPool pool, CUdevice device);
 /* Return a pool that the program made or imported; NULL: it did neither. */
 struct pool_memory *pool_find_made(CUmemoryPool pool);
@@ -111,15 +113,15 @@ void pool_current_changed(void);
 /* Charge a call that may take `bytes` more, before it is made (C8). May wait for the agent and for other calls. False:
  * the limit does not allow it. */
 bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_t bytes, enum pool_reuse may_reuse);
-/* Charge what the driver has taken beyond that, after the call. False: the limit does not allow it; the caller undoes
- * the call if it can, and then calls pool_call_close. */
+/* Charge further growth, after the call. False: the limit does not allow it; the caller must undo the call if it can,
+ * and then call pool_call_close. */
 bool pool_call_end(struct pool_call *call);
-/* End a call whose pool_call_end was refused: what the driver has taken is charged whatever the limit (C5). */
+/* End a call whose pool_call_end was refused: its growth is charged whatever the limit (C5). */
 void pool_call_close(struct pool_call *call);
 
 /* pool_settle.c */
 
-/* Count what the driver says now. Growth is counted, whatever the limit (C5), only while no call is under way. */
+/* Count the driver's present figure. Growth is counted, whatever the limit (C5), only while no call is under way. */
 void pool_settle(struct pool_memory *memory);
 /* Destroy a pool for the program that made it. A pool with allocations left lingers, counted, until it is empty.
  * Returns the driver's answer. */
@@ -128,14 +130,14 @@ CUresult pool_destroy(struct pool_memory *memory);
 bool pool_figure(const struct pool_memory *memory, bool used, uint64_t *bytes);
 /* Give the pool's unused memory back to the device. True if that was something. */
 bool pool_trim(struct pool_memory *memory);
-/* Get the driver's figure of reserved bytes (`now`), and memory->calls from before it was read. False: the pool is gone
- * or ending (C9). */
+/* Get the driver's figure of reserved bytes (`now`), and memory->calls from before the read. False: the pool has ended
+ * or is ending (C9). */
 bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now);
-/* Lower `counted` to the driver's figure plus what calls under way may yet take; return the difference. Does nothing if
- * a call began or ended since the figure was read, or has the pool for itself: that call looks itself. With the
- * lock. */
+/* Lower `counted` to the driver's figure plus the possible growth of calls under way; return the difference. No effect
+ * if a call began or ended since the figure was read, or has exclusive use of the pool: that call settles itself. With
+ * the lock. */
 uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now);
-/* Settle all pools of a GPU (-1: of every GPU), and destroy lingering ones that are empty. True if bytes went back. */
+/* Settle all pools of a GPU (-1: of every GPU), and destroy lingering empty ones. True if bytes were freed. */
 bool pools_refresh(int place);
 /* Settle all pools every POOL_LOOK_NS while any is in use. Returns when to call again. Hook thread only. */
 uint64_t pools_step(uint64_t now);

@@ -1,7 +1,7 @@
-/* The gate word and what the hook thread reads of all slots.
+/* The gate word, and the hook thread's reads of all slots.
  *
- * Closing clears GATE_OPEN and then makes every running thread pass a barrier (membarrier): a thread that loaded the
- * word before has its slot marked by then, and gate_clear sees it (G3, G1).
+ * Closing clears GATE_OPEN and then makes every running thread pass a barrier (membarrier). A thread that loaded the
+ * word before has marked its slot by then, and gate_clear sees the mark (G3, G1).
  */
 #include "time/gate/gate.h"
 
@@ -24,7 +24,7 @@ void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, con
     gate->no_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
 }
 
-/* Set the word of an opening: threads register their streams again, and those that wait look again (G4). */
+/* Set the word of an opening: threads register their streams again, and waiting threads check again (G4). */
 static void set_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     uint32_t word = atomic_load(&gate->word), ends = atomic_load(&gate->closing), open;
     atomic_store(&gate->deadline, deadline);
@@ -72,7 +72,7 @@ void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t g
     if (now != metered || atomic_load(&gate->deadline) < deadline) {
         uint32_t wanted = atomic_load(&gate->closing);
         bool waited =
-            atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* a thread that waits on says so again */
+            atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* a thread that still waits sets it again */
         set_open(gate, metered, deadline, grant);
         if (waited)
             sys_wake_all(&gate->word);
@@ -128,7 +128,7 @@ bool gate_clear(struct gate *gate) {
     return clear;
 }
 
-/* Return the launches so far; `begun`: 1 counts those that threads are inside of, 0 does not. */
+/* Return the launches so far; `begun`: 1 counts launches that threads are inside of, 0 does not. */
 static uint64_t count_launches(const struct gate *gate, unsigned begun) {
     uint32_t count = atomic_load(&gate->slot_count);
     uint64_t launches = atomic_load(&gate->shared_passed);

@@ -33,41 +33,41 @@
  * one; of the others it knows the latest end. */
 enum { GATE_SLOTS = SHAREPOD_GATE_SLOTS, SLOT_RECENT = 16 };
 
-/* The gate word: 0 is "not set up", also what a wiped page holds; else a counter above these bits. Every opening, every
- * change of its terms and gate_exit add GATE_STEP, so that threads register their streams again. */
+/* The gate word: 0 is "not set up", also the value of a wiped page; else a counter above these bits. Every opening,
+ * every change of its terms and gate_exit add GATE_STEP, so that threads register their streams again. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
-/* The number of contexts, which says whether a default stream is always the same one: 0 (not known yet, also what a
- * wiped page holds) and SEVERAL mean that the driver has to be asked for the current context. One: there is one device,
- * and nothing was ever asked to make a context but its primary one. Where another comes about all the same (by the
- * calls of graphics, which are none of ours), it is noticed with the next opening of the gate. */
+/* The number of contexts, which decides whether a default stream is always the same one. 0 (unknown, also the value of
+ * a wiped page) and SEVERAL mean that the driver must be asked for the current context. ONE: there is one device, and
+ * only its primary context was ever requested. If another context exists nevertheless (by graphics calls, which the
+ * hook does not wrap), it is noticed at the next opening of the gate. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
 /* A thread at the gate. In cache lines of its own (G2). */
 struct slot {
-    _Atomic uint64_t sequence;    /* odd: inside a launch; half of it: launches */
-    _Atomic int thread;           /* its id; 0: a slot never used, or wiped by a fork */
-    _Atomic uint32_t waits;       /* which closing of the gate its thread waits out; 0: none */
-    _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
-    _Atomic bool waits_due;       /* its thread waits until its launch is due: for one kernel at most */
-    _Atomic uint32_t unknown;     /* the closing before which it has launched what nobody knows the end of; 0: none */
-    _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
-    struct remembered remembered; /* its queues, by stream */
-    struct queue *queues, *ended; /* of this thread; those whose streams have ended. With the lock of struct streams */
+    _Atomic uint64_t sequence;         /* odd: inside a launch; half of it: launches */
+    _Atomic int thread;                /* its id; 0: a slot never used, or wiped by a fork */
+    _Atomic uint32_t waits;            /* which closing of the gate its thread waits out; 0: none */
+    _Atomic bool waits_for_fence;      /* its thread waits for a fence, and launches when that has passed */
+    _Atomic bool waits_due;            /* its thread waits until its launch is due: for one kernel at most */
+    _Atomic uint32_t unknown;          /* the closing before which it made launches with unknown end; 0: none */
+    _Atomic uint64_t ends_at;          /* ns: when the metered work of this thread is expected to end */
+    struct remembered remembered;      /* its queues, by stream */
+    struct queue *queues, *ended;      /* queues of this thread, and those with ended streams; lock of struct streams */
     struct queue *recent[SLOT_RECENT]; /* its queues that were looked at last; of two that share a place one */
     uint64_t forgotten_end;            /* ns: the end that is expected of the others */
     uint32_t foretold;                 /* the opening that it is about */
 } __attribute__((aligned(128)));
 
-/* Threads without a slot that can be inside a launch at once and are known by their ids, so that one that is cancelled
- * there holds up no closing. */
+/* Threads without a slot that can be inside a launch at once and are known by their ids. So a thread that is cancelled
+ * there delays no closing. */
 enum { SHARED_PLACES = 64 };
 
 #define GATE_NO_GRANT UINT64_MAX /* no agent can bar the opening */
 
 struct gate {
     _Atomic uint32_t word;
-    _Atomic uint32_t captures;  /* stream captures that are open; GATE_CAPTURING says that there are any */
+    _Atomic uint32_t captures;  /* open stream captures; GATE_CAPTURING means that there are any */
     _Atomic bool exits;         /* the program ends: each launch is waited for by its own thread */
     _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
     _Atomic bool keeps_short;   /* metered queues have launches just in time (Q5 of meter.h) */
@@ -80,11 +80,11 @@ struct gate {
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
     _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
     _Atomic uint64_t drained;    /* when all work of the last opening had ended */
-    _Atomic uint64_t undrained;  /* the last look before that; 0: there was none */
+    _Atomic uint64_t undrained;  /* the last check before that; 0: none */
     _Atomic uint32_t slot_count; /* slots ever used */
-    _Atomic uint32_t next_claim; /* where the next thread without a slot begins to look for one whose thread is gone */
-    /* Threads beyond GATE_SLOTS share this one: the ids of those that are inside a launch, 0 in a free place; how many
-     * are inside and found no place; launches passed. */
+    _Atomic uint32_t next_claim; /* where the next search for a slot of an exited thread starts */
+    /* Threads beyond GATE_SLOTS share this one: the ids of threads inside a launch, 0 in a free place; the number of
+     * threads inside that found no place; launches passed. */
     _Atomic int shared_threads[SHARED_PLACES];
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];
@@ -113,15 +113,15 @@ void gate_set_captures(struct gate *gate, uint32_t captures);
 
 /* For the hook thread alone. */
 
-/* Prepare the gate, before the thread runs. `slots`: how many are to be left alone, see passage.c. `barred`, `co_runs`:
- * in the page of hints. The gate is set up once its word is not 0. */
+/* Prepare the gate, before the thread runs. `slots`: slots to leave unused, see passage.c. `barred`, `co_runs`: in the
+ * page of hints. The gate is set up once its word is not 0. */
 void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, const uint64_t *co_runs);
 /* Open the gate: launches pass until gate_close. `deadline`: when that is expected; SYS_NEVER: not known. `grant`: its
  * id, or GATE_NO_GRANT. */
 void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
 /* Set new terms while the gate is open. */
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
-/* Let each launch from now on be waited for by its own thread (P4): the hook thread calls the driver no more. */
+/* From now on each launch is waited for by its own thread (P4): the hook thread makes no more driver calls. */
 void gate_exit(struct gate *gate);
 /* Close the gate. Launches may be under way until gate_clear returns true (G1, G3). */
 void gate_close(struct gate *gate);
@@ -130,7 +130,7 @@ bool gate_clear(struct gate *gate);
 /* Return whether a thread waits for the gate that is closed now. A thread that waits no more, because it was cancelled
  * or because its signal handler has jumped away, counts until the next opening at most. */
 bool gate_wanted(const struct gate *gate);
-/* Return whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` those that
+/* Return whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` threads that
  * should have by now. */
 bool gate_waking(struct gate *gate, bool forget);
 /* Note that a thread waits for the end of that closing (G4). A late note does not undo that of a later closing. */

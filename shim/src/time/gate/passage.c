@@ -1,7 +1,7 @@
-/* Entering and leaving the gate, for what the fast path does not cover; slots of threads, and waiting for a turn.
+/* Entering and leaving the gate outside the fast path; slots of threads, and waiting for a turn.
  *
- * A thread marks its slot, then reads the word (G3). If the gate is closed it takes the mark back, notes that it waits
- * and wakes the hook thread, which asks for the token.
+ * A thread marks its slot, then reads the word (G3). If the gate is closed the thread clears the mark, records that it
+ * waits, and wakes the hook thread, which requests the token.
  */
 #include "time/gate/passage.h"
 
@@ -14,8 +14,8 @@
 
 __thread struct slot *passage_slot;
 
-/* Slots ever used, also before a fork that calls no handler (musl, a bare clone): the thread that forked goes on with
- * its old slot, so that no other may get that one. Not in wiped memory. */
+/* Slots ever used, also before a fork without handlers (musl, a bare clone): the thread that forked keeps its old slot,
+ * so that no other thread may get that slot. Not in wiped memory. */
 static _Atomic uint32_t slots_seen;
 
 void passage_after_fork(void) {
@@ -29,7 +29,7 @@ uint32_t passage_slots_seen(void) {
 
 enum { CLAIM_LOOKS = 4 }; /* slots looked at by a thread without one: a system call each */
 
-/* Take over a slot whose thread is gone, of the next few in turn. NULL: none of them. */
+/* Take over a slot whose thread has exited, from the next few in turn. NULL: none of them. */
 static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int self) {
     uint32_t count = atomic_load(&gate->slot_count);
     for (int look = 0; look < CLAIM_LOOKS && count > 0; look++) {
@@ -49,7 +49,7 @@ static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int
     return NULL;
 }
 
-/* Return a slot for this thread: its own from before, one whose thread is gone, or a fresh one. NULL: none is left. */
+/* Return a slot for this thread: its own from before, one whose thread has exited, or a new one. NULL: none is left. */
 static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
     if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
         return passage_slot;
@@ -184,7 +184,7 @@ void passage_abandon(struct passage *passage) {
         atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
 }
 
-/* The thread notes the closing to come, and not its slot: for the token it is idle meanwhile. */
+/* The thread records the coming closing, and not its slot: for the token it is idle while it waits. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
     for (;;) {
         uint32_t word = atomic_load(&gate->word);

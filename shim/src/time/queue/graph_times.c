@@ -1,6 +1,5 @@
 /* Measuring of graphs. Under a metered grant events are recorded around the first launches of a graph, and then around
- * every eighth. The duration is what they say: at once if it is longer than before, by quarters of the difference if it
- * is shorter.
+ * every eighth. A longer measured duration applies at once, a shorter one by a quarter of the difference.
  *
  * The lock of struct graphs is not held while events are destroyed: that takes the lock of struct streams.
  */
@@ -16,7 +15,7 @@ static uint64_t hash_of_graph(CUgraphExec exec) {
     return hash_of((uintptr_t)exec, 0);
 }
 
-/* Return what is known of a graph; NULL: nothing. With the lock. */
+/* Return the entry of a graph; NULL: none. With the lock. */
 static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
     uint64_t hash = hash_of_graph(exec);
     for (struct hash_link *link = NULL; (link = hashed_next(&graphs->known, hash, link)) != NULL;)
@@ -41,8 +40,8 @@ static void destroy_events(struct streams *streams, CUcontext context, uint32_t 
     streams_destroy_events(streams, context, epoch, events, 2);
 }
 
-/* Learn what the events of an earlier launch say, if they have passed and have not gone with their context. With the
- * lock of the graphs, and that of the streams, which keeps the context from ending. */
+/* Learn from the events of an earlier launch, if they have passed and their context has not ended. With the lock of the
+ * graphs, and that of the streams, which keeps the context from ending. */
 static void learn(struct streams *streams, struct known_graph *known, uint64_t co_runs) {
     float milliseconds = 0;
     if (!streams_lives(streams, known->context, known->epoch)) {

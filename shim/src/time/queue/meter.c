@@ -1,11 +1,12 @@
-/* The bounded queue of a thread on a stream. An event (fence) is recorded behind every window of launches, and the
- * thread waits for the fence before: at most two windows are unfinished (Q1). From the fences pace.c learns how long a
- * launch occupies the GPU, and so when what is launched will have ended.
+/* The bounded queue of a thread on a stream. An event (fence) is recorded after every window of launches, and the
+ * thread waits for the previous fence. So at most two windows are unfinished (Q1). pace.c learns from the fences how
+ * long a launch occupies the GPU, and predicts the end of the launched work.
  *
- * In a wide queue nothing is waited for behind a wait of the program's (Q6): it may last until this thread goes on.
+ * A wide queue does not wait for fences behind a wait of the program (Q6): that wait may last until this thread
+ * continues.
  *
- * A wait ends with the opening, after which nothing passes the gate anyway, and after PATIENCE (Q3). A wide queue that
- * is to be a short one is so with the next launch; what is in it stays.
+ * A wait ends when the opening ends, because nothing passes the gate after that, and after PATIENCE (Q3). A wide queue
+ * that must become short does so with the next launch; earlier launches stay in it.
  */
 #include "time/queue/meter.h"
 
@@ -28,24 +29,24 @@ static uint64_t deadline_of(const struct gate *gate) {
     return atomic_load(&gate->deadline);
 }
 
-/* Tell the model of the launches since it was told last. Return whether a fence is due. */
+/* Report the launches since the last report to the model. Return whether a fence is due. */
 static bool tell(struct queue *queue) {
     uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed), before = queue->told;
     queue->told = launched;
     return pace_launched(&queue->pace, (uint32_t)(launched - before));
 }
 
-/* Return whether each launch has a fence: nothing else tells the end of the last one. */
+/* Return whether each launch has a fence, because no other event shows the end of the last one. */
 static bool fences_each(const struct queue *queue) {
     return queue->stream == CU_STREAM_PER_THREAD && !HAS(cuCtxRecordEvent);
 }
 
-/* Set after which launch the model is told of them. */
+/* Set the launch after which the model gets the next report. */
 static void set_due(struct queue *queue) {
     queue->due = queue->told + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
 }
 
-/* Let what the thread foretells be about this queue too. The end of one that makes way is remembered. */
+/* Include this queue in the thread's predictions. The predicted end of a replaced queue is kept. */
 static void look_at(struct slot *slot, struct queue *queue) {
     struct queue **place = &slot->recent[hash_of((uintptr_t)queue, 0) % SLOT_RECENT];
     const struct queue *other = *place;
@@ -86,7 +87,7 @@ bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
     return pace_next_launch(&queue->pace, now) > now;
 }
 
-/* Return whether what is before an event of the queue is over, or the event is. */
+/* Return whether the work before an event of the queue is over, or the event is. */
 static bool passed(struct queue *queue, CUevent event) {
     if (!streams_call(queue))
         return true;
@@ -117,12 +118,12 @@ bool meter_holds_back(struct gate *gate, struct queue *queue) {
            pace_holds_back(&queue->pace, sys_now(), deadline_of(gate));
 }
 
-/* Return whether nothing has told yet how long what is unfinished takes. */
+/* Return whether the duration of the unfinished work is still unknown. */
 static bool unknown(const struct queue *queue) {
     return queue->pace.queue.unfinished > 0 && queue->pace.estimate.launch_ns == 0;
 }
 
-/* Tell the hook thread when the last of this thread's streams is expected to end. */
+/* Report to the hook thread when the last of this thread's streams is expected to end. */
 static void foretell(struct slot *slot, const struct queue *queue) {
     if (slot->foretold != queue->opening)
         slot->forgotten_end = 0;
@@ -147,7 +148,7 @@ static bool held(const struct queue *queue) {
     return queue->pace.window.wide && queue->places[0] > atomic_load(&queue->held_after);
 }
 
-/* Return whether what is unfinished is expected to take no longer than two windows, or nothing is known of that. */
+/* Return whether the unfinished work is expected to take at most two windows, or its duration is unknown. */
 static bool short_enough(const struct queue *queue) {
     uint64_t unfinished = atomic_load_explicit(&queue->launched, memory_order_relaxed) - queue->passed;
     return queue->pace.estimate.launch_ns * unfinished <= PACE_FENCES * PACE_WIDE_LONG;
@@ -204,8 +205,8 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
     foretell(slot, queue);
 }
 
-/* Record an event behind what the thread has launched into the stream. False: the driver makes none, or the stream has
- * ended. */
+/* Record an event after the thread's launches into the stream. False: the driver makes none, or the stream has ended.
+ * */
 static bool record(struct queue *queue, CUevent *event) {
     if (!streams_call(queue))
         return false;
@@ -259,12 +260,12 @@ void meter_launched(const struct gate *gate, struct slot *slot, struct queue *qu
         atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch looks whether it is to wait */
 }
 
-/* Return whether the gate is open for a tenant that is alone, which nobody waits for. */
+/* Return whether the gate is open for a lone tenant that no other tenant waits for. */
 static bool alone(const struct gate *gate) {
     return (atomic_load(&gate->word) & (GATE_OPEN | GATE_METERED)) == GATE_OPEN;
 }
 
-/* Return the thread's queue on the stream of that name, a default one of that context; `context` NULL: there is one
+/* Return the thread's queue on the stream of that name, a default one of that context; `context` NULL: the only
  * context. */
 static struct queue *queue_of(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = remembered_find(&slot->remembered, remembered_key(named, context));

@@ -1,9 +1,9 @@
 /* A window grows to PACE_WINDOW_MOST launches while it takes less than WINDOW_SHORT, and shrinks to one launch while it
- * takes more than WINDOW_LONG. A shorter queue would let the GPU run dry whenever the thread is late to wake up. A wide
- * one lets the thread do other things for as long as its windows take.
+ * takes more than WINDOW_LONG. With a shorter queue the GPU would run dry whenever the thread wakes up late. With a
+ * wide queue the thread can do other work for as long as its windows take.
  *
- * A launch that would begin after the end of the quantum waits for the next one (PC2): the gate leaves less than one
- * launch of each stream when it closes, and the announced end, by which the next holder is granted, comes true.
+ * A launch that would begin after the end of the quantum waits for the next one (PC2). So the gate leaves less than one
+ * launch of each stream when it closes, and the announced end, by which the next holder is granted, is correct.
  */
 #include "time/queue/pace.h"
 
@@ -12,7 +12,7 @@
 #define WINDOW_LONG 5000000ull
 #define WIDE_SHORT 20000000ull
 #define MARGIN 250000ull /* so little before the end of the quantum no launch begins */
-#define LATE 1500000ull  /* a look this long after the one before is late: longer than the longest sleep between two */
+#define LATE 1500000ull  /* a check this much after the last one is late: longer than the longest sleep */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -40,8 +40,8 @@ bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
     return pace->window.full;
 }
 
-/* Return whether a look tells when that passed which had begun at `begun`: to an eighth of the time that it took. A
- * thread that had no processor looks late (PC7). */
+/* Return whether a check shows the end of work that began at `begun` to an eighth of its duration. A thread without a
+ * processor checks late (PC7). */
 static bool in_time(struct pace_look look, uint64_t begun) {
     return look.before != 0 && look.at - look.before <= LATE + (look.at - begun) / 8;
 }
@@ -63,7 +63,8 @@ void pace_others(struct pace *pace, uint64_t co_runs) {
     estimate->co_runs = co_runs;
 }
 
-/* Go by launches that share the GPU, or by those alone. What is not known of the ones begins with the others'. */
+/* Use the durations of launches that share the GPU, or those of launches alone. Unknown durations start as the other
+ * kind's. */
 static void go_by(struct pace_estimate *estimate, bool shared) {
     if (estimate->shared == shared)
         return;
@@ -73,7 +74,7 @@ static void go_by(struct pace_estimate *estimate, bool shared) {
     estimate->shared = shared;
 }
 
-/* Note that what is launched from now on is looked at anew. */
+/* Start new measurements for launches from now on. */
 static void look_anew(struct pace_estimate *estimate) {
     estimate->touched = estimate->co_runs & 1;
     go_by(estimate, estimate->touched);
@@ -103,7 +104,7 @@ bool pace_undrained(const struct pace *pace, uint64_t drained) {
     return pace->queue.unfinished > 0 && drained < pace->queue.fenced_at;
 }
 
-/* A launch takes at least as long as what is unfinished has taken so far. */
+/* A launch takes at least as long as the unfinished work has taken so far. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline) {
     struct pace_estimate *estimate = &pace->estimate;
     go_by(estimate, estimate->touched);
@@ -204,7 +205,7 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
         full = estimate->launch_ns * window->size;
     uint64_t shortest = window->wide ? WIDE_SHORT : WINDOW_SHORT, longest = window->wide ? PACE_WIDE_LONG : WINDOW_LONG;
     for (bool more = true; more && full > longest && window->size > 1; more = waited) {
-        window->size /= 2; /* by half only if nothing was waited for: the thread may have stood still meanwhile */
+        window->size /= 2; /* by half only if no wait took place: the thread may have stood still in between */
         full /= 2;
     }
     if (full < shortest && window->size < (window->wide ? PACE_WIDE_MOST : PACE_WINDOW_MOST))

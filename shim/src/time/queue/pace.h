@@ -29,15 +29,15 @@
 #include <stdint.h>
 
 /* PACE_FENCES: windows of launches that may be unfinished. PACE_WINDOW_MOST: launches that share the cost of a fence.
- * PACE_WIDE_MOST: the same in a wide queue; two windows are what a driver queues before a launch waits by itself.
- * PACE_FREE_MOST: launches between two waits in vain. */
+ * PACE_WIDE_MOST: the same in a wide queue; a driver queues two such windows before a launch waits by itself.
+ * PACE_FREE_MOST: launches between two unsuccessful waits. */
 enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_WIDE_MOST = 512, PACE_FREE_MOST = 1 << 14 };
 
 #define PACE_NEVER UINT64_MAX      /* a deadline that is not known */
 #define PACE_LEAD 500000ull        /* ns: a launch into a short queue is so early that a late wake-up leaves no gap */
 #define PACE_WIDE_LONG 50000000ull /* ns: two such windows are over before a newcomer's share is looked at */
 
-/* What is launched: since the last fence, and before the fences that nobody has seen passed. */
+/* Launches since the last fence, and before fences that are not known to have passed. */
 struct pace_queue {
     uint64_t begun_at[PACE_FENCES]; /* when the fence before each was recorded: its launches began after that */
     uint64_t fenced_at;             /* when the last fence was recorded, or the opening began */
@@ -54,18 +54,18 @@ struct pace_window {
     uint16_t size;          /* between two fences, at most; grows and shrinks with how long they take */
     uint16_t quota;         /* until the next fence */
     uint16_t free_launches; /* without a wait, after the last wait in vain */
-    uint16_t free_left;     /* those of them that are left */
-    bool full;              /* what is launched is expected to last until the quantum ends */
+    uint16_t free_left;     /* not yet used */
+    bool full;              /* the launched work is expected to last until the quantum ends */
     bool keeps_short;       /* windows of half a millisecond, launched just in time */
     bool wide;              /* windows of 20 to 50 ms: the tenant is alone */
 };
 
-/* What the fences have told. */
+/* Estimates from the fences. */
 struct pace_estimate {
     uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
-    uint64_t other_ns;      /* the same: of launches alone, if `shared`, else of those that share the GPU */
-    uint64_t co_runs;       /* how often other tenants had begun or ceased to run at the last look; odd: they do */
-    uint64_t ends_at;       /* when what is launched is expected to end */
+    uint64_t other_ns;      /* the same, of launches alone if `shared`, else of launches that share the GPU */
+    uint64_t co_runs;       /* number of starts and ends of co-running at the last check; odd: others run */
+    uint64_t ends_at;       /* expected end of the launched work */
     uint64_t waited_at;     /* when the last fence was seen, or the opening began */
     uint64_t graph_ns;      /* how long the last graph is expected to take */
     uint64_t graphs_end_at; /* when the graphs launched in this opening are expected to end */
@@ -85,25 +85,25 @@ struct pace {
 
 /* When something was seen to have passed. */
 struct pace_look {
-    uint64_t before; /* the last look at which it had not; 0: it was not looked at before */
+    uint64_t before; /* the last check before it had passed; 0: no check before */
     uint64_t at;
 };
 
 /* Note how often other tenants have begun or ceased to run at the same time; odd: they do. Before each of the other
  * calls for which time has passed. */
 void pace_others(struct pace *pace, uint64_t co_runs);
-/* Begin an opening that ends at `deadline`. `drained`: when all work of an earlier one had ended. */
+/* Begin an opening that ends at `deadline`. `drained`: the end of all work of an earlier one. */
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_look drained);
-/* Return whether nothing has told that what was launched in earlier openings has ended. */
+/* Return whether launches of earlier openings are not known to have ended. */
 bool pace_undrained(const struct pace *pace, uint64_t drained);
-/* Begin an opening instead of pace_open, where what was launched in earlier ones has not ended. */
+/* Begin an opening, in place of pace_open, while launches of earlier ones have not ended. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Set whether the queue is wide; pace_open or pace_plan is to follow. */
 void pace_widen(struct pace *pace, bool wide);
 /* Set whether the queue is kept short from the next window on. */
 void pace_keep_short(struct pace *pace, bool keeps_short);
-/* Return when the next launch is due: of a queue that is kept short, PACE_LEAD before what is launched is expected to
- * end; else `now`. */
+/* Return when the next launch is due. In a queue that is kept short: PACE_LEAD before the expected end of the launched
+ * work; else `now`. */
 uint64_t pace_next_launch(const struct pace *pace, uint64_t now);
 /* Note that all that was launched has ended. */
 void pace_ran_dry(struct pace *pace, uint64_t now);
@@ -115,7 +115,7 @@ uint32_t pace_passing(const struct pace *pace);
 bool pace_launched(struct pace *pace, uint32_t launches);
 /* Note that a fence was recorded. Return whether the older one is to be waited for now. */
 bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline);
-/* Note that no fence can be recorded: the launches are counted anew. */
+/* Record that no fence can be recorded: counting launches starts again. */
 void pace_unfenced(struct pace *pace);
 /* Return when the older fence is expected to pass. */
 uint64_t pace_due(const struct pace *pace, uint64_t now);

@@ -1,8 +1,8 @@
-/* The hook's dlsym and dlvsym: what they find in libcuda or NVML comes out as the hook's wrapper.
+/* The hook's dlsym and dlvsym: functions that they find in libcuda or NVML are returned as the hook's wrappers.
  *
  * Both end in a jump to the next one (the C library's, or that of another library preloaded behind the hook), with the
- * caller's return address in its place: with RTLD_NEXT the C library goes by that address, and a forwarding call would
- * make it search behind the hook instead of behind the caller.
+ * caller's return address unchanged. With RTLD_NEXT the C library searches from that address; a forwarding call would
+ * search behind the hook instead of behind the caller.
  */
 #include <dlfcn.h>
 #include <string.h>
@@ -32,21 +32,21 @@ __attribute__((visibility("hidden"), used)) void *interpose_real_dlsym, *interpo
 
 static const struct verdict undecided;
 
-/* Return what the real function finds for that symbol. */
+/* Return the result of the real function for that symbol. */
 static void *ask(const struct lookup *lookup, const char *symbol) {
     return lookup->versioned
                ? ((void *(*)(void *, const char *, const char *))lookup->real)(lookup->handle, symbol, lookup->version)
                : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
 }
 
-/* Answer NULL, with something for dlerror to say: programs print it without looking. */
+/* Answer NULL, and set an error for dlerror: programs print it without a check. */
 static struct verdict refuse(const struct lookup *lookup) {
     ask(lookup, "(a function of libcuda that is not to be had)");
     return (struct verdict){NULL, true};
 }
 
-/* Answer where no libcuda is loaded: what others have under that name comes out as without the hook, whose own
- * functions have nothing to lead to. */
+/* Answer where no libcuda is loaded: other libraries' functions of that name are returned as without the hook, since
+ * the hook's own have no driver to call. */
 static struct verdict without_driver(const struct lookup *lookup, enum entry entry) {
     bool own;
     if (lookup->handle == NULL)
@@ -58,9 +58,9 @@ static struct verdict without_driver(const struct lookup *lookup, enum entry ent
     return own ? refuse(lookup) : undecided;
 }
 
-/* Answer for RTLD_DEFAULT and RTLD_NEXT, which follow the order of the loaded objects. The hook stands in that order
- * like any other library: what was preloaded before it comes first. It answers itself only where the search would begin
- * behind it, since the driver's own function would come out. */
+/* Answer for RTLD_DEFAULT and RTLD_NEXT, which follow the order of the loaded objects. The hook has its place in that
+ * order like any other library: libraries preloaded before it come first. The hook answers itself only if the search
+ * would begin behind it and so find the driver's own function. */
 static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -71,7 +71,7 @@ static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     return undecided;
 }
 
-/* Answer for a function of NVML's that the hook has one of its own for. What is found elsewhere stays as it is. */
+/* Answer for an NVML function that the hook wraps. Functions found in other libraries stay unchanged. */
 static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;

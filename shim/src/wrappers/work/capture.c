@@ -1,9 +1,9 @@
-/* The wrapped begin and end of stream captures: the registry knows which are open.
+/* The wrapped begin and end of stream captures: the registry lists the open ones.
  *
- * A launch into a capturing stream runs nothing and is not gated; while a capture is open the drain keeps away from
- * calls that would invalidate it (R3). A capture is noted before the driver is asked to begin it, and from then on the
- * drain leaves its stream alone: what it asks the driver may have changed by its next call. No lock is held meanwhile
- * (R4).
+ * A launch into a capturing stream runs nothing and is not gated. While a capture is open the drain avoids calls that
+ * would invalidate it (R3). A capture is recorded before the driver's call that begins it. From then on the drain
+ * ignores its stream, because the capture may begin before the drain's next driver call. No lock is held during the
+ * call (R4).
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
@@ -17,9 +17,9 @@ struct beginning {
     struct open_capture capture;
 };
 
-/* Note a capture that is about to begin. What was launched into streams of any context is fenced (R5): neither a
- * capturing stream can be asked for it, nor one that joins it. The legacy stream never captures, and an event in it
- * would order others (D4); of the thread's own default stream the thread records a fence. */
+/* Record a capture that is about to begin. Launched work of all streams of any context is fenced (R5), because neither
+ * a capturing stream nor one that joins it can be queried. The legacy stream never captures, and an event in it would
+ * order others (D4). The thread records a fence of its own default stream. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
     if (beginning.refused != CUDA_SUCCESS)
@@ -56,20 +56,20 @@ static void forget(CUcontext context, CUstream stream) {
     unlock(&streams->lock);
 }
 
-/* After the driver's call: without a capture the note goes. */
+/* After the driver's call: without a capture the record is dropped. */
 static CUresult begun(const struct beginning *beginning, CUresult result) {
     if (result != CUDA_SUCCESS)
         forget(beginning->capture.context, beginning->capture.stream);
     return result;
 }
 
-/* After the driver's call: the capture is forgotten unless it goes on. */
+/* After the driver's call: drop the capture unless it continues. */
 static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
     switch (result) {
     case CUDA_ERROR_ILLEGAL_STATE:
     case CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD:
     case CUDA_ERROR_STREAM_CAPTURE_UNMATCHED:
-    case CUDA_ERROR_NOT_FOUND: return result; /* the capture, if there is one, goes on */
+    case CUDA_ERROR_NOT_FOUND: return result; /* the capture, if there is one, continues */
     default:
         forget(stream_is_default(stream) ? context_of_stream(stream) : NULL, stream_named(stream, per_thread));
         return result;

@@ -18,7 +18,7 @@ static void forget_captures(struct streams *streams, CUcontext context, CUstream
     }
 }
 
-/* Let go of a stream before it is destroyed: its unfinished work goes on, behind an event. */
+/* Release a stream before it is destroyed: its unfinished work continues, behind an event. */
 static void let_go(struct streams *streams, CUstream stream) {
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
@@ -56,8 +56,8 @@ static CUcontext departing(CUcontext context) {
     return (CUcontext)((uintptr_t)context | 1);
 }
 
-/* Wait until no thread is in a call of the hook's with a handle of the contexts of that end. A call that takes very
- * long sleeps in a full queue of the driver, and the context's end may be what wakes it. */
+/* Wait until no thread is in a call of the hook with a handle of the contexts of that end. A call that takes very long
+ * sleeps in a full queue of the driver, and the end of the context may be needed to wake it. */
 static void await_calls(struct streams *streams, uint32_t end) {
     bool in_call = end != 0;
     for (uint64_t now = sys_now(), until = now + SYS_SECOND; in_call && now < until; now = sys_now()) {
@@ -71,9 +71,9 @@ static void await_calls(struct streams *streams, uint32_t end) {
     }
 }
 
-/* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of looking at the
- * context, and a context that comes about under the same handle meanwhile is another one. Return which end it is; 0:
- * no memory. */
+/* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of checking the
+ * context. A context created in between with the same handle is another one. Return the number of the end; 0: no
+ * memory. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;
@@ -92,8 +92,8 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     return end;
 }
 
-/* After the driver's call: the context is gone, or goes on as before. `dead`: with it all of its handle that were noted
- * meanwhile, up to this epoch; 0: none. */
+/* After the driver's call: the context has ended, or continues as before. `dead`: also ends contexts of its handle that
+ * were recorded in between, up to this epoch; 0: none. */
 static void settle(struct streams *streams, CUcontext context, uint32_t end, bool gone, uint32_t dead) {
     if (context == NULL)
         return;
@@ -190,7 +190,7 @@ static bool primary_active(CUdevice device) {
            DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Return how many contexts were ever noted: those noted from here on have a higher epoch. */
+/* Return how many contexts were ever recorded: later ones have a higher epoch. */
 static uint32_t noted_so_far(struct streams *streams) {
     lock(&streams->lock);
     uint32_t epochs = streams->epochs;
@@ -198,8 +198,8 @@ static uint32_t noted_so_far(struct streams *streams) {
     return epochs;
 }
 
-/* Return the primary context of a device that is active; without one, if none is. For one that the program has not
- * retained by a call that came by. */
+/* Return the primary context of a device if it is active, else none. For a primary context that the program has
+ * retained without the hook's knowledge. */
 static struct primary ask_primary(CUdevice device) {
     struct primary primary = {.context = NULL};
     if (!primary_active(device) || DRIVER(cuDevicePrimaryCtxRetain)(&primary.context, device) != CUDA_SUCCESS)
@@ -220,8 +220,7 @@ static bool device_of_context(CUcontext context, CUdevice *device) {
     return known;
 }
 
-/* What was allocated while the green context was current is of the device's primary context, and stays as long as that.
- */
+/* Memory allocated while the green context was current belongs to the device's primary context, and lives as long. */
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
@@ -242,9 +241,9 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     return result;
 }
 
-/* Let go of one reference that is not the last, with a call that ends nothing. Its lock is held meanwhile, so that who
- * lets go of the last one comes later. True: that was done. False: the call may end the context, which `last` is; its
- * references are not counted any more. */
+/* Release one reference that is not the last, with a call that ends nothing. Its lock is held, so that the release of
+ * the last reference comes later. True: the reference was released. False: the call may end the context `last`; its
+ * references are no longer counted. */
 static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset, struct primary *last,
                         CUresult *result) {
     struct streams *streams = &the_process->streams;
@@ -264,8 +263,8 @@ static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset,
     return one_of_several;
 }
 
-/* After a call that may have ended the primary context: return whether there is one that is active, and whether that is
- * the `same`. Who has retained it meanwhile has told its number, or waits for the lock with a reference in hand. */
+/* After a call that may have ended the primary context: return whether one is active, and whether it is the `same`. A
+ * thread that has retained it in between has recorded its number, or waits for the lock with a reference. */
 static bool primary_lives(CUdevice device, const struct primary *last, bool *same) {
     struct streams *streams = &the_process->streams;
     unsigned long long number = last->number;

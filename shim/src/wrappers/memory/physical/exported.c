@@ -1,7 +1,7 @@
 /* Shared physical memory: handles that are exported and imported, and descriptors of address ranges (dma-buf).
  *
  * Guarantees:
- * - What a descriptor is of stays charged until the last copy of it is closed, in whatever process (exports.h).
+ * - Exported memory stays charged until the last copy of its descriptor is closed, in any process (exports.h).
  * - Memory imported from another process is charged to the process that made it.
  */
 #include "driver/entries.h"
@@ -68,8 +68,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     return result;
 }
 
-/* Pin what lies in a range of addresses: the one piece, or an object to which all pieces are bound. NULL: nothing that
- * is known, or the kernel gives no memory (`room` false). */
+/* Pin the memory of a range of addresses: the one piece, or an object to which all pieces are bound. NULL: no known
+ * memory, or the kernel gives no memory (`room` false). */
 static struct physical *pin_range(uint64_t address, uint64_t size, bool *room) {
     struct physical *first = NULL, *all = NULL, *piece;
     memory_lock();

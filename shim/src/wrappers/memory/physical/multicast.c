@@ -1,7 +1,7 @@
 /* Multicast objects: handles without bytes of their own.
  *
- * Physical memory that is bound to an object stays charged until it is unbound, or the object has ended: its last
- * handle is released and its last mapping gone.
+ * Physical memory that is bound to an object stays charged until it is unbound or the object has ended. The object ends
+ * with its last handle and its last mapping.
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -121,7 +121,7 @@ EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUde
          flags);
 }
 
-/* Unbinds what is bound for that GPU within that range of the object. */
+/* Unbinds the memory of that GPU within that range of the object. */
 EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t from, size_t size) {
     struct binds binds = {0};
     CUresult result = process_enter();
@@ -145,6 +145,6 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     }
     memory_unlock();
     result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
-    end(&binds, result != CUDA_SUCCESS); /* the object has them again, or they are gone */
+    end(&binds, result != CUDA_SUCCESS); /* the object has them again, or they have ended */
     return result;
 }

@@ -1,8 +1,8 @@
 /* Virtual memory management: physical memory (cuMemCreate), its handles and mappings.
  *
  * Guarantees:
- * - Bytes are charged from before they are made until the last handle is released and the last mapping, into an address
- *   range or into a sparse array, is gone (physical.h).
+ * - Bytes are charged before they are allocated. The charge ends with the last handle and the last mapping, into an
+ *   address range or into a sparse array (physical.h).
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -185,7 +185,7 @@ static bool begins_in(const struct allocation *allocation, const void *of) {
     return allocation->kind == ALLOCATION_MAPPING && allocation->key - range->from < range->size;
 }
 
-/* Take the mappings that begin in a range out of the table; return them as a list. */
+/* Remove the mappings that begin in a range from the table; return them as a list. */
 static struct allocation *take_range(uint64_t address, uint64_t size) {
     struct allocation_table *table = &memory_state()->allocations;
     struct allocation *list = NULL;
@@ -206,7 +206,7 @@ static struct allocation *take_range(uint64_t address, uint64_t size) {
     return list;
 }
 
-/* Free a mapping that is gone. */
+/* Free a mapping that has ended. */
 static void unmapped(struct allocation *allocation) {
     struct physical *physical = allocation->physical;
     memory_lock();
@@ -259,7 +259,7 @@ static uint64_t part(const CUarrayMapInfo *map) {
 }
 
 /* Map or unmap parts of arrays. A part refers to its memory until that same part is unmapped or mapped again, or the
- * array is gone; a program that unmaps it in other pieces is charged too long rather than too short. */
+ * array is destroyed. A program that unmaps in other pieces is charged too long rather than too short. */
 static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream), CUarrayMapInfo *list, unsigned count,
                           CUstream stream) {
     CUresult result = process_enter();
