@@ -17,7 +17,7 @@ from kubectl_sharepod.views import WHOLE_MILLI, Fleet, Gpu, Workload, mapping, r
 
 
 def top(scope: Scope) -> Page:
-    """Return the workloads: asked, got, progress, memory, and time of waiting."""
+    """Return the workloads: requested share, used share, progress, memory, and waiting time."""
     return top_of(*workloads(scope), scope.namespace)
 
 
@@ -45,7 +45,7 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
 
 
 def all_gpus(scope: Scope) -> Page:
-    """Return all GPUs with their tenants' number, and the free share."""
+    """Return all GPUs with their number of tenants and free share."""
     fleet = gpus(scope.kubectl)
     return Page(
         columns=[
@@ -134,7 +134,7 @@ def who(scope: Scope, place: str) -> Page:
 
 
 def bill(scope: Scope, month: str | None) -> Page:
-    """Return the GPU hours of namespaces in a month, such as 2026-01; None: the last one with any."""
+    """Return the GPU hours of namespaces in a month, such as 2026-01; None: the last month with any."""
     try:
         statements = scope.kubectl.items(path("gpustatements"))
     except NotFoundError:
@@ -168,7 +168,7 @@ def bill(scope: Scope, month: str | None) -> Page:
 
 
 def budget(scope: Scope) -> Page:
-    """Return the budgets: amount, what is used and left, and when nothing is left."""
+    """Return the budgets: amount, used and remaining part, and when a budget will be used up."""
     found = scope.kubectl.items(path("gpubudgets", scope.namespace))
     lines: list[list[str]] = []
     for item in found:
@@ -234,7 +234,7 @@ def reasons() -> dict[str, str]:
 
 
 def doctor(kubectl: Kubectl) -> Page:
-    """Return what keeps SharePod from working: exit status 1 if something does."""
+    """Return the problems of the installation: exit status 1 if there are any."""
     fleet = gpus(kubectl)
     lines = [[node, problem] for node, problem in (*fleet.problems, *fleet.cordon_faults)]
     lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]

@@ -1,7 +1,7 @@
-"""`kubectl_complete-sharepod`: completions in the form in which kubectl asks its plugins for them.
+"""`kubectl_complete-sharepod`: completions in the format of kubectl's plugin completion.
 
-kubectl calls it with the words after `kubectl sharepod`, the last one unfinished, and reads one completion from each
-line, and a directive of its completion library from the last one.
+kubectl calls the program with the words after `kubectl sharepod`, the last one unfinished. The program prints one
+completion per line, and a directive of kubectl's completion library on the last line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMED = ("why", "resize", "logs", "exec", "port-forward")
 
 
 def completions(words: Sequence[str], kubectl: Kubectl) -> list[str]:
-    """Return what may stand in place of the last word."""
+    """Return the completions of the last word."""
     *before, begun = words or [""]
     parsers = next(action.choices for action in arguments()._actions if isinstance(action, argparse._SubParsersAction))
     command = next((word for word in before if word in parsers), None)

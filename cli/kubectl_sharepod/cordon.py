@@ -22,7 +22,7 @@ _CORE = "/api/v1"
 
 
 def cordon(kubectl: Kubectl, place: str, *, undo: bool = False) -> Page:
-    """Let no new tenant on a GPU; `undo`: let them on again. Raise `KubectlError`."""
+    """Exclude new tenants from a GPU; `undo`: admit them again. Raise `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     _write(kubectl, gpu, undo=undo)
     stay = (

@@ -24,12 +24,12 @@ _Read = TypeVar("_Read")
 _Other = TypeVar("_Other")
 
 TIMEOUT_S = 20
-"""Longest time of one call: kubectl itself gives up the request after three quarters of it."""
+"""Longest time of one call; kubectl itself ends the request after three quarters of it."""
 GROUP = "/apis/sharepod.dev/v1alpha1"
 
 
 class KubectlError(Exception):
-    """Failed call. The message is kubectl's, or says what to do."""
+    """Failed call. The message is kubectl's, or advises what to do."""
 
 
 class ForbiddenError(KubectlError):
@@ -154,7 +154,7 @@ _ERRORS: dict[str, type[KubectlError]] = {
     "the object has been modified": ConflictError,
     "could not find the requested resource": NotFoundError,
 }
-"""Words of kubectl's messages."""
+"""Parts of kubectl's messages, with the error that each stands for."""
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 

@@ -51,7 +51,7 @@ class Page:
     colours: Sequence[str] = ()
     """Colour of each row; empty: none."""
     items: Callable[[], Sequence[Any]] = tuple
-    """Makes the same for programs, as JSON has it."""
+    """Returns the rows as JSON objects, for programs."""
     names: Sequence[str] = ()
     before: Sequence[str] = ()
     """Lines above the table."""
@@ -62,7 +62,7 @@ class Page:
     empty: str = ""
     """Line in place of a table without rows."""
     notes: Sequence[str] = ()
-    """Lines for standard error: what the user may not see."""
+    """Lines for standard error: objects that the user may not read."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
 
 
 def _cut(widths: Sequence[int], columns: Sequence[Column], width: int) -> list[int]:
-    """Return widths that fit: the widest of the columns that give way is cut first, then all others."""
+    """Return widths that fit: the widest of the `grows` columns is cut first, then all others."""
     found = list(widths)
     over = sum(found) + len(_GAP) * (len(found) - 1) - width
     for giving in (True, False):
@@ -148,7 +148,7 @@ _LEAST = 4
 
 
 def fraction(milli: int | None) -> str:
-    """Format thousandths as manifests have them: 400 is `0.4`; None is `-`."""
+    """Format thousandths as in manifests: 400 is `0.4`; None is `-`."""
     return "-" if milli is None else f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
 
 
@@ -163,7 +163,7 @@ def size(count: int | None) -> str:
 
 
 def duration(seconds: int | None) -> str:
-    """Format seconds as kubectl has ages: `45s`, `12m`, `3h`, `2d`; None is `-`."""
+    """Format seconds like kubectl's ages: `45s`, `12m`, `3h`, `2d`; None is `-`."""
     if seconds is None:
         return "-"
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):

@@ -1,6 +1,6 @@
-"""`preflight`: checks of a cluster before SharePod is installed. It only reads, and needs nothing installed.
+"""`preflight`: checks of a cluster before SharePod is installed. The command only reads, and needs no installed part.
 
-A check that cannot be made, for want of rights, is a warning that names the missing right.
+A check that fails for lack of rights is a warning that names the missing right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kubectl_sharepod.views import mapping, rows, text
 
 POOLS = ("dedicated", "device-plugin", "scheduler")
 OLDEST, CLAIMS, LINES = (1, 30), (1, 34), (1, 36)
-"""Kubernetes for SharePods, for claims, and for plain Pods by a policy."""
+"""Least Kubernetes versions for SharePods, for claims, and for plain Pods by a policy."""
 _POOL = "sharepod.dev/pool"
 _WHOLE = re.compile(r"nvidia[.]com/(gpu([.].*)?|mig-.*)")
 _INJECTING = re.compile(
@@ -71,7 +71,7 @@ def preflight(kubectl: Kubectl) -> Page:
 
 
 def refused_by(pod: Json, metadata: Json) -> str:
-    """Return why the policy sharepod-gpus-past-sharepod would refuse a PodSpec; empty: it would not."""
+    """Return why the policy sharepod-gpus-past-sharepod would refuse a PodSpec; empty if it would accept it."""
     containers = [*rows(pod.get("containers")), *rows(pod.get("initContainers"))]
     limits = [mapping(mapping(one.get("resources")).get("limits")) for one in containers]
     whole = any(_WHOLE.fullmatch(name) and str(amount) != "0" for one in limits for name, amount in one.items())

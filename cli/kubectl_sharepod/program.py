@@ -1,7 +1,7 @@
-"""`kubectl sharepod`: arguments, and what a failure exits with.
+"""`kubectl sharepod`: arguments and exit status.
 
 Exit status: 0 done; 1 an error, a problem that `doctor` found, or a workload without a share in `why`; 2 wrong
-arguments; 3 the user may not do this.
+arguments; 3 not allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kubectl_sharepod.why import target, why
 EXIT_ERROR, EXIT_FORBIDDEN = 1, 3
 _REFRESH_S = 2.0
 _CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "server", "token")
-"""Flags that kubectl takes itself."""
+"""Flags that are passed to kubectl."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
-    """Return what makes the page of a command."""
+    """Return the function that makes the page of a command."""
     every = getattr(asked, "all_namespaces", False)
     needs = hasattr(asked, "namespace") and not every
     scope = Scope(kubectl, _namespace(kubectl, asked) if needs else None)
@@ -178,7 +178,7 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
 
 
 def _rest(given: Sequence[str], rest: Sequence[str]) -> Sequence[str]:
-    """Return the words after a name, with the `--` that argparse takes away."""
+    """Return the words after a name, with the `--` that argparse removes."""
     begin = len(given) - len(rest)
     return given[begin - 1 :] if rest and given[begin - 1] == "--" else rest
 
@@ -188,7 +188,7 @@ def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:
 
 
 def _watch(read: Callable[[], Page], first: Page, to: Screen, *, wide: bool) -> None:
-    """Show a page again and again until Ctrl-C."""
+    """Show a page repeatedly until Ctrl-C."""
     page = first
     with contextlib.suppress(KeyboardInterrupt):
         while True:

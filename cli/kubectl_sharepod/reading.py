@@ -1,4 +1,4 @@
-"""Reads that several commands share, by the rights that the user has."""
+"""Reads that several commands share, within the user's rights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotInstalledError(KubectlError):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a command looks. `namespace` None: in all namespaces."""
+    """Namespace that a command reads; `namespace` None: all namespaces."""
 
     kubectl: Kubectl
     namespace: str | None

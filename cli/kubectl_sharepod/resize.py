@@ -1,4 +1,4 @@
-"""`resize`: another share for a workload that runs."""
+"""`resize`: another share for a running workload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resize(
 ) -> Page:
     """Change request, limit or memory, and return the operator's answer. Raise `KubectlError`.
 
-    Pods with a resource line and claims have their request alone changed, up to what they asked for.
+    Pods with a resource line and claims can change only their request, up to the originally requested share.
     """
     if request is None and limit is None and memory is None:
         raise KubectlError("nothing to change; add --request, --limit or --memory")

@@ -1,8 +1,8 @@
-"""`support`: a bundle for a report of a problem, without the secrets of users.
+"""`support`: a bundle for a problem report, without the secrets of users.
 
 Guarantees:
 - Values of environment variables, commands, arguments and annotations are left out; so are managed fields.
-- A part that cannot be read is named in the bundle, with the reason, and the others are there.
+- The bundle names each part that cannot be read, with the reason, and contains all others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OBJECTS = {
 
 
 def support(kubectl: Kubectl, target: Path | None = None) -> Page:
-    """Write the bundle and return where it is."""
+    """Write the bundle and return its path."""
     path = target or Path(f"sharepod-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     missing: dict[str, str] = {}
     with tarfile.open(path, "w:gz") as bundle:
@@ -55,7 +55,7 @@ def support(kubectl: Kubectl, target: Path | None = None) -> Page:
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """Return an object of the API server without what users may keep secret."""
+    """Return an object of the API server without possible secrets of users."""
     if key in ("managedFields", "annotations", "command", "args", "exec"):
         return _REDACTED
     if key == "env" and isinstance(value, list):

@@ -1,8 +1,8 @@
-"""`trace`: what one GPU did in the last seconds, for Perfetto and Chrome's trace viewer.
+"""`trace`: activity of one GPU in the last seconds, for Perfetto and Chrome's trace viewer.
 
 Guarantees:
 - The agent is reached through the user's own right to forward a port of its Pod.
-- The token that the agent sees can read GPUNodes and nothing else.
+- The token sent to the agent can read GPUNodes and nothing else.
 - The forwarding ends with the command.
 """
 
@@ -23,7 +23,7 @@ from kubectl_sharepod.support import SYSTEM
 from kubectl_sharepod.views import mapping, rows, text, whole
 
 ACCOUNT = "sharepod-trace"
-"""ServiceAccount of the manifests whose token the agent is sent."""
+"""ServiceAccount of the manifests whose token is sent to the agent."""
 _TIMEOUT_S = 20
 _GPU_TRACK = 0
 
@@ -34,7 +34,7 @@ def seconds(given: str) -> float:
 
 
 def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = None) -> Page:
-    """Write the trace of a GPU and return where it is, with the time by use. Raise `KubectlError`."""
+    """Write the trace of a GPU and return its path, with the time by use. Raise `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     agent = _agent(kubectl, gpu.node)
     namespace, name = text(agent, "metadata", "namespace"), text(agent, "metadata", "name")
@@ -83,7 +83,7 @@ def _read(url: str, token: str) -> Json:
 
 
 def _page(found: Json, path: Path) -> Page:
-    """Return where the trace is, and for how long the GPU was in each state."""
+    """Return the path of the trace, and how long the GPU was in each state."""
     spent: dict[str, float] = defaultdict(float)
     for event in rows(found.get("traceEvents")):
         if event.get("ph") == "X" and event.get("tid") == _GPU_TRACK:

@@ -1,7 +1,6 @@
-"""GPUs and workloads as the objects of the API server have them.
+"""GPUs and workloads, as views of the API server's objects.
 
-A field that an object lacks, or has in another form, is empty in its view: one odd object costs no other object its
-line.
+A field that an object lacks, or has in another form, is empty in its view. So an odd object affects only its own line.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Share:
     request_milli: int = 0
     limit_milli: int = WHOLE_MILLI
     memory: int | None = None
-    """None: not granted yet, and not asked for."""
+    """None: not granted yet, and not requested."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Workload:
     """Tenant of GPUs, or a SharePod that waits for a place."""
 
     kind: str
-    """SharePod, Claim or Pod: the door that it came by."""
+    """SharePod, Claim or Pod: the door of the request."""
     namespace: str
     name: str
     share: Share
@@ -55,11 +54,11 @@ class Workload:
     """GPU time held since `counted_since`, in seconds of one GPU; None: not known."""
     counted_since: str = ""
     state: str = ""
-    """`Running`, or why it does not run, in one word."""
+    """`Running`, or the reason why it does not run, as one word."""
     waiting_s: int | None = None
     """Seconds since its creation while it has no place."""
     message: str = ""
-    """Why it has no place, or what its agent found."""
+    """Why the workload has no place, or a finding of its agent."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,13 @@ class Gpu:
     index: int
     model: str
     memory: int
-    """Bytes that tenants can have."""
+    """Bytes available to tenants."""
     pool: str
     why: str = ""
     """Why it takes no tenants; empty: it takes some."""
     tenants: tuple[Workload, ...] = ()
     cordoned: bool = False
-    """An admin lets no new tenant on it."""
+    """An administrator excludes new tenants from the GPU."""
 
     @property
     def free_milli(self) -> int:
@@ -98,7 +97,7 @@ class Gpu:
 
     @property
     def place(self) -> str:
-        """Node and index, as `who` takes them."""
+        """Node and index, as an argument of `who`."""
         return f"{self.node}:{self.index}"
 
 
@@ -108,7 +107,7 @@ class Fleet:
 
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
-    """Node, and what its agent or ledger reports about the node."""
+    """Node, and a problem of the node from its agent or ledger."""
     cordon_faults: tuple[tuple[str, str], ...] = ()
     """Node, and an entry of its annotation `sharepod.dev/cordoned` that names no GPU there, with the fix."""
     by_uid: Mapping[str, Workload] = field(default_factory=dict)
@@ -318,7 +317,7 @@ def _silent(status: Json) -> str:
 
 
 def _problems(status: Json) -> list[str]:
-    """Return what the conditions of a GPUNode report as wrong."""
+    """Return the problems in the conditions of a GPUNode."""
     return [
         f"{text(found, 'type')}: {text(found, 'message') or text(found, 'reason')}"
         for found in rows(status.get("conditions"))

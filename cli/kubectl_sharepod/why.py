@@ -1,6 +1,7 @@
-"""`why`: what keeps a workload from a GPU, by its conditions and Events, and by each GPU that the user may see.
+"""`why`: the obstacles between a workload and a GPU, by its conditions and Events, and by each GPU that the user may
+see.
 
-The operator decides; the table compares what GPUNodes show with size, model, UUID and mode. It does not consider node
+The operator decides; the table only compares the GPUNodes' size, model, UUID and mode. It does not consider node
 selectors, taints and labels of affinity.
 """
 
@@ -18,7 +19,7 @@ from kubectl_sharepod.views import now as present
 
 CLAIMS = "/apis/resource.k8s.io/v1"
 LEAST_MEMORY = 1 << 30
-"""Memory below which no share is advised: a CUDA context alone takes some 0.5 GiB."""
+"""Memory below which no share is advised, in bytes: a CUDA context alone takes some 0.5 GiB."""
 _EVENTS = 8
 """Newest Events that are shown."""
 _PREFIX = "sharepod.dev/gpu-"
@@ -26,7 +27,7 @@ _PREFIX = "sharepod.dev/gpu-"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Share that a workload asks for, of each of `count` GPUs of one node."""
+    """Requested share of each of `count` GPUs of one node."""
 
     request_milli: int
     memory: int | None
@@ -37,7 +38,7 @@ class Wanted:
     models: tuple[str, ...] = ()
 
     def memory_on(self, gpu: Gpu) -> int:
-        """Return the bytes that it takes of a GPU."""
+        """Return the bytes that the share takes of a GPU."""
         if self.exclusive:
             return gpu.memory
         return self.memory if self.memory is not None else gpu.memory * self.request_milli // WHOLE_MILLI
@@ -115,7 +116,7 @@ def obstacle(gpu: Gpu, wanted: Wanted) -> str:
 
 
 def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
-    """Return the change of request or memory that costs the least part of the share; empty: none helps."""
+    """Return the change of request or memory that reduces the share least; empty: no change helps."""
     by_node: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if not wanted.exclusive and not gpu.why and not any(tenant.exclusive for tenant in gpu.tenants):
@@ -144,14 +145,14 @@ def _changes(gpus: Sequence[Gpu], wanted: Wanted) -> Iterator[tuple[float, str]]
 
 
 def _time_beside(gpu: Gpu, wanted: Wanted) -> int:
-    """Return the thousandths that are free with the memory that is wanted; 0: that memory is not free."""
+    """Return the thousandths that are free on a GPU with the requested memory; 0: the memory is not free."""
     if wanted.memory is not None:
         return gpu.free_milli if gpu.free_memory >= wanted.memory else 0
     return min(gpu.free_milli, gpu.free_memory * WHOLE_MILLI // gpu.memory if gpu.memory else 0)
 
 
 def _memory_beside(gpu: Gpu, wanted: Wanted) -> int:
-    """Return the bytes that are free with the time that is wanted; 0: that time is not free."""
+    """Return the bytes that are free on a GPU with the requested time; 0: the time is not free."""
     return gpu.free_memory if gpu.free_milli >= wanted.request_milli else 0
 
 
@@ -217,7 +218,7 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
 
 
 def _of_line(pod: Json) -> Wanted | None:
-    """Return the share that the resource line of a Pod asks for; None: it has none."""
+    """Return the share of a Pod's resource line; None: it has none."""
     time = memory = 0
     for container in rows(mapping(pod.get("spec")).get("containers")):
         limits = mapping(mapping(container.get("resources")).get("limits"))
