@@ -1,8 +1,8 @@
-"""One SharePod with the operator's own code over the API server in memory, which dies before any of its writes: what
-users, admins, kubelets and agents do to it, and what must hold meanwhile.
+"""One SharePod under the operator's own code over an API server in memory. The operator may die before any of its
+writes. Users, admins, kubelets and agents act on the SharePod, and invariants are checked after each step.
 
-An operator that has died is followed by one that knows what the API server knows. Kubelet and agent of a node do
-nothing while the node is unreachable. Everything random comes from the seed.
+A new operator starts with only the API server's state. Kubelet and agent of a node do nothing while the node is
+unreachable. All randomness comes from the seed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ActingLife:
     # The operator
 
     async def look(self) -> None:
-        """The operator takes a step; one that has died is followed by another."""
+        """The operator takes a step; after a death a new operator starts."""
         if self.world.died:
             await self._succeed()
         for node in NODES:
@@ -82,7 +82,7 @@ class ActingLife:
         """The operator dies before one of its next writes."""
         self.world.writes_left = self.chance.randrange(4)
 
-    # What must hold
+    # Invariants
 
     def _judge(self, change: Change) -> None:
         if change.kind.plural == "gpunodes" and change.before is not None and change.after is not None:
@@ -104,11 +104,11 @@ class ActingLife:
         return self.world.read("pods")
 
     def play(self) -> None:
-        """Scheduler, kubelets and agents do what is due."""
+        """Scheduler, kubelets and agents make all due steps."""
         found = self.pod()
         for uid, node in list(self.processes.items()):
             if node not in self.unreachable and (found is None or found["metadata"]["uid"] != uid):
-                del self.processes[uid]  # the kubelet ends what the API server no longer knows
+                del self.processes[uid]  # the kubelet ends Pods that the API server no longer has
         if found is not None:
             self._play_pod(found)
         for node in NODES:
@@ -156,7 +156,7 @@ class ActingLife:
         drained = row["state"] == "Releasing" and node not in self.processes.values()
         self.world.report({"id": self.world.tenant, "drained": drained}, node=node)
 
-    # What happens to it
+    # Events
 
     def delete_pod(self) -> None:
         """`kubectl delete pod`."""
@@ -181,7 +181,7 @@ class ActingLife:
         self._ends("Failed")
 
     def complete(self) -> None:
-        """All containers end with exit code 0; a Pod of Always goes on."""
+        """All containers end with exit code 0; a Pod of Always continues."""
         if self.policy != "Always":
             self._ends("Succeeded")
 
@@ -198,7 +198,7 @@ class ActingLife:
         self.unreachable.add(self.chance.choice(NODES))
 
     def taint(self) -> None:
-        """An admin says that an unreachable node is shut down: nothing lives there."""
+        """An admin reports that an unreachable node is shut down: no process runs there."""
         for node in sorted(self.unreachable):
             self.processes = {uid: where for uid, where in self.processes.items() if where != node}
             self.world.change("nodes", node, lambda item: item["spec"].update(taints=[OUT_OF_SERVICE]))
@@ -215,7 +215,7 @@ class ActingLife:
         self.refuses = True
 
     def set_clock(self) -> None:
-        """Somebody sets the operator's time of day."""
+        """A user sets the operator's time of day."""
         self.world.clock_set = self.chance.choice((-7200.0, 0.0, 7200.0))
 
     def wait(self) -> None:
@@ -230,7 +230,7 @@ class ActingLife:
             self.world.change("nodes", node, lambda item: item["spec"].update(taints=[]))
 
     async def settle(self, done: str) -> None:
-        """Let everybody do what is due until the SharePod has the phase, or for long."""
+        """Make all due steps until the SharePod has the phase, or a limit is reached."""
         for turn in range(60):
             await self.look()
             self.play()

@@ -1,4 +1,4 @@
-"""Documents of users with anything in any place, and what has to hold of the refusal of one."""
+"""User documents with arbitrary values in any place, and the properties of their refusals."""
 
 from __future__ import annotations
 

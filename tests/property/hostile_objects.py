@@ -1,7 +1,7 @@
-"""Objects that nobody means well with: too large, too deep, of the wrong types, with numbers that are none.
+"""Hostile objects: too large, too deep, of the wrong types, with invalid numbers.
 
-`sharepods`, `pods`, `nodes` and `gpunodes` yield them by name. An API server stores most of those of built-in kinds,
-and of SharePods whatever its schema lets pass; the others stand for a CRD that is older or newer than the operator.
+`sharepods`, `pods`, `nodes` and `gpunodes` yield them by name. An API server stores most of these for built-in kinds,
+and all that pass the schema for SharePods. The others represent a CRD that is older or newer than the operator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBERS: tuple[Any, ...] = (
     "١٢٣", "4Gi\n", " 4Gi", "4\x00Gi", "1_000", "٤Gi", "1" * 65, "9" * 64, "9223372036854775807", "9223372036854775808",
     float("inf"), float("-inf"), float("nan"), 1e308, -1e308, 5e-324, -0.0, 10**19, 10**400, -1, True, None, [], {},
 )  # fmt: skip
-"""Numbers and quantities, or what stands where they should."""
+"""Numbers and quantities, and invalid values in their places."""
 
 WRONG: tuple[Any, ...] = (
     None, True, 0, -1, 1e308, "", "text", LONG, [], {}, [None], [[]], ["text"], [{}, None, 7], {"": None},

@@ -1,8 +1,8 @@
-"""One SharePod with an operator that decides by `lifecycle`, on two nodes, as plain values: what users, admins,
-kubelets and the weather do to it, and what must hold meanwhile.
+"""One SharePod on two nodes with an operator that decides by `lifecycle`, as plain values. Users, admins, kubelets and
+failures act on the SharePod, and invariants are checked after each step.
 
-The operator's memory is lost whenever a test says so, and a status may stay unwritten after a step, as after a crash
-between two writes. Kubelet and agent of a node do nothing while the node is unreachable.
+A test may erase the operator's memory at any time. A status may stay unwritten after a step, as after a crash between
+two writes. Kubelet and agent of a node do nothing while the node is unreachable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LifeWorld:
         self.runs: list[str] = []
         """Uids of Pods whose process was started, in order."""
         self.overridden: set[str] = set()
-        """Uids of Pods whose share was given away by an override: nobody knows what lives."""
+        """Uids of Pods whose share an override reassigned: their processes are unknown."""
         self.problems: list[str] = []
         self._pods = 0
 
@@ -132,7 +132,7 @@ class LifeWorld:
         self.status = status.compose(own, inputs, end)
 
     def crash(self) -> None:
-        """The operator dies; its successor knows what the API server knows."""
+        """The operator dies; its successor has only the API server's state."""
         self.lost, self.unbound_since = None, None
 
     def _create(self) -> None:
@@ -199,11 +199,11 @@ class LifeWorld:
         self.lost, self.pod = pod_facts(self.pod), None
 
     def play(self) -> None:
-        """Scheduler, kubelets and controllers do what is due."""
+        """Scheduler, kubelets and controllers make all due steps."""
         for uid, node in list(self.processes.items()):
             alive = self.pod is not None and self.pod["metadata"]["uid"] == uid
             if self.reachable[node] and self.there[node] and not alive:
-                del self.processes[uid]  # the kubelet ends what the API server no longer knows
+                del self.processes[uid]  # the kubelet ends Pods that the API server no longer has
         if self.pod is None:
             return
         known = pod_facts(self.pod)
@@ -251,7 +251,7 @@ class LifeWorld:
         ready = {"type": "Ready", "status": "True"}
         self._replace_pod(phase="Running", conditions=[ready])
 
-    # What happens to it
+    # Events
 
     def delete_pod(self, *, disrupted: str = "") -> None:
         """The operator, a user, or the Eviction API deletes the Pod."""
@@ -284,7 +284,7 @@ class LifeWorld:
             self._pod_gone()
 
     def complete(self) -> None:
-        """All containers end with exit code 0; a Pod of Always goes on."""
+        """All containers end with exit code 0; a Pod of Always continues."""
         if self.pod is not None and pod_facts(self.pod).phase == "Running" and self.policy != "Always":
             known = pod_facts(self.pod)
             if known.node is not None and self.reachable[known.node]:
@@ -306,7 +306,7 @@ class LifeWorld:
         self.fail("Evicted")
 
     def lose_row(self) -> None:
-        """An admin edits the ledger. What then lives there is nobody's until its Pod is gone."""
+        """An admin edits the ledger. Processes there belong to no tenant until their Pod is deleted."""
         for node in list(self.rows):
             if self.rows[node].state is TenantState.RESERVED and self.pod is not None:
                 self.overridden |= set(self.processes)
@@ -321,7 +321,7 @@ class LifeWorld:
         self.reachable = dict.fromkeys(NODES, True)
 
     def taint(self) -> None:
-        """An admin says that an unreachable node is shut down: nothing lives there."""
+        """An admin reports that an unreachable node is shut down: no process runs there."""
         for node in NODES:
             if not self.reachable[node]:
                 self.out_of_service[node] = True
@@ -338,14 +338,14 @@ class LifeWorld:
         self.processes = {uid: where for uid, where in self.processes.items() if where != node}
 
     def fail_gpu(self) -> None:
-        """A GPU fails, and what runs there notices."""
+        """A GPU fails, and the processes on it notice."""
         node = self.chance.choice(NODES)
         self.gpu_failed[node] = True
         if self.pod is not None and pod_facts(self.pod).node == node and pod_facts(self.pod).phase == "Running":
             self._replace_pod(conditions=[])
 
     def go_on(self) -> None:
-        """The operator and everybody else have a few turns."""
+        """The operator and all other parts take a few turns."""
         for _ in range(3):
             self.look()
             self.play()

@@ -1,7 +1,7 @@
-"""The hook's pace model (shim/src/time/queue/pace.c), compiled alone, and a stream of a GPU that it meters.
+"""The hook's pace model (shim/src/time/queue/pace.c), compiled by itself, and a GPU stream that it meters.
 
-`library()` is the model as C functions; `Stream` plays the thread and the GPU in simulated time: what launches take,
-and a thread that looks at its fences late.
+`library()` is the model as C functions. `Stream` plays the thread and the GPU in simulated time, with durations of
+launches and a thread that checks its fences late.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Stream:
         wide: bool = False,
         looked_before: int | None = None,
     ) -> None:
-        """Begin an opening. `drained`: when the one before was seen to have drained; `looked_before`: the look before
+        """Begin an opening. `drained`: when the previous one was observed as drained; `looked_before`: the check before
         that, by default POLL ns earlier."""
         self.model.pace_widen(self.pace, wide)
         self.model.pace_keep_short(self.pace, short)
@@ -99,8 +99,8 @@ class Stream:
         return self.now
 
     def wait(self, late: int = 0) -> None:
-        """Wait for the older of two fences, and see it `late` ns after it has passed, and POLL ns after a look at
-        which it had not."""
+        """Wait for the older of two fences. Observe it `late` ns after it has passed, and POLL ns after a check before
+        it had passed."""
         if self.closes and self.fences[0] > self.deadline:
             self.now = max(self.now, self.deadline)
             self.model.pace_gave_up(self.pace, True)

@@ -1,8 +1,8 @@
-"""The cluster around placement, as a machine that hypothesis drives: writes that succeed, fail or are read back late,
-pods and holders that come and go, restarts of nodes and of the operator, between any two writes.
+"""The cluster around placement, as a state machine that hypothesis drives. Between any two writes, writes succeed, fail
+or are read late, pods and holders come and go, and nodes and the operator restart.
 
-The machine plays the cluster's other parts: it writes any decided row into a ledger of its own, in any order, and has
-stale readings of it come back. What the ledger promises is checked after every step.
+The machine plays the cluster's other parts. It writes any decided row into its own ledger, in any order, and returns
+stale reads of the ledger. After every step it checks the ledger's promises.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def over_committed(rows: Sequence[Reservation], gpu: GpuState) -> bool:
 
 
 class Life(RuleBasedStateMachine):
-    """State machine of a small cluster: everything that happens beside decisions. A subclass calls `build` in its first
-    step."""
+    """State machine of a small cluster: all events except decisions. A subclass calls `build` in its first step."""
 
     def build(
         self, states: Iterable[NodeState], came: list[PlacementRequest], *, max_excluded: int | None = None
@@ -55,7 +54,7 @@ class Life(RuleBasedStateMachine):
         self.states = {state.name: state for state in states}
         self.ledgers = {name: Ledger() for name in self.states}
         self.most: dict[TenantId, tuple[int, int]] = {}
-        self.told: dict[TenantId, Reservation] = {}  # of written rows, as the operator was told last
+        self.told: dict[TenantId, Reservation] = {}  # written rows, as last reported to the operator
         self.unanswered: list[tuple[str, Reservation, int]] = []
         self.left: set[TenantId] = set()  # of which the operator knows that the ledger has them as releasing
         self.pods: dict[str, Pod] = {}
@@ -100,7 +99,7 @@ class Life(RuleBasedStateMachine):
         return row
 
     def decided(self, row: Reservation, *, told: Reservation | None = None) -> None:
-        """Record the most that the ledger may say of a row, as far as the operator has been told."""
+        """Record the most that the ledger may hold for a row, as far as reported to the operator."""
         before = (told.request_milli, told.memory) if told else self.most.get(row.tenant, (0, 0))
         self.most[row.tenant] = (max(before[0], row.request_milli), max(before[1], row.memory))
 
@@ -151,7 +150,7 @@ class Life(RuleBasedStateMachine):
             self.cluster.read_back(name, row, generation)
             assert self.rows(name) == before, "what was decided meanwhile stays"
             self.told[row.tenant] = row
-            # What was decided between this row and the present one may be on its way: all of it counts until it is not.
+            # Decisions between this row and the present one may be in flight: all of them count until written.
             present = self.only_row(row.tenant)
             self.decided(present, told=row if present == row else None)
             self.learn([row])
@@ -220,7 +219,7 @@ class Life(RuleBasedStateMachine):
             assert row == self.ledgers[name].rows[tenant]
             self.decided(row, told=row)
 
-    # Nodes and what else runs on them
+    # Nodes, and other Pods on them
 
     @rule(data=st.data())
     def node_goes_and_comes(self, data: st.DataObject) -> None:
@@ -255,7 +254,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def holder_comes(self, data: st.DataObject) -> None:
-        """Let the Pod of a holder be seen, before the kubelet has given it a GPU."""
+        """Report the Pod of a holder before the kubelet has assigned a GPU to it."""
         coming = sorted(set(self.holders) - set(self.pods))
         if coming:
             holder = data.draw(st.sampled_from(coming))
@@ -263,7 +262,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data(), given_up=st.booleans())
     def holder_is_answered(self, data: st.DataObject, given_up: bool) -> None:
-        """Give a holder any GPU that nobody holds, or give the holder up."""
+        """Assign any free GPU to a holder, or cancel the holder."""
         if not self.holders:
             return
         holder = data.draw(st.sampled_from(sorted(self.holders)))
@@ -284,7 +283,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Restart the operator: it reads what there is; decisions that were not written are forgotten."""
+        """Restart the operator: it reads the cluster; unwritten decisions are lost."""
         self.answer()
         for name in self.states:
             for row in self.cluster.pending(name):
@@ -295,7 +294,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Crash the operator between two writes: its successor knows what was written, answered or not, and nothing
+        """Crash the operator between two writes: its successor has all written state, acknowledged or not, and nothing
         else."""
         self.unanswered.clear()
         self.start_over()
@@ -316,7 +315,7 @@ class Life(RuleBasedStateMachine):
         self.told = {row.tenant: row for row in rows}
         self.most = {row.tenant: (row.request_milli, row.memory) for row in rows}
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def no_gpu_is_over_committed_neither_as_decided_nor_as_written(self) -> None:

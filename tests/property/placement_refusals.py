@@ -79,7 +79,7 @@ def _check_figures(rules: Rules, refusal: Refusal) -> None:
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Check that the advised request is accepted, fits now, and is one that a program can use."""
+    """Check that the advised request is accepted, fits now, and is usable for a program."""
     if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
         less = replace(
             request,
@@ -95,5 +95,5 @@ def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> 
 
 
 def _accepted(**gpu: Any) -> GpuRequest:
-    """Return what a SharePod with this block asks for."""
+    """Return the request of a SharePod with this block."""
     return effective({"spec": {"gpu": gpu}})

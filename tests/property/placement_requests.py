@@ -53,7 +53,7 @@ AFFINITIES: dict[Terms, Callable[[NodeState], bool]] = {
         ),
     ): lambda node: node.labels["zone"] != "a" and "tier" in node.labels,
 }
-"""Required node affinity, each with what it means."""
+"""Required node affinity, each with its meaning as a predicate."""
 
 
 @st.composite

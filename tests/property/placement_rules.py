@@ -1,6 +1,6 @@
-"""The rules of placement once more, over plain rows and by trying everything: what the engine is compared with.
+"""The rules of placement a second time, over plain rows and by brute force, as the reference for the engine.
 
-Nothing here is clever or fast, and nothing is shared with the engine but the values that go in and out.
+The code is neither clever nor fast, and shares only input and output values with the engine.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "E
     "Time",
     "Memory",
 }
-"""Rules against a node or GPU that end once all tenants and pods have gone."""
+"""Rules against a node or GPU that no longer apply without tenants and pods."""
 
 Place = tuple[str, frozenset[GpuUuid]]
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One that is counted on a node; `tenant`: whose it is, if one of ours."""
+    """Pod that counts on a node; `tenant`: its tenant, for a Pod of SharePod."""
 
     node: str
     resources: Resources
@@ -39,10 +39,14 @@ class Pod:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of placement at one moment. `most`: thousandths and bytes that the ledger may turn out to say of a tenant;
-    `left`: of whom it is known that the ledger has them as releasing; `holders`: on their way, by node, with the
-    tenants that wait on them; `max_excluded`: the cap on excluded GPUs of a namespace; `uncounted`: those whose Pod is
-    not among the node's pods yet."""
+    """Rules of placement at one moment.
+
+    - `most`: thousandths and bytes that the ledger may hold for a tenant.
+    - `left`: tenants that the ledger is known to have as releasing.
+    - `holders`: pending holders by node, with their waiting tenants.
+    - `max_excluded`: the cap on excluded GPUs of a namespace.
+    - `uncounted`: tenants whose Pod is not among the node's pods yet.
+    """
 
     states: Mapping[str, NodeState]
     rows: Mapping[str, tuple[Reservation, ...]]
@@ -202,11 +206,11 @@ class Rules:
                 yield name, frozenset(gpus)
 
     def possible_one_day(self, request: PlacementRequest) -> dict[str, frozenset[GpuUuid]]:
-        """Return the places that are possible once all tenants have gone."""
+        """Return the places that are possible once all tenants have left."""
         return self.possible(request, ignoring=PASSING_WITH_TENANTS)
 
     def possible_when_empty(self, request: PlacementRequest) -> bool:
-        """Return whether a place is possible with all tenants gone and everything available.
+        """Return whether a place is possible without tenants and with everything available.
 
         A node that shows no GPU yet counts as having any.
         """
@@ -227,7 +231,7 @@ class Rules:
         return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
 
     def at_odds(self, place: Place, request: PlacementRequest) -> bool:
-        """Return whether the request cannot join its group there, even once all but the group have gone."""
+        """Return whether the request cannot join its group there, even if only the group is left."""
         node, labels = self.states[place[0]], request.gpu.labels
         gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
         here = [row for row in self.rows[node.name] if place[1] & set(row.gpus)]

@@ -32,7 +32,7 @@ Cost = tuple[int, ...]
 
 @dataclass
 class SmallCluster:
-    """One random cluster: its nodes, its rows by node, and what is known of their tenants and what they asked for."""
+    """One random cluster: its nodes, its rows by node, and the facts and requests of their tenants."""
 
     nodes: tuple[NodeState, ...]
     rows: dict[str, list[Reservation]]
@@ -112,8 +112,8 @@ def small_cluster(chance: random.Random) -> SmallCluster:
 def refused_requests(
     part: int, count: int, priorities: Sequence[int]
 ) -> Iterator[tuple[str, random.Random, SmallCluster, PlacementRequest]]:
-    """Yield small clusters with a request each that finds no room there: the name to draw the same one again, what it
-    was drawn by, the cluster and the request."""
+    """Yield small clusters, each with a request that finds no room: the name for drawing it again, its generator, the
+    cluster and the request."""
     number = part * 100_000 + 50_000
     while count:
         number += 1
@@ -124,7 +124,7 @@ def refused_requests(
 
 
 def drawn(number: int, priorities: Sequence[int]) -> tuple[random.Random, SmallCluster, PlacementRequest]:
-    """Draw the cluster of this number, with a request that comes to it, and return what they were drawn by, too."""
+    """Draw the cluster of this number, with a new request. Return the generator, too."""
     chance = random.Random(number)
     world = small_cluster(chance)
     return chance, world, random_request(chance, "new", priority=chance.choice(priorities))
@@ -230,5 +230,5 @@ def units_of(tenants: tuple[TenantId, ...], victims: Mapping[TenantId, VictimFac
 
 
 def cost_of_plan(world: SmallCluster, plan: PreemptionPlan) -> Cost:
-    """Return what a plan costs, counted here."""
+    """Return the cost of a plan, counted independently of the planner."""
     return cost(world, units_of(plan.evict, world.victims), units_of(plan.lower, world.victims))

@@ -1,4 +1,4 @@
-"""Objects that a CRD's schema allows, and what an API server makes of one: unknown fields pruned, defaults filled."""
+"""Objects that a CRD's schema allows, and their form in an API server: unknown fields pruned, defaults set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 Json = dict[str, Any]
 
 _MOST = 3
-"""Most entries of a list or map: what is to be found shows in few."""
+"""Most entries of a list or map: few entries are enough to show faults."""
 _TEXTS = st.one_of(st.sampled_from(["", "a", "4Gi", "4096Mi", "team/a", "/", "0.5", "1e3"]), st.text(max_size=6))
 _QUANTITIES = st.sampled_from([4 << 30, "4Gi", "4096Mi", "1.5Gi", "4294967296", "1e9", "3T", "0", 7, "nonsense"])
 
@@ -63,7 +63,7 @@ def _objects(schema: Json) -> st.SearchStrategy[Json]:
 
 
 def as_stored(item: Json, schema: Json) -> Json:
-    """Return an object as an API server stores it: unknown fields of its body are gone, defaults are filled."""
+    """Return an object as an API server stores it: unknown fields of its body are pruned, defaults are set."""
     named = {name: item[name] for name in ("apiVersion", "kind", "metadata")}
     pruned: Json = _stored({name: value for name, value in item.items() if name not in named}, schema)
     return {**named, **pruned}

@@ -1,12 +1,15 @@
-"""Ten million frames of a hostile tenant: to the parser directly, and through sockets to tenants that are served.
+"""Ten million frames of a hostile tenant: to the parser directly, and through sockets next to well-behaved tenants.
 
-Nine of ten go to the parser: noise, frames with bytes changed, frames of a wrong length. The rest are sent by
-processes of one tenant, each of which first sends frames that all have an answer, and then such as the parser gets,
-until it is disconnected. Another tenant asks for memory and for the token meanwhile.
+Nine of ten go to the parser: noise, frames with changed bytes, frames of a wrong length. Processes of one tenant send
+the rest. Each first sends frames that require an answer, then frames like the parser's, until it is disconnected.
+Another tenant requests memory and the token at the same time.
 
-Counted, and wanted to be 0: `broken` (a packet that gave neither a frame that can be said again nor a ProtocolError, or
-an exception of the agent's), `lost` (an answer that did not come), `kept` (credits of processes that have gone),
-`grown_mb` (memory of this process since the first tenth of the run, beyond `_FLAT_MB`), `descriptors` (open since).
+Counters, which must be 0:
+- `broken`: packets that gave neither a valid frame nor a ProtocolError, and exceptions of the agent.
+- `lost`: missing answers.
+- `kept`: credits of exited processes.
+- `grown_mb`: memory of this process since the first tenth of the run, beyond `_FLAT_MB`.
+- `descriptors`: descriptors opened since then.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _BATCH = 2000
 _SENT = 200
 """Frames that a process sends on average."""
 _CHECK_EACH = 5
-"""Rounds between two checks of what is left of the processes that have gone."""
+"""Rounds between two checks for remains of exited processes."""
 _WARM = 0.1
 """Part of the run after which memory has to be flat: by then every path was taken, and the allocator has its arenas."""
 _FLAT_MB = 8
@@ -64,7 +67,7 @@ class _Packets:
         if draw < 0.25:
             return packet
         changed = bytearray(packet)
-        if draw < 0.35:  # of the frame what is behind the header and some of its fields
+        if draw < 0.35:  # one repeated byte from a random position on
             start = self._random.randrange(len(changed))
             changed[start:] = self._random.choice((bytes([255]), self._random.randbytes(1))) * (len(changed) - start)
             return bytes(changed)
@@ -183,7 +186,7 @@ class _Tenants:
                 return
 
     async def check(self) -> None:
-        """See that nothing is left of the processes that have gone, and that the other tenant gets what it asks for."""
+        """Check that nothing remains of exited processes, and that the other tenant is served."""
         deadline = time.monotonic() + 10
         while self._bad.connected and time.monotonic() < deadline:  # noqa: ASYNC110 - the loop is what has to turn
             await asyncio.sleep(0)
@@ -249,7 +252,7 @@ async def _play(run: Run, directory: Path, counts: Counter[str]) -> None:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Play until the frames are sent, or the time is over. `short`: of `FRAMES` what was not sent."""
+    """Play until the frames are sent, or the time is over. `short`: number of `FRAMES` that were not sent."""
     counts: Counter[str] = Counter(dict.fromkeys(("frames", "sent", "answers", "refused", "accepted", *WANTED), 0))
     with tempfile.TemporaryDirectory(prefix="shp-") as directory, contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_play(run, Path(directory), counts))

@@ -1,7 +1,7 @@
-"""Random sequences of everything that can happen to placement, against its rules written down a second time.
+"""Random sequences of all events of placement, checked against a second implementation of its rules.
 
-See test_placement_promises.py for what is checked after each step, and placement_life.py for what happens; a failure
-prints the shortest sequence that shows it.
+test_placement_promises.py has the checks after each step, and placement_life.py the events. A failure prints the
+shortest sequence that shows it.
 """
 
 from __future__ import annotations

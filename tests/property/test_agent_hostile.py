@@ -1,4 +1,4 @@
-"""Whatever processes of a tenant send, in whatever order, breaks nothing; once they are gone nothing of it is left."""
+"""A tenant's processes may send anything in any order: nothing breaks, and nothing remains after they have exited."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
                 elif what is not None:
                     clients[which].send(what)
             await asyncio.sleep(0)
-        for _ in range(5):  # what is still in the sockets is read before they are closed
+        for _ in range(5):  # frames still in the sockets are read before they are closed
             await asyncio.sleep(0)
         for client in clients.values():
             client.close()

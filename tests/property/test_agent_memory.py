@@ -1,4 +1,4 @@
-"""The memory ledger: never over the limit, never refused for what a sibling merely keeps."""
+"""The memory ledger never exceeds the limit, and never refuses memory because a sibling has idle credits."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_the_remaining_hours_are_within_bounds(of: Terms, start_ms: int, steps: 
 def test_a_period_is_charged_its_own_consumption_however_it_is_divided(
     of: Terms, start_ms: int, steps: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """At an even rate from step to step, a look more in between changes the account by rounding alone."""
+    """At an even rate, an additional step changes the account only by rounding."""
     account = opened(of, start_ms)
     cut_account, cuts = account, 0
     for passed_ms, held, reserved in steps:
@@ -145,7 +145,7 @@ def test_a_clock_set_back_refills_no_budget(
 
 
 @given(terms(), TIMES)
-@example(  # spent in a February, so that the refill goes on in a March, which is longer
+@example(  # used up in a February, so that the refill falls into a longer March
     Terms(amount=49_775_044_314, cap=99_550_088_624, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS),
     99_308_169_333,
 )

@@ -88,7 +88,8 @@ def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
         offender.kernel_ns = offender.burst_ns = 100 * US
         offender.pause_ns = 30 * MS
     simulation = Simulation([neighbour, offender])
-    # Each tenth of a second begins with work beside turns; of that of one that holds a part of it lies in turns.
+    # Each tenth of a second begins with work outside turns. If the tenant holds for a part of it, that part of the work
+    # lies in turns.
     part, period = min(1.0, beyond / (1 - 0.375) if kind == "overruns" else beyond), 0.1
 
     def beside(moment: float) -> float:

@@ -1,4 +1,4 @@
-"""No claim, whatever it is, makes its reading raise anything but the refusal that its owner is told."""
+"""Reading a claim, whatever its content, raises only the refusal that is reported to its owner."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Claims and Pods as watches show them, in any order: what is known of them is what they say, and nothing is kept of
-those that are gone."""
+"""Claims and Pods as watches report them, in any order: the cache equals their content, and keeps nothing of deleted
+ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POD = st.fixed_dictionaries(
     }
 )
 _STEPS = st.lists(_CLAIM | _POD | _CLAIMS | _PODS, max_size=14)
-"""A claim or a Pod that comes or changes, or the uid of one that goes."""
+"""A created or changed claim or Pod, or the uid of a deleted one."""
 _FIXED = ("name", "namespace", "of_line", "entries", "line")
 """Fields that stay while an object lives."""
 
@@ -148,7 +148,7 @@ class Known:
 
 
 def told(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
-    """Everything that follows from what is there. The size of a claim of a line whose Pod is gone is of no use."""
+    """Return all values derived from the objects. The size of a line's claim without its Pod does not count."""
     sized = [one for one in seen.claims if one.made_for is None or one.made_for in there]
     return {
         "sizes": {one.uid: (one.request, str(one.error)) for one in sized},

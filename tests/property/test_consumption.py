@@ -61,7 +61,7 @@ def largest(readings: list[NodeReading]) -> dict[str, Amounts]:
 
 
 def months_together(account: NamespaceAccount) -> dict[str, Amounts]:
-    """Return what the months of an account add up to, by model."""
+    """Return the sums of an account's months, by model."""
     totals: dict[str, Amounts] = {}
     for models in account.months.values():
         for model, amount in models.items():
@@ -79,12 +79,12 @@ class PlayedCluster:
         self._made = 0
 
     def statuses(self) -> list[NodeReading]:
-        """Return what can be read of the nodes now."""
+        """Return the present readings of the nodes."""
         at = timestamp(self._now)
         return [NodeReading(node.name, at, (*node.closed, *node.current.values())) for node in self._nodes]
 
     def go_on(self, taken_in: NamespaceAccount) -> None:
-        """Let time pass. Agents forget what is closed and `taken_in`."""
+        """Let time pass. Agents drop entries that are closed and `taken_in`."""
         draw = self._data.draw
         self._now += draw(st.integers(1, 40 * 24)) * HOUR_MS // draw(st.sampled_from([1, 100]))
         for node in self._nodes:

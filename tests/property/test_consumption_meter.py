@@ -25,7 +25,7 @@ def row(tenant_id: str, request: int = 400, **changes: object) -> Tenant:
 
 @dataclass
 class PlayedTenant:
-    """Tenant with the account that its handover file keeps, and what it was reserved in truth."""
+    """Tenant with the account of its handover file, and its true reservation."""
 
     row: Tenant
     usage: TimeUsage = NO_TIME
@@ -60,7 +60,7 @@ class PlayedAgents:
         return f"s-{self.names}"
 
     def start(self, boot: str = "one") -> None:
-        """Start an agent, on what the last one has kept, with the tenants that there are."""
+        """Start an agent on the last agent's files, with the present tenants."""
         self.meter = ConsumptionMeter(lambda: self.now, self.name, boot)
         if self.file is not None:
             self.meter.restore(self.file)
@@ -101,7 +101,7 @@ class PlayedAgents:
             self.books = None
 
     def go_on(self, ns: int, use: str = "idle", holder: str = "") -> None:
-        """Let time pass, for which the GPU is used so; without an agent nobody's account knows of it."""
+        """Let time pass with this use of the GPU; without an agent no account records it."""
         self.now = Moment(self.now.monotonic_ns + ns, self.now.wall_ms + ns // 1_000_000)
         for tenant in self.tenants.values():
             tenant.reserved_ns += ns * tenant.row.request_milli // 1000
@@ -120,7 +120,7 @@ class PlayedAgents:
         self.file = self.meter.kept()
 
     def kill(self, stale_ns: int = 0) -> None:
-        """Kill the agent; what the handover files have of the accounts is that old."""
+        """Kill the agent; the accounts in the handover files are that old."""
         for tenant_id, tenant in self.tenants.items():
             known = max(0, tenant.usage.held_ns - stale_ns)
             kept = self.file.tenants.get(tenant_id) if self.file is not None else None

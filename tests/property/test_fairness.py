@@ -26,7 +26,7 @@ WORKLOAD = Workload("tiny", NODES, LINES)
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
-    """Undo what the engine's policy sets of the garbage collector."""
+    """Restore the garbage collector after the engine's policy."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -48,7 +48,7 @@ def test_in_a_month_of_excess_demand_each_team_gets_its_budget_and_nothing_is_lo
 
 
 class _Watched(fairness_month.MonthOfTeams):
-    """Month that counts for whom GPUs are kept, and checks that nobody with an older claim to it waits."""
+    """Month that counts the tenants for which GPUs are reserved, and checks that none with an older claim waits."""
 
     turns = overdue = 0
 

@@ -43,7 +43,7 @@ GATED = replace(pod_facts({"metadata": {"uid": "gated", "name": "gated"}, "spec"
 
 
 class Operator:
-    """The reading half of an operator: its state, and decisions on what was read."""
+    """The reading half of an operator: its state, and decisions from read objects."""
 
     def __init__(self) -> None:
         self.state = ClusterState(PodSettings(), AgentLeases(20.0, lambda: 0.0))
@@ -60,7 +60,7 @@ class Operator:
         )
 
     def sharepod(self, raw: Json) -> None:
-        """Read a SharePod, decide for it, and show what became of it."""
+        """Read a SharePod, decide for it, and return the result."""
         self.state.put_sharepod(raw)
         self.decide(str(raw["metadata"]["uid"]))
 
@@ -80,7 +80,7 @@ class Operator:
         json.dumps(found.raw)
 
     def pod(self, raw: Json) -> None:
-        """Read a Pod as one of ours and as anybody's."""
+        """Read a Pod both as SharePod's and as another owner's."""
         self.state.put_pod(raw)
         known = self.state.pods.get(str(raw["metadata"]["uid"]))
         assert known is not None
@@ -89,12 +89,12 @@ class Operator:
         self.good_is_placed()
 
     def node(self, raw: Json) -> None:
-        """Read a Node, and what placement then knows of it."""
+        """Read a Node, and return placement's view of it."""
         self.state.put_node(raw)
         self.good_is_placed()
 
     def gpunode(self, raw: Json) -> None:
-        """Read a GPUNode beside a Node that is well."""
+        """Read a GPUNode together with a healthy Node."""
         self.state.put_node(hostile.well("node"))
         self.state.put_gpunode(raw)
         self.good_is_placed()

@@ -1,5 +1,5 @@
-"""The life of a SharePod, whatever happens to it: one run at a time, no share given away under a process, and it comes
-back where its restartPolicy says so."""
+"""The life of a SharePod through any events: one run at a time, no share reassigned while a process uses it, and
+restarts as its restartPolicy requires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HAPPENINGS = st.sampled_from(_OPERATOR) | st.sampled_from(_OTHERS) | st.sampled
 
 
 def settle(world: LifeWorld) -> None:
-    """Let everybody do what is due until nothing changes."""
+    """Make all due steps until nothing changes."""
     for _ in range(100):
         before = world.seen()
         world.look()

@@ -12,7 +12,7 @@ _FAULTS = (
     "drain", "drain", "delete_pod", "force_delete", "fail", "complete", "cut", "taint", "refuse", "set_clock", "heal",
 )  # fmt: skip
 _LENGTH = 18
-"""Things that happen in one life, beside what the operator and the nodes do."""
+"""Events in one life, in addition to steps of the operator and the nodes."""
 
 
 @pytest.mark.promise("operator-crash", "operator-one-run-at-a-time", "operator-released-means-gone")

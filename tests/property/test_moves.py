@@ -41,7 +41,7 @@ def test_the_cheapest_move_is_found_whenever_a_move_exists(part: int) -> None:
 
 @pytest.mark.parametrize("number", [1130, 2370, 2655, 2838])
 def test_of_several_movable_tenants_the_cheapest_moves_wherever_it_is(number: int) -> None:
-    """Clusters that were found by search: a dearer one that could move is looked at before."""
+    """Clusters found by search, in which a dearer movable tenant comes first in the search order."""
     chance, world, request = drawn(number, (0,))
     movable = _movable(chance, world)
     plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
@@ -65,8 +65,7 @@ def _movable(chance: random.Random, world: SmallCluster) -> dict[TenantId, Movab
 
 
 def _can_move(world: SmallCluster, request: PlacementRequest, mover: Movable) -> bool:
-    """Return whether the request has a place without the mover, and the mover one beside it on GPUs that had room for
-    it before."""
+    """Return whether the request has a place without the mover, and the mover another place with room from before."""
     if mover.request.gpu.labels.affinity is not None:
         return False
     before, after = world.cluster, world.cluster
@@ -147,7 +146,7 @@ def _holds_until_its_new_place_is_taken(
     node = cluster.node(plan.to.node)
     assert node is not None
     if plan.to.node == plan.node:
-        return  # what the request takes of it is counted there
+        return  # the request's part is counted there
     gpu = node.gpus_by_uuid[plan.to.gpus[0]]
     all_of_it = replace(mover.request.gpu, count=1, request_milli=Milli(gpu.free_milli), memory=Bytes(gpu.free_memory))
     first = replace(mover.request, tenant=TenantId("first"), gpu=all_of_it)

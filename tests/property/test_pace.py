@@ -14,7 +14,7 @@ late = st.integers(min_value=0, max_value=2 * MS)
 @settings(max_examples=200)
 @given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]), st.booleans())
 def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int, wide: bool) -> None:
-    """One window that the fence before is waited for, and one that is being filled."""
+    """One window before the awaited fence, and one that is being filled."""
     stream = Stream()
     stream.open(quantum_ms * MS, wide=wide)
     most = WIDE_MOST if wide else WINDOW_MOST
@@ -90,7 +90,7 @@ def test_launches_after_a_synchronisation_of_the_program_pass_without_a_fence(ta
 @settings(max_examples=50)
 @given(st.integers(min_value=100_000, max_value=20 * MS), st.booleans())
 def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> None:
-    """By half with each fence, until it is as long as it may be or one launch."""
+    """By half with each fence, down to the longest allowed duration or one launch."""
     stream = Stream()
     stream.open(0, wide=wide)
     most, longest = (WIDE_MOST, WIDE_LONG) if wide else (WINDOW_MOST, WINDOW_LONG)
@@ -155,8 +155,8 @@ def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
 
 @given(st.integers(min_value=1, max_value=20), st.sampled_from([1, 16, WIDE_MOST]), st.booleans())
 def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, size: int, together: bool) -> None:
-    """A queue that is wide begins with a window: a program that is alone may hold a kernel back until it has launched
-    many more. `together`: the model is told of all of them at once."""
+    """A wide queue begins with a window: a lone program may hold a kernel back until it has launched many more.
+    `together`: the model gets one report of all of them."""
     stream = Stream()
     stream.open(0, wide=size > 1)
     stream.pace.window.size = size
@@ -198,7 +198,7 @@ def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quant
 
 @given(st.integers(min_value=2, max_value=12))
 def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
-    """A kernel may spin until what is held back has run."""
+    """A kernel may spin until launches that are held back have run."""
     stream = Stream()
     stream.closes = True
     stream.open(10 * MS)
@@ -222,8 +222,8 @@ def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
 def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
     takes: int, stops: list[tuple[bool, int]], between: int
 ) -> None:
-    """The thread is stopped while it waits for a fence, or between two launches; the GPU goes on (PC7). So what it
-    foretells is no later than the end of what it has launched, and of one window."""
+    """The thread is stopped while it waits for a fence, or between two launches; the GPU continues (PC7). So the
+    predicted end is no later than the end of the launched work plus one window."""
     stream = Stream()
     stream.open(0)
     for _ in range(300):
@@ -240,7 +240,7 @@ def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
 
 @given(st.integers(min_value=12 * MS, max_value=40 * MS), st.integers(min_value=20 * MS, max_value=200 * MS))
 def test_a_drain_seen_late_bounds_the_duration_of_launches_from_above(takes: int, stopped: int) -> None:
-    """Only drains tell of launches that are longer than their turns."""
+    """Only drains show the duration of launches that are longer than their turns."""
     stream = Stream()
     stream.closes = True
     for _ in range(4):

@@ -88,7 +88,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 def test_a_decision_does_not_depend_on_earlier_unplaced_requests(
     history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
-    """Scores that were kept from one decision to the next equal those that would be made again."""
+    """Scores cached between decisions equal newly computed ones."""
     cluster, asked = history
     for request in asked:
         for other in asked[:3]:

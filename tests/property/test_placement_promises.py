@@ -1,7 +1,7 @@
-"""Promises of placement, whatever happens: every decision follows the rules, every "no" has a true reason, and nobody
-waits who could be served.
+"""Promises of placement through any events: every decision follows the rules, every refusal has a true reason, and no
+request waits that could be served.
 
-The life around it is `placement_life`; the rules, a second time and by brute force, are `placement_rules`.
+`placement_life` plays the cluster; `placement_rules` has the rules a second time, by brute force.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Placement(Life):
         kept = self.cluster.head_reservation
         open_to_it = kept is not None and kept.open_to == request.namespace
         if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority or open_to_it):
-            return  # what is kept for it comes first, for one of lower priority or of its namespace last
+            return  # GPUs reserved for it come first; GPUs reserved for a lower priority or its own namespace last
         if rules.group(request):
             return
         choices = list(rules.choices(request))
@@ -134,7 +134,7 @@ class Placement(Life):
             self.holders[f"holder-{self.serial}"] = answer.node, request.tenant
             self.cluster.start_holder(answer.node, f"holder-{self.serial}", request.tenant)
 
-    # Who waits
+    # Waiting requests
 
     @rule()
     def look_who_could_be_served(self) -> None:
@@ -208,8 +208,8 @@ class Placement(Life):
             self.decided(answer)
 
     def has_room_for(self, row: Reservation, request: int, memory: int | None) -> bool:
-        """Return whether there is room for another share: what the tenant has is its own, only more has to be free and
-        outside the head-of-line reservation."""
+        """Return whether there is room for another share. The tenant keeps its present share; only the rest must be
+        free and outside the head-of-queue reservation."""
         rules = self.oracle()
         node = self.states[self.cluster.reservations_of(row.tenant)[0][0]]
         gpus = [gpu for gpu in node.gpus if gpu.uuid in row.gpus]
@@ -225,7 +225,7 @@ class Placement(Life):
         free = [rules.free_of_gpu(node, gpu) for gpu in gpus]
         return all(needed <= 0 or needed <= has for one in free for needed, has in zip(more, one, strict=True))
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def affinity_groups_stay_together(self) -> None:

@@ -35,7 +35,8 @@ class Play:
             self.world.node(f"n{number}", 2)
 
     def ask_otherwise(self) -> set[str]:
-        """Change what some that wait ask for, some of them twice; return those of which the loop was not told."""
+        """Change the requests of some waiting tenants, some of them twice. Return the tenants whose change was not
+        reported to the loop."""
         chance, world, untold = self.chance, self.world, set[str]()
         waits = sorted(world.loop.waiting())
         for tenant in chance.choices(waits, k=4) if waits and chance.random() < 0.3 else ():
@@ -53,7 +54,7 @@ class Play:
         return untold
 
     async def tell(self, untold: set[str]) -> None:
-        """Tell the loop of those that ask for something else by now."""
+        """Report changed requests to the loop."""
         for tenant in untold & set(self.world.loop.waiting()):
             self.world.loop.want_place(tenant)
         await self.world.settle()

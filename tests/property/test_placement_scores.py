@@ -1,4 +1,4 @@
-"""The scores that C makes are those of the definition: usable capacity after less usable capacity before."""
+"""The scores computed in C equal the definition: usable capacity before, less usable capacity after."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
 
 
 def _of_label(definition: Definition, time: int, memory: int) -> float:
-    """Return the value of a GPU that has an exclusion label to those who share it."""
+    """Return the value of a GPU with an exclusion label to tenants with that label."""
     return float(definition.usable.hole_by_time[WHOLE_GPU]) * (min(time, memory) / WHOLE_GPU) ** 2
 
 

@@ -1,5 +1,4 @@
-"""No Pod, whatever it is, makes the reading of its resource line raise anything but the refusal that its owner is
-told."""
+"""Reading a Pod's resource line, whatever its content, raises only the refusal that is reported to its owner."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def several(chance: random.Random, priority: int) -> PlacementRequest:
 
 
 def fits(world: SmallCluster, request: PlacementRequest, plan: PreemptionPlan, spared: str = "") -> bool:
-    """Return whether the requests have places on the plan's node when it is carried out, but for one unit."""
+    """Return whether the requests have places on the plan's node after the plan, without one unit of it."""
     units = {tenant: fact.unit for tenant, fact in world.victims.items()}
     evicted = frozenset(units[tenant] for tenant in plan.evict) - {spared}
     lowered = frozenset(units[tenant] for tenant in plan.lower) - {spared}

@@ -58,7 +58,7 @@ class Process:
 
 
 class Wait(LoopHandOffs):
-    """The loop's hand-offs on the clock of a test: what native/hand_offs.c does for real sockets."""
+    """The loop's hand-offs on a test clock: the part of native/hand_offs.c without real sockets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Wait(LoopHandOffs):
         self.orders.pop(place, None)
 
     def look(self) -> bool:
-        """Carry out nothing: in a test each holder drains alone."""
+        """Apply nothing: in a test each holder drains by itself."""
         return False
 
     def edges(self) -> list[int]:
@@ -140,7 +140,7 @@ class World:
         self.processes[pid] = Process(pid, name, lambda: self.now)
 
     def drain(self, process: Process, *, wanting: bool) -> None:
-        """Let a process say that it has drained."""
+        """Send the report that a process has drained."""
         held, process.held = process.held, process.held
         assert held is not None
         process.beat(0)
@@ -151,16 +151,16 @@ class World:
             process.held = None
 
     def announce(self, process: Process, ends_in_ns: int) -> None:
-        """Let a process say that its last work ends."""
+        """Send the report that a process's last work ends."""
         assert process.held is not None
         self.tokens.draining(process.tenant, process, protocol.Draining(process.held, ends_in_ns))
 
     def advance(self, moment: int) -> None:
-        """Let time pass; what is due is done when it is due."""
+        """Let time pass; due steps are made when they are due."""
         self.now = max(self.now, moment)
 
     def lose(self, pid: int, *, alive: bool) -> None:
-        """Let a process lose its connection."""
+        """Close the connection of a process."""
         process = self.processes.pop(pid)
         if process.closing is not None:
             process.closing()
@@ -222,7 +222,7 @@ class Life:
                 self._begin(name)
 
     def step(self) -> None:
-        """Let time pass, up to what is due or to where a window begins or ends, and let something happen."""
+        """Let time pass until a due step or the start or end of a window, and play one event."""
         rng, now = self.rng, self.plain.now
         moment = now + rng.randint(1, max(2, int(self._span * rng.choice((0.01, 1, 1, 5)))))
         if rng.random() < 0.3:
@@ -288,7 +288,7 @@ class Life:
 
 
 def live(seed: int) -> int:
-    """Let two worlds live the same life; return how many hand-offs were carried out as they were prepared."""
+    """Play the same events in two worlds; return the number of prepared hand-offs that were carried out."""
     life = Life(seed)
     for _ in range(STEPS):
         life.step()
@@ -308,7 +308,7 @@ async def test_a_life_with_prepared_hand_offs_is_the_life_without_them() -> None
 
 @pytest.mark.promise("time-prepared")
 async def test_the_last_of_two_holding_processes_passes_the_token_on() -> None:
-    """A tenant's grant ends with the last of its processes that drains; what was prepared for one is for a sole one."""
+    """A tenant's grant ends with the drain of its last process; a hand-off is prepared only for a sole process."""
     world = World(prepares=True)
     for pid, name in ((1, "two"), (2, "two"), (3, "one")):
         world.set(name, GPUS[:1], 500, 1000, interactive=False)
@@ -324,7 +324,7 @@ async def test_the_last_of_two_holding_processes_passes_the_token_on() -> None:
     world.advance(6 * MS)
     first.beat(MS)
     last.beat(MS)
-    world.wait.edges()  # prepares what can be
+    world.wait.edges()  # prepares all possible hand-offs
     world.drain(first, wanting=False)
     assert successor.held is None
     world.drain(last, wanting=False)

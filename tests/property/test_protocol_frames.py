@@ -153,7 +153,7 @@ def test_a_frame_with_bytes_changed_is_valid_or_an_error(frame: protocol.Frame, 
 
 
 def received(packet: bytes) -> Any:
-    """Return what the agent's reader receives of a packet: shp_received."""
+    """Return the result of the agent's reader for a packet: shp_received."""
     client, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with client, agent, select.epoll() as poller:
         poller.register(agent, select.EPOLLIN)

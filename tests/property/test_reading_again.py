@@ -1,4 +1,4 @@
-"""An object that is read again with what was known of it says what it says when it is read for the first time."""
+"""Reading an object with an earlier result gives the same as reading it for the first time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OBJECTS: dict[str, tuple[Json, Read]] = {
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Yield the place of each value in an object, but for its identity."""
+    """Yield the path of each value in an object, except its identity."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
         if path != ("metadata",) or key not in IDENTITY:

@@ -58,7 +58,7 @@ def test_thousands_of_streams_are_remembered() -> None:
 
 
 def test_a_queue_without_memory_is_dropped_and_the_others_are_found() -> None:
-    """The next one that there is memory for is remembered again."""
+    """The next queue with memory for it is remembered again."""
     table, first, second = Table(), key_at(3, OWN_BITS, 1), key_at(3, OWN_BITS, 2)
     table.add(first, 16)
     assert not table.lost

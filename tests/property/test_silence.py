@@ -22,7 +22,7 @@ late = st.integers(min_value=0, max_value=MS)
 
 @dataclass
 class Holder:
-    """A process that holds, and is stopped now and then; an agent that looks when it is told to, and somewhat late."""
+    """A process that holds and is stopped at times, and an agent that checks somewhat later than scheduled."""
 
     silence: Silence = field(default_factory=Silence)
     now: int = 1000 * MS
@@ -53,11 +53,11 @@ class Holder:
 def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
     before: list[tuple[int, int, int]], stopped_ns: int, work_ns: int, late_ns: int
 ) -> None:
-    """Whatever happened before. The GPU is idle for no longer than the patience, and what a look is late."""
+    """After any history. The GPU is idle no longer than the patience plus the delay of a check."""
     holder = Holder()
     for stop in before:
         holder.stop(*stop)
-    patience = holder.silence.patience_ns  # what happened before was not long ago
+    patience = holder.silence.patience_ns  # earlier events were not long ago
     due = max(patience, work_ns - AHEAD_NS)
     found = holder.stop(stopped_ns, work_ns, late_ns)
     if found is None:

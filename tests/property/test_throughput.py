@@ -33,7 +33,7 @@ RATES = Rates()
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
-    """Undo what the replay's engine sets of the garbage collector."""
+    """Restore the garbage collector after the replay's engine."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()

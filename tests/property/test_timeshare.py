@@ -203,7 +203,7 @@ def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_mill
 def test_limits_as_low_as_the_requests_cost_a_tenth_of_one_at_most_beside_several_with_long_kernels(
     request_milli: int, neighbours: list[int], kernel: int
 ) -> None:
-    """Long kernels of tenants that resume under their own limits do not follow each other before one that waits."""
+    """Long kernels of tenants that resume under their own limits do not all precede a waiting tenant."""
     limited = Program("limited", request=request_milli, limit=request_milli)
     long = [
         Program(f"long-{index}", request=request, limit=request, kernel_ns=kernel)
@@ -304,8 +304,8 @@ def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
 )
 @example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)  # 0.78 s without the rule, and 0.7 the next
 @example(wakers=5, asked=5, step=(8, 2), asleep=1500, busy=10)
-@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # one that returns and stays
-@example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # what all are owed alike was cancelled at each wake
+@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # a tenant that returns and stays
+@example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # each wake cancelled common credit
 def test_beside_tenants_with_credit_one_that_is_owed_time_waits_for_the_target_latency_and_one_turn(
     wakers: int, asked: int, step: tuple[int, int], asleep: int, busy: int
 ) -> None:

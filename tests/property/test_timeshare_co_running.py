@@ -74,7 +74,7 @@ def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(r
 def test_next_to_a_busy_program_each_gets_its_request_done(
     request: int, kernel: int, leaves_gaps: dict[str, Any]
 ) -> None:
-    """Within what may be owed, one window and one turn, of two seconds."""
+    """Tolerance, over two seconds: the bearable debt, one window and one turn."""
     programs = [
         Program("a", request=request, **leaves_gaps),
         Program("b", request=1000 - request, starts_ns=MS, **busy(kernel * MS)),

@@ -135,7 +135,7 @@ def test_a_program_that_waits_for_each_of_its_short_kernels_gets_its_request(
 @pytest.mark.promise("time-co-run-slices")
 @pytest.mark.parametrize("request_milli", [300, 700, 900])
 def test_a_program_that_gives_the_gpu_back_after_each_kernel_gets_what_time_slices_leave_it(request_milli: int) -> None:
-    """Its pauses are as long as the time after which its hook gives the token back."""
+    """Its pauses are as long as the time after which its hook releases the token."""
 
     def make() -> list[Program]:
         waits = Program("a", request=request_milli, gpu_ns=20 * US, host_ns=500 * US, waits=True)

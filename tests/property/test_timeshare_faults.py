@@ -118,7 +118,7 @@ def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
         share = program.share(begin, end)
         assert share >= program.request / 1000 - 0.015
         assert share <= program.limit / 1000 + 0.015
-        # What others took while it waited and was owed time it makes up for: a second at its limit at most.
+        # A tenant that waited and was owed time gets it back: at most one second at its limit.
         assert peak_share(program, 10 * S) <= program.limit / 1000 * 1.1 + 0.025
     names = [program.id for program in simulation.programs.values()]
     assert sum(simulation.scheduler.usage(end, name).held_ns for name in names) <= end, "each second once"
@@ -185,7 +185,7 @@ def test_a_tenant_that_plays_dead_hides_no_long_kernels_from_one_that_pauses(
 
 
 class AnnouncesFarEnds(Simulation):
-    """`liar` says at each grant that its last work ends in an hour, and drains at the end of its turn."""
+    """`liar` announces at each grant an end in one hour, and drains at the end of its turn."""
 
     def _granted(self, program: Program, grant: TokenGrant) -> None:
         super()._granted(program, grant)

@@ -1,4 +1,4 @@
-"""Tenants of several GPUs beside tenants of one, in simulated time."""
+"""Tenants with several GPUs next to tenants with one, in simulated time."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
         ({"g1"}, 1, 100 * US, "busy", 0),
         ({"g0", "g1"}, 1, 100 * US, "busy", 0),
     ]
-)  # who pauses for a moment after each step was always before the gang
+)  # a tenant that pauses for a moment after each step always preceded the gang
 @example(
     tenants=[
         ({"g3"}, 4, 1 * MS, "resized", 2_877_380_956),
@@ -134,13 +134,16 @@ lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
         ({"g1"}, 5, 1 * MS, "busy", 7_688_510_557),
         ({"g0", "g1", "g2", "g3"}, 6, 1 * MS, "busy", 7_456_097_125),
     ]
-)  # what was lent of the gangs' GPUs was lent again and again, until another moment on each
+)  # lent GPUs of the gangs were lent again and again, each until another moment
 def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
     tenants: list[tuple[set[str], int, int, str, int]],
 ) -> None:
-    """A gang that held some of its GPUs while it waits for others would be two holders of one GPU to the simulation, or
-    stop everything. Some ask in bursts, some end in the middle of what they do and come back, some get another request.
-    None waits for longer than is stated, whatever happens, and once nothing changes any more each gets its part."""
+    """A gang that held some of its GPUs while waiting for others would show as two holders of one GPU, or as a
+    deadlock.
+
+    Some tenants request in bursts, some end in the middle of a step and return, some get another request. None waits
+    longer than the stated time, and once nothing changes any more each gets its part.
+    """
     asked: list[tuple[set[str], int]] = []
     programs, steady = [], 25 * S
     for i, (gpus, request, kernel, life, at) in enumerate(tenants):
@@ -161,7 +164,7 @@ def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
             simulation.replace(at + 1 * S + 7 * MS, at + 3 * S, program)
     end = steady + 20 * S
     simulation.run(end)
-    owing = any(program.kernel_ns > 1 * MS for program, _, _ in programs)  # what lasts beyond a quantum is debt
+    owing = any(program.kernel_ns > 1 * MS for program, _, _ in programs)  # work beyond a quantum is debt
     longest = GANG_WAIT_NS + (Parameters().debt_ns if owing else 0)
     for program, life, _ in programs:
         assert max(program.waits, default=0) <= longest, f"{life} {program.id}"

@@ -83,8 +83,8 @@ members = st.tuples(
 def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
     tenants: list[tuple[str, str | None, int, int, str, int]],
 ) -> None:
-    """Requests of a group's members may differ. Members pause, end in the middle of what they do, or do not drain for
-    seconds. None of that costs a busy tenant more than what a member rides ahead, once."""
+    """Requests of a group's members may differ. Members pause, end in the middle of a step, or do not drain for
+    seconds. This costs a busy tenant at most one member's use of group credit, once."""
     requested: dict[str, int] = {}
     programs: list[tuple[Busy, str]] = []
     for i, (gpu, group, request, kernel_ns, life, at) in enumerate(tenants):

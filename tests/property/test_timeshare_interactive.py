@@ -64,7 +64,7 @@ def test_an_interactive_tenant_waits_for_the_kernel_that_runs(work: int, load: i
 def test_an_interactive_tenant_that_is_always_busy_gets_its_request_and_no_more(
     work: int, kernel: int, others: int
 ) -> None:
-    """Early turns are for those that wake with credit."""
+    """Early turns are only for tenants that wake with credit."""
     asking = Program("service", request=300, interactive=True, kernel_ns=work * MS)
     busy = [Program(f"n{n}", request=700 // others, kernel_ns=kernel * MS) for n in range(others)]
     simulation = Simulation([asking, *busy], announces=True)

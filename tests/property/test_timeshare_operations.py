@@ -27,7 +27,7 @@ operations = st.lists(
 
 
 class Books:
-    """Drives a scheduler and keeps its own account of who holds what."""
+    """Drives a scheduler with its own record of holders."""
 
     def __init__(self) -> None:
         self.parameters = Parameters()
@@ -70,7 +70,7 @@ class Books:
         assert len(holding) == len(set(holding)), "a GPU has one holder that may launch"
 
     def end(self, name: str) -> None:
-        """Let a tenant have drained; the scheduler is told by the caller."""
+        """Record that a tenant has drained; the caller notifies the scheduler."""
         del self.holds[name]
         self.displaced.discard(name)
         self.ending.discard(name)
@@ -129,7 +129,7 @@ def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str
             assert 0 <= usage.held_milli <= 1000
         books.check_gpu_time()
     for name in list(books.gpus):
-        if len(books.gpus[name]) > 1:  # a gang is charged the mean of its GPUs, which says nothing of each
+        if len(books.gpus[name]) > 1:  # a gang is charged the mean of its GPUs, not each GPU's time
             return
     for name in list(books.gpus):
         books.forget(name)

@@ -1,4 +1,4 @@
-"""Tenants that pause between their steps, beside neighbours with kernels of any length, in simulated time."""
+"""Tenants that pause between their steps, next to tenants with kernels of any length, in simulated time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SOME = settings(
 def beside(
     neighbour: Program, *, request: int, work: int, pause: int, kind: str = "regular"
 ) -> tuple[Program, Simulation, list[float]]:
-    """Play a pausing tenant beside a neighbour; return it, the play, and the part of the time that each worked once
-    both were warm."""
+    """Play a pausing tenant next to another; return it, the play, and the part of the time that each worked after
+    warm-up."""
     pausing = Program(
         "pausing",
         request=request,
@@ -57,7 +57,7 @@ def beside(
 def test_pauses_cost_a_tenant_nothing_but_themselves(
     request: int, work: int, pause: int, longer: int, kind: str, best_effort: bool
 ) -> None:
-    """With pauses of up to 10 ms beside kernels that are longer, up to a second."""
+    """With pauses of up to 10 ms next to kernels of up to a second."""
     kernel = min(990, pause + longer) * MS
     neighbour = Program("neighbour", request=0 if best_effort else 1000 - 50 * request, kernel_ns=kernel)
     _, simulation, (share, other) = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
@@ -99,7 +99,7 @@ def test_pauses_cost_nothing_soon_after_another_agent_has_taken_over(kernel_ms: 
 @pytest.mark.parametrize("steps_before", [0, 200])
 @pytest.mark.parametrize("what", ["night", "training"])
 def test_pauses_cost_nothing_soon_after_a_step_unlike_all_others(kernel_ms: int, steps_before: int, what: str) -> None:
-    """A night without requests, or a long time of work without a pause."""
+    """A night without requests, or long work without a pause."""
     pausing = Program("pausing", request=700, burst_ns=20 * MS, look_ns=500 * US)
     lengths = iter([5 * MS] * steps_before + [NIGHT])
     marks: list[int] = []
@@ -172,7 +172,7 @@ def test_long_pauses_idle_no_longer_than_the_work_that_follows(
 
 
 def test_nothing_is_kept_idle_for_a_tenant_that_has_gone_to_sleep_for_long() -> None:
-    """A long pause costs one window of its own share, and one that has no credit costs nothing."""
+    """A long pause costs one window of the tenant's own share, and nothing without credit."""
     sleeper = Program("sleeper", request=500, burst_ns=20 * MS, pause_ns=3 * MS, kernel_ns=1 * MS)
     drawn = iter([3 * MS] * 200 + [60 * S] * 10)
     sleeper.pauses = lambda: next(drawn)

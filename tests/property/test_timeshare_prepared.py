@@ -1,4 +1,4 @@
-"""Hand-offs that are decided on before the holder drains: the same, with the same books, as those decided on after."""
+"""Hand-offs decided before the holder drains equal those decided after, with the same accounts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LIVES, STEPS = 250, 120
 
 
 class Life:
-    """Tenants of two GPUs and what happens to them, at random, before two schedulers. One makes each hand-off the
-    ordinary way, the other those that were prepared as they were."""
+    """Random tenants of two GPUs and their events, under two schedulers. One decides each hand-off when it happens, the
+    other uses prepared hand-offs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -38,7 +38,7 @@ class Life:
             self.both(name, lambda each: each.set_connected(self.now, name, connected=connected))  # noqa: B023
 
     def both(self, name: str, act: Callable[[Scheduler], object]) -> None:
-        """Let something happen to a tenant; what was prepared for its GPUs is forgotten."""
+        """Play an event of a tenant; prepared hand-offs of its GPUs are dropped."""
         for scheduler in self.schedulers:
             act(scheduler)
         self.prepared = [each for each in self.prepared if each.gpu not in self.gpus[name]]
@@ -56,7 +56,7 @@ class Life:
         )
 
     def tick(self, handed_off: PreparedHandOff | None = None) -> None:
-        """Carry out what is due, which is the same for both: but for ids, and a grant that one has given before."""
+        """Apply due changes, which are the same for both, except ids and a grant that one has made earlier."""
         seen: list[list[Action]] = []
         for scheduler in self.schedulers:
             actions = scheduler.tick(self.now)
@@ -71,7 +71,7 @@ class Life:
         assert self.plain.next_deadline() == self.ahead.next_deadline()
 
     def step(self) -> None:
-        """Let time pass, and something happen."""
+        """Let time pass, and play one event."""
         self.tick()
         if self.random.random() < 0.8:
             done = {each.gpu for each in self.prepared}
@@ -90,7 +90,7 @@ class Life:
         self.happen(self.random.choice(list(self.gpus)), self.random.random())
 
     def happen(self, name: str, what: float) -> None:
-        """Let something happen to a tenant."""
+        """Play an event of a tenant."""
         flag, ns = self.random.random() < self.busy, self.random.randint(0, 5 * MS)
         if what < 0.55 and name in self.holds:
             self.drain(name, wanting=flag)
@@ -110,7 +110,7 @@ class Life:
             self.both(name, lambda each: each.unwant(self.now, name))
 
     def drain_at_an_edge(self, prepared: PreparedHandOff) -> None:
-        """Let a holder drain when its window begins or ends, unless something is due before."""
+        """Let a holder drain at the start or end of its window, unless another change is due before."""
         moment, due = self.random.choice((prepared.since, prepared.until)), self.plain.next_deadline()
         if self.now <= moment <= self.now + 2000 * MS:
             self.now = moment if due is None else min(moment, due)
@@ -118,7 +118,7 @@ class Life:
                 self.drain(prepared.holder, wanting=prepared.wanting)
 
     def drain(self, name: str, *, wanting: bool) -> None:
-        """Let a tenant drain; hand off as it was prepared, where it was."""
+        """Let a tenant drain; use the prepared hand-off if there is one."""
         fitting = [
             each
             for each in self.prepared
@@ -161,8 +161,8 @@ def test_a_prepared_hand_off_is_the_one_that_would_be_decided_on() -> None:
 @pytest.mark.promise("time-prepared")
 @pytest.mark.parametrize("wanting", [True, False])
 def test_what_is_prepared_ends_where_common_credit_is_cancelled(*, wanting: bool) -> None:
-    """Credit that all have alike is cancelled when one of them is owed 750 ms. Who has waited for the target latency,
-    and has been owed time for as long, keeps its place before one that woke with credit."""
+    """Common credit is cancelled when a tenant is owed 750 ms. A tenant that has waited, and was owed time, for the
+    target latency keeps its place before one that woke with credit."""
     scheduler = Scheduler(Parameters())
     for name, request in (("long", 0), ("owed", 100), ("late", 100)):
         scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)

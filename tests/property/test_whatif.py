@@ -1,4 +1,4 @@
-"""Advice to those that wait: followed, it gives them a place, and fewer would not."""
+"""Advice for waiting requests: followed, it gives them a place, and no smaller set would."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def alone(world: SmallCluster) -> SmallCluster:
 
 
 def everybody(world: SmallCluster) -> dict[TenantId, Movable]:
-    """All tenants as ones that could be moved, with the requests that they were placed by."""
+    """All tenants as movable ones, with the requests of their placement."""
     rows = [row for some in world.rows.values() for row in some]
     return {row.tenant: Movable(request=world.requests[row.tenant]) for row in rows}
 

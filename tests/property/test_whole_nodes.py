@@ -11,7 +11,7 @@ import whole_nodes
 
 @pytest.fixture(autouse=True)
 def collector_as_before() -> Iterator[None]:
-    """Put the garbage collector back as it was: a benchmark freezes what it finds."""
+    """Restore the garbage collector: a benchmark freezes present objects."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()

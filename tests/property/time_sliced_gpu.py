@@ -69,7 +69,7 @@ class Program:
     jitter_ns: int = 0
     """Mean of the host time that comes before each step, at random, in addition."""
     lie: Callable[[Samples], Samples] | None = None
-    """What the hook reports instead of what it counted."""
+    """The hook's report, in place of its counters."""
 
     queue: deque[int] = field(default_factory=deque)
     """GPU time that each kernel still takes."""
@@ -146,7 +146,7 @@ class TimeSlicedGpu:
             self.at(program.starts_ns, lambda program=program: self._arrive(program))  # type: ignore[misc]
 
     def at(self, moment: int, what: Callable[[], None]) -> None:
-        """Do something at a moment, in order."""
+        """Schedule a call at a moment, in order."""
         heapq.heappush(self._events, (max(moment, self.now), next(self._order), what))
 
     def run(self, until: int) -> None:
@@ -196,7 +196,7 @@ class TimeSlicedGpu:
         self._stop_at(device, end)
 
     def _comes(self, program: Program) -> None:
-        """Let a rank come to its collective, and let all begin it if it is the last."""
+        """Let a rank arrive at its collective, which begins for all with the last rank."""
         program.steps_met += 1
         program.queue[0] -= 1
         if any(rank.steps_met < program.steps_met for rank in program.ranks):

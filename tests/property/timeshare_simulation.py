@@ -1,8 +1,7 @@
 """Plays tenants against the token scheduler, thousands of times faster than real time.
 
-Each tenant's program launches kernels of one length back to back for as long as it may, and drains when the last has
-ended. While it plays, the simulation checks what holds at every moment: one holder per GPU unless preempted, gangs
-whole, time never back.
+Each tenant's program launches kernels of one length back to back while it may, and drains when the last has ended. The
+simulation checks the invariants at every moment: one holder per GPU unless preempted, complete gangs, monotonic time.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Program:
     pauses: Callable[[], int] | None = None
     """Length of the next pause; None: always `pause_ns`."""
     look_ns: int = 0
-    """How long it goes on holding after its last kernel until it sees that it has no more work."""
+    """Time after its last kernel for which it still holds, until it sees that it has no more work."""
     prompt_look_ns: int = 0
     """The same under a grant that is to go back promptly."""
     looks_ns: int = 0
@@ -78,14 +77,14 @@ class Program:
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
-    """For how long it had waited, and was owed time, at each grant after a wait, whatever was cancelled meanwhile."""
+    """Time for which it had waited, and was owed time, at each grant after a wait, before any cancellation."""
     lag_at_want_ns: int = 0
     """How far it lagged behind its request when it began to wait."""
     granted: list[int] = field(default_factory=list)
     """Moments of these grants."""
     wanted_at: int | None = None
     announced: bool = False
-    """Its gate has closed, and it has said when its last work ends."""
+    """Its gate has closed, and it has announced the end of its last work."""
 
     def held(self, begin: int, end: int) -> int:
         """Nanoseconds of holding within an interval."""
@@ -119,24 +118,24 @@ class Simulation:
         self.gap_ns = gap_ns
         """How long after a drain the next grant takes effect."""
         self.announces = announces
-        """Programs say, when their gate closes, how long their last work will take."""
+        """Programs announce, when their gate closes, how long their last work will take."""
         self.guess = guess
-        """How much longer they say than it takes."""
+        """Error of the announcements."""
         self.now = 0
         self.preempted: set[str] = set()
         self.renewals = 0
         self.busy_until: dict[str, int] = {}
-        """By GPU, when the last work of those whose gate has closed ends."""
+        """By GPU, the end of the last work of tenants whose gate has closed."""
         self.preemptions_seen = 0
         self.stalls: list[tuple[int, int]] = []
-        """Begin and end of times in which the agent does nothing; what programs send waits for it."""
+        """Start and end of stalls of the agent; reports of programs wait for their end."""
         self.held_ns = 0
-        """Time that anybody had the token and had not drained."""
+        """Time in which any tenant had the token and had not drained."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
 
     def at(self, time: int, what: Callable[[], None]) -> None:
-        """Does something at a moment, in order."""
+        """Schedules a call at a moment, in order."""
         heapq.heappush(self._events, (time, next(self._order), what))
 
     def run(self, until: int) -> None:
@@ -177,7 +176,7 @@ class Simulation:
         self.at(time, resize)
 
     def replace(self, gone: int, back: int, program: Program) -> None:
-        """Let the program end at `gone`, whatever it does then, and another like it come at `back`."""
+        """Let the program end at `gone`, at any point of its work, and an equal program start at `back`."""
 
         def leave() -> None:
             if program.grant is not None:
@@ -211,7 +210,7 @@ class Simulation:
         self.now = moment
 
     def _wake(self, program: Program) -> None:
-        if program.id not in self.programs:  # it has ended meanwhile
+        if program.id not in self.programs:  # it has ended in between
             return
         program.work_ns = program.burst_ns
         program.wanted_at = self.now

@@ -27,7 +27,7 @@ class Driver:
     tells_all: bool
     """All samples since the reading before, and not the last alone."""
     missing: float
-    """Part of the samples that it does not tell."""
+    """Part of the samples that it does not report."""
     delay_s: float
     """Longest time from a reading until it is taken in."""
     offset_s: float
@@ -35,7 +35,7 @@ class Driver:
     draw: random.Random
 
     def samples(self, busy: Busy, since: float, now: float) -> list[UtilizationSample]:
-        """Return what a reading at `now` tells; the reading before was at `since`."""
+        """Return the reading at `now`; the previous reading was at `since`."""
         last = math.floor((now - self.phase) / self.sample_s)
         first = math.floor((since - self.phase) / self.sample_s) + 1
         told = []
@@ -66,7 +66,7 @@ class Watched:
 
 
 def ran(program: Program, simulation: Simulation, begin: float, end: float) -> float:
-    """Return the seconds in which kernels of a program ran from `begin` to `end`: all those for which it holds."""
+    """Return the seconds in which kernels of a program ran from `begin` to `end`: the time for which it holds."""
     now, ran_ns = simulation.now, 0
     holds = program.spans
     if program.grant is not None and program.granted_at < now:
@@ -81,7 +81,7 @@ def ran(program: Program, simulation: Simulation, begin: float, end: float) -> f
 def watch(
     simulation: Simulation, driver: Driver, busy: Mapping[str, Busy], until: int, tolerance: float = 0.25
 ) -> dict[str, Watched]:
-    """Play until `until`, with readings about once a second; return what was found out about each of the tenants."""
+    """Play until `until`, with readings about once a second; return the findings about each tenant."""
     watched = {
         name: Watched(each, FindingRules(FindingThresholds(busy_tolerance=tolerance))) for name, each in busy.items()
     }

@@ -1,4 +1,4 @@
-"""Nodes whose GPUs belong to NVIDIA's device plugin: tenants get what our holders have, or a holder is asked for."""
+"""Nodes whose GPUs belong to NVIDIA's device plugin: tenants get GPUs of holders, or a holder is requested."""
 
 from __future__ import annotations
 

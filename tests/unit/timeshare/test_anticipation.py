@@ -1,4 +1,4 @@
-"""Keeping a GPU idle for a tenant that pauses: when it begins, who pays, when it ends."""
+"""Keeping a GPU idle for a pausing tenant: when it begins, which tenant pays, when it ends."""
 
 from __future__ import annotations
 

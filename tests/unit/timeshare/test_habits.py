@@ -1,4 +1,4 @@
-"""How long a tenant is worth waiting for, by its pauses, its work, and what others would delay it by."""
+"""How long a tenant is worth waiting for, by its pauses, its work, and the delay that others would cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TURN, MOST = 2 * MS, 100 * MS
 
 
 def habits(pauses_ms: Iterable[float], work_ms: float) -> Habits:
-    """Return what is learned from steps of this work with these pauses."""
+    """Return the habits learned from steps of this work with these pauses."""
     learned, held = Habits(), 0
     learned.begin(held)
     for pause in pauses_ms:
@@ -22,7 +22,7 @@ def habits(pauses_ms: Iterable[float], work_ms: float) -> Habits:
 
 
 def window_ms(learned: Habits, overrun_ms: float) -> float:
-    """Return the window beside a neighbour with this overrun."""
+    """Return the window next to a tenant with this overrun."""
     return learned.window(int(overrun_ms * MS), TURN, MOST) / MS
 
 

@@ -10,7 +10,7 @@ from sharepod.timeshare.tenant import TokenTenant
 
 
 class Counted(dict[str, Sequence[TokenTenant]]):
-    """Tenants by GPU that count how often those of a GPU are read."""
+    """Tenants by GPU, with the number of reads of each GPU's tenants."""
 
     reads = 0
 

@@ -461,7 +461,7 @@ def test_a_preempted_holder_that_wants_more_gets_what_is_idle(limit: int) -> Non
     scheduler.want(now, "a")
     assert scheduler.tick(now) == []
     scheduler.drained(now + 5 * S, "b", wanting=False)
-    now += 5 * S if limit == 1000 else 11 * S  # what it owes counts against its ceiling, for a while
+    now += 5 * S if limit == 1000 else 11 * S  # its debt counts against its ceiling, for a while
     assert granted(scheduler, now).tenant == "a"
     assert not scheduler.displaced("a")
     scheduler.want(now + 1 * MS, "b")
@@ -485,7 +485,7 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
 
 
 def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_connects() -> None:
-    """A hook could take them for a renewal, after others were let in."""
+    """A hook could take new terms for a renewal, after others were granted."""
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     granted(scheduler, 1)

@@ -25,7 +25,8 @@ def granted(scheduler: Scheduler, now: int) -> TokenGrant:
 
 
 def shares(scheduler: Scheduler, now: int, holder: str) -> dict[str, float]:
-    """Return the shares of the next ten seconds, in which all who hold or wait are busy and drain each 50 ms."""
+    """Return the shares of the next ten seconds, in which all holding or waiting tenants are busy and drain every 50
+    ms."""
     turns = Counter[str]()
     for _ in range(200):
         turns[holder] += 1

@@ -1,4 +1,4 @@
-"""Values of holes: what will arrive to fill them, and no more."""
+"""Values of holes: the requests that will arrive to fill them, and no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binpack and labels: what is left of a GPU under a label is worth what that label's demand is."""
+"""Binpack and labels: the free part of a GPU under a label is worth that label's demand."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_without_a_label_joins_its_like_and_leaves_empty_gpus_to_labels() ->
 
 
 def test_gpus_that_keep_a_label_off_go_to_those_without_it() -> None:
-    """Two GPUs with as much room: the plain request takes the one that the label's next member cannot use."""
+    """Two GPUs with equal room: the plain request takes the GPU that the label's next member cannot use."""
     cluster = cluster_of(node("node-a", 1), node("node-b", 1))
     put(cluster, ask("plain", 500, uuids=["GPU-node-a-0"]))
     put(cluster, ask("member", 500, anti_affinity="apart", uuids=["GPU-node-b-0"]))
@@ -274,7 +274,7 @@ def test_a_decision_does_not_look_at_each_gpu_that_keeps_it_off(tenant: str) -> 
 
 
 def test_who_keeps_a_label_off_is_known_without_a_look_at_every_combination() -> None:
-    """Labels come and go, numbers are given again, and labels are asked for that nobody asked for before."""
+    """Labels come and go, numbers are reused, and new labels are requested."""
     rng, combinations = random.Random(7), LabelCombinations()
     labels = [("team", f"label-{number}") for number in range(12)]
     held: dict[int, frozenset[LabelKey]] = {}

@@ -1,4 +1,4 @@
-"""Binpack, once it knows the demand: what it keeps room for."""
+"""Binpack with a known demand: the requests that it keeps room for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, no
 
 
 def learn(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> None:
-    """Let these requests arrive many times and leave."""
+    """Let these requests arrive many times and leave, so that the demand is learned."""
     for _ in range(100):
         for request in requests:
             cluster.engine.packing.arrived(request)
@@ -65,7 +65,7 @@ def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_f
 
 @pytest.mark.parametrize("leave", [False, True], ids=["nobody leaves", "tenants leave"])
 def test_the_largest_node_is_left_to_a_job_that_fills_it_though_none_has_come_yet(leave: bool) -> None:
-    """Nodes are equal to all that has come so far, but for their CPU."""
+    """For all arrivals so far the nodes differ only in CPU."""
     cluster = cluster_of(node("node-a", 4, cpu=128_000), node("node-b", 4, cpu=96_000), node("node-c", 4, cpu=96_000))
     small = ask("small", 500, pod=PodNeeds(resources=Resources(4_000)))
     if leave:
@@ -201,7 +201,7 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
             cluster.remove_node(f"node-{step // 3}")
             cluster.upsert_node(node(f"new-{step}", 8))
         elif disturb == "fewer nodes" and packing._scorer._number > known:
-            known = packing._scorer._number + 9  # the sums are begun: all arrays are made anew, for one node, once
+            known = packing._scorer._number + 9  # the sums have begun: all arrays are rebuilt, for one node, once
             for number in range(1, 6):
                 cluster.remove_node(f"node-{number}")
             cluster.upsert_node(node("node-0", 8))

@@ -1,4 +1,4 @@
-"""Weights of the demand: what room is worth once it is spoken for, and what a node's CPU serves of its holes."""
+"""Weights of the demand: the value of room that is reserved, and the part of its holes that a node's CPU serves."""
 
 from __future__ import annotations
 

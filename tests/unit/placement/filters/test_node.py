@@ -152,7 +152,7 @@ def test_a_reservation_counts_with_what_its_pod_will_need_until_the_pod_is_seen(
     put(cluster, ask("first", 100, pod=PodNeeds(resources=Resources(3_000))))
     second = ask("second", 100, pod=PodNeeds(resources=Resources(1_500)))
     refused(cluster, second)
-    # An admission webhook made the pod larger, say: what is seen is what counts, once.
+    # For example, an admission webhook made the pod larger: the observed size counts, once.
     cluster.set_pod_usage("node-a", "pod-of-first", Resources(2_500), tenant=TenantId("first"))
     put(cluster, second)
 

@@ -1,4 +1,4 @@
-"""The books: what is decided, written, read and reverted, and that nothing is ever given away twice."""
+"""The accounts: rows decided, written, read and reverted, and no share assigned twice."""
 
 from __future__ import annotations
 

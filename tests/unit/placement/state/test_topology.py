@@ -20,7 +20,7 @@ POLICIES = list(PlacementPolicy)
 
 
 def linked(name: str, count: int, pairs: Mapping[tuple[int, int], str], numa: Sequence[int] = ()) -> NodeState:
-    """A node whose GPUs are connected as `pairs` of indexes say; each link is named by one side only."""
+    """A node whose GPUs are connected by `pairs` of indexes; only one side names each link."""
     states = []
     for index in range(count):
         links = tuple((GpuUuid(f"GPU-{name}-{other}"), kind) for (one, other), kind in pairs.items() if one == index)
