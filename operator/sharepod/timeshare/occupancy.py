@@ -100,7 +100,7 @@ class Occupancy:
         return dict.fromkeys(gpu for mate in self.groups[tenant.group] for gpu in mate.gpus)
 
     def sole_tenant(self, gpu: str) -> TokenTenant | None:
-        """Return the holder of a GPU if no other tenant has work on it and it is not linked; else None."""
+        """Return the holder of a GPU if no other tenant has work on it and `is_linked` is false; else None."""
         if self.is_linked(gpu) or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
             return None
         return self.holder.get(gpu)

@@ -94,7 +94,7 @@ class TurnPolicy:
         Args:
             now: The present moment.
             waiting: Runnable tenants of the GPUs concerned.
-            again: Holders whose turns are one, treated as if they had drained and waited.
+            again: Holders that share one turn, treated as if they had drained and waited.
         """
         occupancy, competing = self._occupancy, [*waiting, *again]
         simple, free = True, dict[str, None]()

@@ -30,8 +30,7 @@ struct hook_thread {
 
 /* Start the thread. False: there are too many in this container, or there is no memory for its stack. */
 bool hook_thread_start(struct hook_thread *hook_thread);
-/* Have the thread call no function of the driver any more, and wait until that is so; a second at most, for it may hang
- * in one. */
+/* Stop the thread's driver calls, and wait until none is under way: a second at most, because it may hang in one. */
 void hook_thread_leave_driver(struct hook_thread *hook_thread);
 
 #endif

@@ -97,7 +97,7 @@ class LabelCombinations:
         self.start_over()
 
     def start_over(self) -> None:
-        """Renumber the combinations. A `signature` of 0 is no GPU, so only an empty GPU may have 0 here."""
+        """Renumber the combinations. Number 0 stays with empty GPUs, because a `signature` of 0 means no GPU."""
         self._numbers = Numbers(_EMPTY, _PLAIN)
         self._added: set[int] = set()
         self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]

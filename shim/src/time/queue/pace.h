@@ -54,7 +54,7 @@ struct pace_window {
     uint16_t size;          /* between two fences, at most; grows and shrinks with how long they take */
     uint16_t quota;         /* until the next fence */
     uint16_t free_launches; /* without a wait, after the last wait in vain */
-    uint16_t free_left;     /* not yet used */
+    uint16_t free_left;     /* the unused part of free_launches */
     bool full;              /* the launched work is expected to last until the quantum ends */
     bool keeps_short;       /* windows of half a millisecond, launched just in time */
     bool wide;              /* windows of 20 to 50 ms: the tenant is alone */
