@@ -1,6 +1,5 @@
-/* Kept descriptors: a file is told from others by device and inode. An eventfd cannot be (all share one inode), a pipe
- * or a socket can.
- */
+/* Kept descriptors: device and inode identify a file. They do not identify an eventfd (all share one inode), but a pipe
+ * and a socket. */
 #include "base/descriptors.h"
 
 #include <fcntl.h>

@@ -58,9 +58,9 @@ static const struct link_map *first_object(void) {
     return &_r_debug != NULL ? _r_debug.r_map : NULL;
 }
 
-/* Return the last object of the list that is known to be there from the start: glibc or its dynamic linker. No lock is
+/* Return the last object of the list that was certainly loaded at the start: glibc or its dynamic linker. No lock is
  * needed up to there, since these objects are never unloaded. In a child of fork the lock of dl_iterate_phdr may be
- * held for ever (H6). */
+ * held indefinitely (H6). */
 static const struct link_map *last_initial(void) {
     static const struct link_map *_Atomic known;
     const struct link_map *last = atomic_load_explicit(&known, memory_order_relaxed);
@@ -87,8 +87,8 @@ static const struct link_map *find_initial(const char *prefix, const ElfW(Dyn) *
 
 typedef int visitor(struct dl_phdr_info *info, size_t size, void *of);
 
-/* Return glibc's dl_iterate_phdr; of another C library the one that the dynamic linker finds. It finds a program's own
- * first, if there is one. */
+/* Return glibc's dl_iterate_phdr; with another C library the function that the dynamic linker finds, which may be the
+ * program's own. */
 static int (*choose_iterator(void))(visitor *, void *) {
     struct object libc;
     const struct link_map *map = find_initial("libc.so.6", NULL);

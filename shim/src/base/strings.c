@@ -1,9 +1,8 @@
-/* The functions of <string.h> that the hook's code calls, and those that the compiler calls for it: the hook's own, for
- * itself alone.
+/* The functions of <string.h> that the hook's code and its compiler call: private copies for the hook.
  *
- * A program may have its own in front of the C library's, and finds the next ones by dlsym, which is the hook's: a
- * sanitizer does so as it starts, when its memcpy and strcmp fail still, and a library that wraps one of them may do so
- * inside of it.
+ * A program may have its own in front of the C library's, and finds the next ones by dlsym, which is the hook's. A
+ * sanitizer does so at its start, while its memcpy and strcmp do not work yet. A library that wraps one of these
+ * functions may do so inside of it.
  */
 #include <stddef.h>
 #include <string.h>

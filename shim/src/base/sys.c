@@ -62,6 +62,6 @@ void sys_say(const char *first, ...) {
     struct pollfd file = {.fd = 2, .events = POLLOUT};
     struct timespec at_once = {0};
     long answer = sys_call(SYS_ppoll, (long)&file, 1, (long)&at_once, 0, 8, 0);
-    if (answer < 0 || file.revents == POLLOUT) /* a full pipe would stop the hook, one that nobody reads the program */
+    if (answer < 0 || file.revents == POLLOUT) /* a full pipe blocks the hook, one without a reader ends the program */
         sys_call(SYS_write, 2, (long)text, (long)length, 0, 0, 0);
 }

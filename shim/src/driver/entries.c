@@ -9,11 +9,11 @@
 
 enum { SYMBOL_BYTES = 46 }; /* the longest symbol with its final zero; checked below */
 
-/* The class of an entry, as classes.txt says it: how dlsym and cuGetProcAddress hand it out. */
+/* The class of an entry in classes.txt: how dlsym and cuGetProcAddress return it. */
 enum kind {
     KIND_gate,
     KIND_memory,
-    KIND_resolve, /* this one and those above must never reach the driver unseen */
+    KIND_resolve, /* this class and those above must never bypass the hook */
     KIND_observe,
     KIND_call
 };

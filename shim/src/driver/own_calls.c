@@ -10,8 +10,8 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 
-/* ns for which a capture waits for calls that are not hidden, in whatever state their threads are: a debugger may hold
- * one up. */
+/* ns for which a capture waits for calls that are not hidden, whatever the state of their threads: a debugger may stop
+ * one. */
 #define SETTLE (30 * SYS_SECOND)
 #define SETTLE_LOOK (20 * 1000ull)
 
@@ -73,8 +73,8 @@ bool stream_is_capturing(CUstream stream, bool per_thread) {
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Return the context of a stream that is no default one; a green context's is that context, which its events are made
- * in. NULL: the driver tells none. */
+/* Return the context of a stream that is no default one; for a green context's stream the green context, in which its
+ * events are made. NULL: unknown to the driver. */
 static CUcontext context_told(CUstream stream) {
     CUcontext context = NULL;
     CUgreenCtx green = NULL;
@@ -120,8 +120,7 @@ CUresult event_record(CUcontext context, CUevent event, CUstream stream) {
     return result;
 }
 
-/* An error of the context or of the device ends the work, too. Any other answer says nothing about the work, which then
- * counts as unfinished. */
+/* An error of the context or of the device ends the work, too. After any other answer the work counts as unfinished. */
 bool work_over(CUresult answer) {
     switch (answer) {
     case CUDA_SUCCESS:

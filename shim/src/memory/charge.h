@@ -14,7 +14,7 @@
 
 /* Charge of one call between begin and end. */
 struct charge {
-    struct allocation *allocation; /* not in the table yet; NULL: nothing is charged, the driver alone decides */
+    struct allocation *allocation; /* not in the table yet; NULL: nothing is charged, only the driver decides */
 };
 
 /* Reserve bytes of a GPU for an allocation that ends with `context` (NULL: outlives contexts). May wait for the agent.
@@ -30,7 +30,7 @@ void uncharge_end(struct allocation *allocation, bool freed);
 
 /* Enter a context's allocations under another handle, until it is known whether the context has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
-/* Enter what was allocated in a context under another one, whose end alone frees it. */
+/* Move the allocations of a context to another one, whose end alone frees them. */
 void memory_hand_over(CUcontext from, CUcontext to);
 
 #endif

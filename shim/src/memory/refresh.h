@@ -1,4 +1,4 @@
-/* What is given back without a call of the program: by the driver, from pools; by the kernel, as descriptors close. */
+/* Memory freed without a call of the program: by the driver, from pools; by the kernel, when descriptors are closed. */
 #ifndef SHAREPOD_REFRESH_H
 #define SHAREPOD_REFRESH_H
 

@@ -39,11 +39,11 @@ struct export;
 enum { MEMORY_GRANULARITY = 512 };  /* bytes: the driver rounds every allocation up to a multiple of it */
 enum { MEMORY_CURRENT_POOLS = 16 }; /* devices whose current pools are remembered, of others the driver is asked */
 
-/* All fields with the lock of struct gpus, but for those that say otherwise. */
+/* All fields with the lock of struct gpus, except marked ones. */
 struct memory {
     struct gpus *gpus;       /* without the lock */
     struct session *session; /* without the lock */
-    /* Counts what the driver has given back on its own on a GPU; true if that was something. `wait`: for memory that
+    /* Counts memory that the driver has freed on its own on a GPU; true if there was any. `wait`: for memory that
      * streams are to free, a second at most. Without the lock. */
     bool (*refresh)(int place, bool wait);
     struct allocation_table allocations;

@@ -1,4 +1,4 @@
-/* The loop of the hook thread, and its start by the pthread functions of whatever C library is there. */
+/* The loop of the hook thread, and its start by the pthread functions of the program's C library. */
 #include "process/hook_thread.h"
 
 #include <sys/prctl.h>
@@ -48,8 +48,7 @@ static void run_promptly(void) {
         sys_call(SYS_sched_setattr, 0, (long)&given, 0, 0, 0, 0);
 }
 
-/* Leave the driver, if it is about to end: at once, or when what is launched has drained, if that does not take long.
- */
+/* Stop calling the driver, if it is about to end: at once, or after launched work has drained, if that is soon. */
 static void leave_driver(struct hook_thread *thread, uint64_t now) {
     if (!atomic_load(&thread->leaves) || atomic_load(&thread->left))
         return;
@@ -65,8 +64,8 @@ static void leave_driver(struct hook_thread *thread, uint64_t now) {
     sys_wake_all(&thread->left);
 }
 
-/* One turn: 1. connect or drop the agent; 2. step the token, the memory; 3. sleep until the earliest of
- * what is due, and handle the frames that come. */
+/* One turn: 1. connect or drop the agent; 2. step the token, the memory; 3. sleep until the earliest due time, and
+ * handle arriving frames. */
 static void *run(void *argument) {
     struct hook_thread *thread = argument;
     struct session *session = thread->session;

@@ -1,7 +1,6 @@
-/* Mapping of the shared pages. The size is checked before: the descriptor may be any file. A page of hints is checked
- * by its magic number too, beside its place, and then moved there in one step: a thread that reads the place finds the
- * page of before or the new one.
- */
+/* Mapping of the shared pages. The size is checked first, because the descriptor may be any file. A page of hints is
+ * mapped at another address, checked by its magic number too, and then moved to its place in one step. So a thread that
+ * reads the place finds the earlier page or the new one. */
 #include "session/pages.h"
 
 #include <stddef.h>

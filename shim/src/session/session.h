@@ -98,7 +98,7 @@ struct session {
     uint64_t patient_until;         /* until when the duty cycle without an agent waits for WELCOME */
     uint64_t heard, pinged, looked; /* when the last frame came, a ping was sent, descriptors were looked at */
     uint32_t grace_ms, gpu_count;   /* of WELCOME */
-    uint16_t version;               /* of the protocol, as WELCOME said */
+    uint16_t version;               /* of the protocol, from WELCOME */
     const struct shp_hints *hints;  /* at the same address for the life of the process; read by all threads */
     struct shp_pulse *pulse;        /* NULL while none is mapped */
     struct question questions[SESSION_QUESTIONS];

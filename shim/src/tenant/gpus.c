@@ -35,7 +35,7 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
     }
     for (unsigned i = 0; i < GPUS_DEVICES; i++)
         if (gpus->places[i] < 0)
-            gpus->places[i] = 0; /* one that was none of ours may be now */
+            gpus->places[i] = 0; /* a GPU that did not belong to the tenant may do so now */
     atomic_store(&gpus->ungated, false);
 }
 

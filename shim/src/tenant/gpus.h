@@ -24,17 +24,17 @@ struct gpu {
     bool enforced;           /* `memory` is a limit; else memory is counted, never refused */
     uint64_t context;        /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited;       /* bytes the agent counts for this process */
-    uint64_t used;           /* of these, by what is held or under way */
+    uint64_t used;           /* part of `credited` in use, by allocations and calls under way */
     uint64_t siblings;       /* bytes of the tenant's other processes, as the agent last reported */
     bool siblings_known;     /* the agent has reported them */
     uint64_t untold;         /* of these, bytes that the driver took and that are not yet reported to the agent */
     uint32_t unanswered;     /* recalls that have been acted on, and whose answer could not be sent yet */
     bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
-    bool watched;         /* the hook thread looks after idle credits and what could not be sent */
+    bool watched;         /* the hook thread checks idle credits and retries failed reports */
     uint64_t idle_least;  /* bytes: the least that was idle since the hook thread last looked */
-    uint64_t idle_look;   /* sys_now() of its next look; the hook thread's */
+    uint64_t idle_look;   /* sys_now() of its next check; the hook thread's */
     uint64_t kept;        /* bytes that may lie idle because the program took as many again soon after it freed them */
-    uint64_t parted;      /* bytes given back since the program last paused, less those asked for again */
+    uint64_t parted;      /* bytes returned since the program last paused, less the bytes allocated again */
     uint64_t parted_last; /* sys_now() when some were last given back */
 };
 
@@ -67,7 +67,7 @@ int gpus_place(struct gpus *gpus, CUdevice device);
 static inline bool gpus_ungated(const struct gpus *gpus) {
     return atomic_load_explicit(&gpus->ungated, memory_order_relaxed);
 }
-/* Return the least request of all GPUs, thousandths: what a gang runs at without an agent. Without the lock. */
+/* Return the least request of all GPUs, in thousandths: the request of a gang without an agent. Without the lock. */
 uint32_t gpus_request(struct gpus *gpus);
 
 #endif

@@ -1,7 +1,7 @@
-/* The file `limits` beside the hook: what the tenant was granted, for the time without an agent.
+/* The file `limits` next to the hook: the tenant's grants, for the time without an agent.
  *
  * Guarantees:
- * - lines that cannot be understood are skipped; a file without one that can is as no file;
+ * - invalid lines are skipped; a file without a valid line counts as no file;
  * - processes of one tenant read the same `phase`.
  */
 #ifndef SHAREPOD_LIMITS_H

@@ -17,8 +17,8 @@
 
 #include "time/streams.h"
 
-/* Record events behind what threads have launched under metered grants and which work past the gate is about to hold up
- * (D3), where their own fences are not behind it: in the stream of that name and in default streams of its context;
+/* Record events behind launches under metered grants that work past the gate is about to delay (D3), unless their
+ * threads' fences are behind them. They are recorded in the stream of that name and in default streams of its context;
  * in all streams of the current context, if that is the legacy stream. `current`: NULL: there is one context. For any
  * thread, with no lock. */
 void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current);
@@ -28,8 +28,8 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context);
 void drain_begin(struct streams *streams);
 /* Return whether all of that work has finished. */
 bool drain_poll(struct streams *streams);
-/* Return whether what was launched into the queue's stream before the drain began has finished, or is nobody's any
- * more. For any thread. */
+/* Return whether launches into the queue's stream before the start of the drain have finished, or their stream has
+ * ended. For any thread. */
 bool drain_over(struct streams *streams, const struct queue *queue);
 /* End the drain: no work is registered any more. `cleared` false: a thread is inside a launch still, into one of the
  * streams that were drained, so that the next drain waits for each of these too. */

@@ -44,12 +44,12 @@ struct grant_terms {
     uint64_t deadline; /* end of the grant; 0: revoked, SYS_NEVER: none is known */
     bool metered;      /* the queue of unfinished work is to be short */
     bool announce;     /* DRAINING may be sent */
-    bool prompt;       /* it goes back as soon as the work has ended */
+    bool prompt;       /* it is released as soon as the work has ended */
     bool keeps_short;  /* launches are to be just in time (Q5 of meter.h) */
     bool concurrent;   /* progress is to be sampled */
 };
 
-/* Points in time are sys_now()'s, ns; 0 where nothing else is said: not set. */
+/* Points in time are sys_now()'s, ns; 0: not set, unless stated otherwise. */
 struct token {
     /* Set before token_register. */
     struct gate *gate;
@@ -63,12 +63,12 @@ struct token {
     bool metered;        /* the queue of unfinished work is to be short */
     bool announce;       /* DRAINING may be sent */
     bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
-    bool returned;       /* the agent has barred the gate and was told that this process runs again */
+    bool returned;       /* the agent has barred the gate and has the report that this process runs again */
     uint64_t barred_at;  /* when that was last so */
-    bool prompt;         /* it goes back as soon as the work has ended */
+    bool prompt;         /* it is released as soon as the work has ended */
     bool concurrent;     /* progress is sampled while the grant is held or drains */
     bool without_driver; /* the driver is about to end: nothing is drained any more */
-    bool self_drained;   /* opened after that: threads wait for what they launch */
+    bool self_drained;   /* opened after that: threads wait for their own launches */
     uint64_t grant_id;   /* of the last grant */
     uint64_t deadline;   /* end of the grant; 0: close at once, SYS_NEVER: none is known */
     struct grant_terms kept; /* of the grant that is taken up after the drain (T5) */
@@ -77,11 +77,11 @@ struct token {
 
     /* TOKEN_HELD: whether it is used. */
     bool idle;          /* it is given back because nothing was launched */
-    bool quiet;         /* nothing was launched since the last look, and events are recorded behind what was before */
-    bool ended;         /* and that had finished at the last look */
+    bool quiet;         /* no launches since the last check, and events are recorded behind earlier ones */
+    bool ended;         /* and the earlier launches had finished at the last check */
     uint64_t opened;    /* when */
     uint64_t launches;  /* that had entered when it was opened */
-    uint64_t seen;      /* launches that had entered at the last look */
+    uint64_t seen;      /* launches that had entered at the last check */
     uint64_t looked;    /* when that was */
     uint64_t next_look; /* when it is looked again */
 

@@ -28,7 +28,7 @@ from .node import NodeFilter
 Fits = Callable[[PlacementRequest], bool]
 
 _JOIN_OR_LEAVE = (
-    "Ask for what the group has, or use another spec.gpu.affinity; it will be tried again when the group is gone."
+    "Request the same as the group, or use another spec.gpu.affinity; placement is retried when the group has ended."
 )
 
 _TRIES = 3
@@ -97,7 +97,7 @@ def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: Placement
     if not alike:
         text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
     elif request.gpu.mode is Mode.EXCLUSIVE:
-        text = "has its GPUs already and mode Exclusive shares them with nobody"
+        text = "has its GPUs already and mode Exclusive shares them with no tenant"
     else:
         reasons = [_incompatibility(cluster.node(name), uuids, request) for name, uuids in alike]
         text = reasons[0] if all(reasons) else None
@@ -114,7 +114,7 @@ def _incompatibility(node: NodeAccount | None, uuids: frozenset[GpuUuid], reques
         return f"is on {node.name}, which can never take this pod"
     gpus = _members(node, uuids)
     if any(gpu.exclusive for gpu in gpus):
-        return "has its GPUs in mode Exclusive, which are shared with nobody"
+        return "has its GPUs in mode Exclusive, which are shared with no tenant"
     checks = gpu_filters.static(request)
     if not all(check.passes(gpu) for gpu in gpus for check in checks):
         place = gpus_of(node.name, (gpu.index for gpu in gpus))

@@ -223,7 +223,7 @@ class _Elsewhere:
         best = self._best[kind]
         if best is None or best.node != node:
             return best
-        avoid = {**asked.avoid, node: "is the one that it leaves"}
+        avoid = {**asked.avoid, node: "is its present node"}
         return self._find(replace(asked, tenant=_MOVING, avoid=avoid))
 
 

@@ -358,7 +358,7 @@ class NodeAccount:
             raise PlacementError(f"node {self.name} has no GPU {uuid}")
         where = gpu.name
         if gpu.exclusive or (asked.mode is Mode.EXCLUSIVE and gpu.tenants):
-            raise PlacementError(f"{where} has {gpu.tenants} tenants: an Exclusive one shares with nobody")
+            raise PlacementError(f"{where} has {gpu.tenants} tenants: an Exclusive tenant shares with none")
         if asked.latency is Latency.INTERACTIVE and gpu.interactive_full:
             raise PlacementError(f"{where} has as many Interactive tenants as a GPU takes")
         if asked.request_milli > gpu.free_milli:

@@ -58,7 +58,7 @@ struct pool_memory *graph_pool_register(CUdevice device) {
     return know(NULL, device, POOL_FOUND, 0);
 }
 
-/* Find the device of a pool that the hook did not see made; `device` keeps its value where the driver does not say.
+/* Find the device of a pool whose creation the hook did not see; `device` keeps its value if the driver does not know.
  * False: a pool of host memory. */
 static bool locate(CUmemoryPool pool, CUdevice *device) {
     CUmemoryPool other;

@@ -1,4 +1,4 @@
-/* What pools count by: the driver's figures, read without the lock, and the end of pools that the program destroys.
+/* Counted bytes of pools: the driver's figures, read without the lock, and the end of pools that the program destroys.
  *
  * A reader announces itself in `readers`; a pool is destroyed only after its readers have left (C9).
  */
@@ -9,8 +9,8 @@
 #include "memory/state.h"
 #include "memory/credits.h"
 
-/* Time between two looks at the driver's figures: a pool that shrinks on its own is seen within it. A look costs a few
- * driver calls per pool. */
+/* Time between two checks of the driver's figures, and the delay after which a pool that shrinks on its own is noticed.
+ * A check costs a few driver calls per pool. */
 #define POOL_LOOK_NS SYS_SECOND
 
 /* Get the driver's figure; `pool` NULL: of the device's graph pool. Disturbs no stream capture. */
@@ -56,7 +56,7 @@ bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now) {
     memory_lock();
     CUmemoryPool pool = memory->pool;
     bool there = memory->state == POOL_LIVE || memory->state == POOL_LINGERING;
-    if (there) /* C9: it is not destroyed meanwhile */
+    if (there) /* C9: it cannot be destroyed during the read */
         atomic_fetch_add(&memory->readers, 1);
     *calls = memory->calls;
     memory_unlock();
@@ -113,7 +113,7 @@ static void go_on_as(struct pool_memory *memory, enum pool_state state) {
     memory_unlock();
 }
 
-/* Trim a claimed pool; return whether nothing is left in it, or nothing in use of one that cannot be trimmed (C11). */
+/* Trim a claimed pool; return whether it is empty, or, if it cannot be trimmed, unused (C11). */
 static bool empty(const struct pool_memory *memory) {
     uint64_t left = 0;
     if (HAS(cuMemPoolTrimTo))

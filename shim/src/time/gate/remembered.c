@@ -1,6 +1,5 @@
-/* The table has open addressing: a key lies in its first place, or in the first free one after it. What is taken out
- * leaves no gap between a key and its first place: those behind it move up.
- */
+/* The table has open addressing: a key is in its first place, or in the first free one after it. Removal leaves no gap
+ * between a key and its first place: later keys move up. */
 #include "time/gate/remembered.h"
 
 #include "base/sys.h"

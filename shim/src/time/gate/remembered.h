@@ -28,7 +28,7 @@ enum { REMEMBERED_OWN_BITS = 5, REMEMBERED_OWN = 1 << REMEMBERED_OWN_BITS }; /* 
 struct remembered {
     struct remembered_place *places; /* the table, never full; NULL: there is none yet, or a fork has wiped the slot */
     uint32_t shift;                  /* 64 less the logarithm of their number */
-    uint32_t count;                  /* those that are taken */
+    uint32_t count;                  /* used places */
     bool lost;                       /* a queue was not put in, or made way for another */
     struct remembered_place own[REMEMBERED_OWN] __attribute__((aligned(64))); /* all free once there is a table */
 };
@@ -71,7 +71,7 @@ static inline __attribute__((always_inline)) struct queue *remembered_find(const
 /* Remember the queue under that key, instead of another one of the same key. With the lock of struct streams, in the
  * slot's thread. */
 void remembered_add(struct remembered *table, uint64_t key, struct queue *queue);
-/* Forget the queue, if it is remembered under that key. With that lock, in the slot's thread, or when that is gone. */
+/* Forget the queue, if it is remembered under that key. With that lock, in the slot's thread, or after its exit. */
 void remembered_remove(struct remembered *table, uint64_t key, const struct queue *queue);
 
 #endif

@@ -1,6 +1,6 @@
 /* Arrays and mipmapped arrays.
  *
- * The driver does not say how many bytes an array takes. Charged is what its rows and layers need in the hardware's
+ * The driver does not report the bytes of an array. The charge is the space of its rows and layers in the hardware's
  * tiles. A sparse array, or one whose mapping is deferred, takes nothing itself.
  */
 #include "driver/entries.h"
@@ -56,7 +56,7 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     }
 }
 
-/* Return a product; one that is too large becomes more than any GPU has. */
+/* Return a product; if it overflows, more than any GPU has. */
 static uint64_t times(uint64_t a, uint64_t b) {
     return b != 0 && a > (UINT64_MAX >> 16) / b ? UINT64_MAX >> 16 : a * b;
 }

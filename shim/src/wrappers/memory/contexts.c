@@ -1,10 +1,10 @@
-/* Contexts: memory that they take beyond what calls ask for.
+/* Contexts: memory that they take beyond requested amounts.
  *
- * - Overhead, of which the agent has learnt the size: charged once for each process and GPU, from before its first
- *   context there to the end of its last.
- * - Memory that cuCtxSetLimit makes a context set aside.
+ * - Overhead, whose size the agent has learned: charged once for each process and GPU, from before its first context
+ *   there to the end of its last.
+ * - Memory that cuCtxSetLimit makes a context reserve.
  *
- * Only the agent sees what modules take.
+ * Only the agent sees the memory of modules.
  */
 #include "wrappers/memory/contexts.h"
 
@@ -18,8 +18,8 @@
 #include "wrappers/memory/physical/virtual.h"
 #include "wrappers/memory/refused.h"
 
-/* ms that the first context waits for the agent to tell its overhead, where none is known yet: for a connection, and
- * for WELCOME once there is one, which takes that long where the processors are wanted by others. */
+/* ms that the first context waits for its overhead from the agent, if unknown: for a connection, and then for WELCOME,
+ * which takes that long on busy processors. */
 enum { CONNECT_TIME_MS = 200, WELCOME_TIME_MS = 2000 };
 
 /* Charge a context that is about to be made, if it is the first on its GPU. False: the limit does not allow it. */
@@ -86,8 +86,8 @@ void memory_forget_context(CUcontext context) {
     } while (true);
 }
 
-/* Enter a context that was made. One that is known already (a retained primary context), or was not made, counts no
- * more. */
+/* Record a created context. A context that is recorded already (a retained primary context), or was not created, does
+ * not count again. */
 static void end(int place, bool made, CUcontext context) {
     struct allocation_table *table = &memory_state()->allocations;
     bool counted = false;
@@ -200,7 +200,7 @@ static uint64_t set_aside(CUlimit limit, uint64_t value) {
     return most != 0 && value > UINT64_MAX / 2 / most ? UINT64_MAX / 2 : value * most;
 }
 
-/* Set a limit of the current context and charge what it sets aside beyond the default. With limit_lock: reading the
+/* Set a limit of the current context and charge the memory reserved beyond the default. With limit_lock: reading the
  * value, charging and setting are one step. */
 static CUresult set_limit(CUlimit limit, size_t value) {
     CUcontext context;

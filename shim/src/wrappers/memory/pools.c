@@ -13,7 +13,7 @@
 #include "process/process.h"
 #include "wrappers/memory/refused.h"
 
-/* Get the device of a stream that the driver names no context of: one that was made for a green context. */
+/* Get the device of a stream without a context in the driver's answer: one that was made for a green context. */
 static CUresult device_of_green(CUstream stream, CUdevice *device) {
     if (HAS(cuStreamGetDevice) && DRIVER(cuStreamGetDevice)(stream, device) == CUDA_SUCCESS)
         return CUDA_SUCCESS;
@@ -50,7 +50,7 @@ static CUdevice device_of_node(CUmemoryPool pool, CUdevice device) {
 }
 
 /* Charge an allocation from a pool; `pool` NULL: the device's current one. call->memory stays NULL if nothing is
- * counted: then the driver alone decides. */
+ * counted: then only the driver decides. */
 static CUresult begin(struct pool_call *call, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread) {
     CUdevice device;

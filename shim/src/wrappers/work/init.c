@@ -1,5 +1,5 @@
-/* The wrapped cuInit: the first CUDA call of most programs, and so where the hook starts in them, once the driver has
- * said that there is a device (H4). */
+/* The wrapped cuInit: the first CUDA call of most programs. There the hook starts, once the driver has reported a
+ * device (H4). */
 #include "driver/entries.h"
 #include "process/process.h"
 

@@ -1,6 +1,5 @@
-/* The wrapped launches of kernels: each enters the gate, calls the driver, leaves. With the gate open that costs what
- * G2 says.
- */
+/* The wrapped launches of kernels: each enters the gate, calls the driver, leaves. G2 states the cost with an open
+ * gate. */
 #include "driver/entries.h"
 #include "wrappers/work/passthrough.h"
 

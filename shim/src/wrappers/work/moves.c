@@ -1,11 +1,11 @@
-/* The wrapped copies, memsets and moves of managed memory, and decompression by the device: moves.def has them all.
+/* The wrapped copies, memsets and moves of managed memory, and decompression by the device: moves.def lists them all.
  *
  * A copy between device memories passes the gate, and so does a move to a device. A copy from or to the host does not:
  * it takes no time of the multiprocessors, and a program may load its next batch while it waits for the token. Memsets
  * are kernels of the driver's own, whatever memory they fill.
  *
- * Where the call itself does not say which it is, the driver is asked what the pointers are, once for each page (C12).
- * A pointer that the driver does not know is pageable host memory.
+ * If the call itself does not show its kind, the hook asks the driver about the pointers, once for each page (C12). A
+ * pointer that the driver does not know is pageable host memory.
  */
 #include "wrappers/work/passthrough.h"
 #include "time/streams.h"
@@ -91,7 +91,7 @@ static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemoryt
     return side_on_device(age, to, to_address) && side_on_device(age, from, from_address);
 }
 
-/* The same of a copy with a descriptor; without one the driver shall say what is wrong. */
+/* The same of a copy with a descriptor; without a descriptor the driver reports the error. */
 #define DESCRIBED(copy, stream, per_thread)                                                               \
     ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType, \
                                          (copy)->srcDevice, stream, per_thread))

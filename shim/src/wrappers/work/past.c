@@ -1,7 +1,6 @@
 /* The wrapped calls that put work on a stream which does not run on the multiprocessors: copies from and to the host,
- * functions of the program, waits for values, events and semaphores. They go past the gate; before each, a fence is
- * recorded behind what threads have launched under a metered grant, so that no drain waits for them (D3).
- */
+ * functions of the program, waits for values, events and semaphores. They bypass the gate. Before each, a fence is
+ * recorded behind threads' launches under a metered grant, so that no drain waits for these calls (D3). */
 #include "driver/own_calls.h"
 #include "time/streams.h"
 #include "wrappers/work/passthrough.h"
@@ -32,8 +31,8 @@ static CUresult before_wait(CUstream stream, bool per_thread) {
         return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
     }
 
-/* A wait for an event of a capture makes the stream join the capture: what was launched into it before is fenced (R5),
- * and the drain leaves the stream alone meanwhile. Return whether the call is to be followed by streams_joined. */
+/* A wait for an event of a capture makes the stream join the capture: its earlier launches are fenced (R5), and the
+ * drain ignores the stream during the call. Return whether streams_joined must follow the call. */
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
         return false;

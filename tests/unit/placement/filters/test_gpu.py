@@ -177,7 +177,7 @@ def test_an_exclusive_one_cannot_join_a_group_nor_be_joined() -> None:
     put(cluster, ask("first", 300, affinity="g"))
     alone = refused(cluster, ask("second", affinity="g", mode=Mode.EXCLUSIVE))
     assert alone.outlook is Outlook.CONFLICT
-    assert "mode Exclusive shares them with nobody" in alone.message
+    assert "mode Exclusive shares them with no tenant" in alone.message
     put(cluster, ask("whole", affinity="w", mode=Mode.EXCLUSIVE))
     joining = refused(cluster, ask("third", 100, affinity="w"))
     assert joining.outlook is Outlook.CONFLICT

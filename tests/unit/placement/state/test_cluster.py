@@ -56,7 +56,7 @@ def test_a_decision_counts_before_anything_is_written() -> None:
         (row("u", gpus=["GPU-none"]), "has no GPU GPU-none"),
         (row("u", gpus=[A0, A0]), "distinct"),
         (row("u", gpus=[]), "one or more"),
-        (dataclasses.replace(row("u"), mode=Mode.EXCLUSIVE), "shares with nobody"),
+        (dataclasses.replace(row("u"), mode=Mode.EXCLUSIVE), "shares with none"),
         (row("t", 1), "tenant t has a reservation on node-a"),
     ],
 )
