@@ -1,7 +1,7 @@
 """Whole nodes: how long requests for all GPUs of a node wait behind small ones, in a simulated week at a load of 0.9.
 
 One team, one priority, nodes of eight GPUs. A seventh of the GPU time is asked for by jobs of eight GPUs. Placement,
-the queue's order, the head of the line and what it learns of run times are the operator's own, with its defaults
+the queue's order, the head of the queue and the learned run times are the operator's own, with its defaults
 (`fairness_month.py`). `head`: the time for which a job was the oldest that waits. Prints a table and writes
 build/results/whole-nodes.json; the exit status is 1 where the head waits longer than `LONGEST_HEAD_H` at the 95th
 percentile, or less than `LEAST_UTILISATION` of the GPU time is used.

@@ -1,4 +1,4 @@
-"""Requests for whole nodes: the bound on their wait at the head of the line, in simulated days at a load of 0.9."""
+"""Requests for whole nodes: the bound on their wait at the head of the queue, in simulated days at a load of 0.9."""
 
 from __future__ import annotations
 

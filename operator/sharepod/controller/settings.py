@@ -97,7 +97,7 @@ class OperatorSettings(BaseSettings):
     """
 
     keep_after: Seconds = 600
-    """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
+    """Head-of-queue reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
     one node are reserved for it. No SharePod of the same or lower priority is placed on them. The wait counts from when
     the leading operator first saw the SharePod wait."""
 
@@ -112,7 +112,7 @@ class OperatorSettings(BaseSettings):
     later at most. In a cluster of a few nodes a higher ratio shortens the waits for whole nodes. 1 turns it off."""
 
     fair_wait: Seconds = 86400
-    """A SharePod that has waited this long is next for the head-of-line reservation within its priority, the oldest
+    """A SharePod that has waited this long is next for the head-of-queue reservation within its priority, the oldest
     first, however much its team has used. One day: a team that has used too much waits that much longer at most, and
     gains one place at a time by waiting."""
 

@@ -153,13 +153,13 @@ class World:
 
     @property
     def kept_for(self) -> str | None:
-        """The tenant with the head-of-line reservation."""
+        """The tenant with the head-of-queue reservation."""
         reservation = self.state.cluster.head_reservation
         return reservation.tenant if reservation is not None else None
 
     @property
     def kept_on(self) -> str | None:
-        """The node with the head-of-line reservation."""
+        """The node with the head-of-queue reservation."""
         reservation = self.state.cluster.head_reservation
         return reservation.node if reservation is not None else None
 

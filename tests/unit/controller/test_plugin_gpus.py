@@ -161,7 +161,7 @@ def native_waits(world: World) -> None:
 
 def keep_for(world: World, whom: str, tenant: str = "comes") -> None:
     place = HeadReservation(TenantId(tenant), "node-a", frozenset({GpuUuid(GPU)}))
-    if whom == "head of the line":
+    if whom == "head of queue":
         world.state.cluster.reserve_for_head(place)
     else:
         world.state.cluster.keep(place)
@@ -169,7 +169,7 @@ def keep_for(world: World, whom: str, tenant: str = "comes") -> None:
 
 @pytest.mark.promise("placement-holder-kept")
 @pytest.mark.parametrize("native", [False, True], ids=["nobody", "a native pod"])
-@pytest.mark.parametrize("whom", ["head of the line", "tenant that moves"])
+@pytest.mark.parametrize("whom", ["head of queue", "tenant that moves"])
 async def test_a_holder_whose_gpu_is_kept_for_a_tenant_stays_until_it_is_kept_no_longer(
     world: World, whom: str, native: bool
 ) -> None:

@@ -168,7 +168,7 @@ class HeadOfLine:
             self._kept_since = (reservation.tenant, now)
         if now - self._kept_since[1] < self._lasts:
             return
-        log.info("keeps GPUs for the head of the line no longer", tenant=reservation.tenant)
+        log.info("ended the head-of-queue reservation", tenant=reservation.tenant)
         owner = places.get(reservation.tenant)
         if owner is not None:
             owner.not_kept_before = now + self._lasts

@@ -10,7 +10,7 @@ Guarantees:
 - A decision goes to the ledger writer at once; the loop never waits for the write.
 - A refused SharePod is retried only when a node has gained capacity that it could use.
 - The reasons of refusals are computed after the decisions of the pass, so that explaining delays no placement.
-- A SharePod blocks others only by a head-of-line reservation: GPUs of one node are reserved for the first in the queue
+- A SharePod blocks others only by a head-of-queue reservation: GPUs of one node are reserved for the first in the queue
   once it has waited `head_reservation_after`.
 """
 
@@ -182,7 +182,7 @@ class PlacementLoop:
             self._alarm.ring()
 
     def leave(self, tenant: str) -> None:
-        """Take a SharePod out of the queue, and give up its head-of-line reservation."""
+        """Take a SharePod out of the queue, and give up its head-of-queue reservation."""
         self._line.leave(tenant)
         self._resizes.leave(tenant)
         self.preemptions.end(tenant, "left")

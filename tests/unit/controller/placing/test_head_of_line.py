@@ -1,4 +1,4 @@
-"""The head of the line: what is kept for one who has waited long, and for how long."""
+"""The head of queue: GPUs reserved for a tenant that has waited long, and for how long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharepod.placement.state.types import Taint
 from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World, deciding
 
 BRIEF_S = 700.0
-"""Seconds for which the world `brief` keeps GPUs for the head of the line at first."""
+"""Seconds for which the world `brief` reserves GPUs for the head of queue at first."""
 LOOK_S = 1.0
 """Seconds between two looks at what is kept."""
 

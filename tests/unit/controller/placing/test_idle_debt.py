@@ -1,4 +1,4 @@
-"""Idle debt: what stood idle for the head of the line is paid off before GPUs are kept again."""
+"""Idle debt: idle time of the head of queue is paid off before GPUs are reserved again."""
 
 from __future__ import annotations
 
