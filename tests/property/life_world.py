@@ -221,7 +221,7 @@ class LifeWorld:
                 self._replace_pod(node=known.pin, conditions=[])
             return
         if known.finalizers:
-            return  # its object stays until the operator lets it go
+            return  # its object stays until the operator removes its finalizer
         if not self.there[known.node] or (self.out_of_service[known.node] and known.deleting):
             self._pod_gone()
             return

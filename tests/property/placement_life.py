@@ -23,7 +23,7 @@ from unit.placement.world import ClusterWithEngine
 
 @dataclass
 class Ledger:
-    """A GPUNode as the API server has it, and how it looked before."""
+    """A GPUNode in the API server, with its earlier versions."""
 
     generation: int = 1
     rows: dict[TenantId, Reservation] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Life(RuleBasedStateMachine):
         self.most: dict[TenantId, tuple[int, int]] = {}
         self.told: dict[TenantId, Reservation] = {}  # written rows, as last reported to the operator
         self.unanswered: list[tuple[str, Reservation, int]] = []
-        self.left: set[TenantId] = set()  # of which the operator knows that the ledger has them as releasing
+        self.left: set[TenantId] = set()  # tenants whose ledger row is known to be releasing
         self.pods: dict[str, Pod] = {}
         self.holders: dict[str, tuple[str, TenantId]] = {}
         self.refused: list[tuple[PlacementRequest, int]] = []

@@ -264,8 +264,10 @@ class Rules:
         return max(pairs, default=0), sum(pairs)
 
     def new_holders(self, request: PlacementRequest) -> dict[str, tuple[int, int]]:
-        """Return the nodes where holders would make a place, whichever GPUs they get: how many, and how many GPUs
-        NVIDIA's device plugin has left to give there."""
+        """Return the nodes where holders would make a place, whichever GPUs they get.
+
+        Each has the number of holders, and of GPUs that NVIDIA's device plugin has left to assign.
+        """
         if request.gpu.uuids or self.group(request) or any(tenant == request.tenant for _, tenant in self.holders):
             return {}
         found = {}

@@ -39,7 +39,7 @@ def timestamp(ms: int) -> str:
 
 @dataclass
 class PlayedNode:
-    """Agent of a node, as far as its counters go."""
+    """Counters of the agent of a node."""
 
     name: str
     current: dict[str, Consumption] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _MOST_NAMED = 4
 """Most tenants that advice names: more are too many to delete by hand."""
 
 _MOST_TENANTS = 4_000
-"""Tenants that are searched for those that would have to end: some 50 ms of work."""
+"""Most tenants among which advice is searched: some 50 ms of work."""
 
 
 @dataclass(frozen=True, slots=True)

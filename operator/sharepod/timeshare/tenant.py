@@ -155,7 +155,7 @@ def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant
 
     Args:
         now: The present moment.
-        tenants_on: Tenants by GPU. The accounts of those that wait or hold are settled.
+        tenants_on: Tenants by GPU. The accounts of waiting and holding tenants are settled.
         parameters: Durations of the scheduler.
     """
     common: dict[str, int] = {}

@@ -41,7 +41,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 """Whole number that 64 bits may hold, as Kubernetes writes it."""
 
 _MOST_TOLERATIONS = 2 * MAX_SELECTION
-"""Tolerations of a pod: those that its owner may write, plus those of the cluster's admin."""
+"""Tolerations of a pod: as many as its owner may write, and as many from the cluster's admin."""
 _MOST = 1 << 62
 """Most of a resource that a pod may request: half of the 64-bit range, so that sums of a few stay within it."""
 

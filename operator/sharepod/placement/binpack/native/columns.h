@@ -1,4 +1,4 @@
-/* What the C files share: words of columns.py, and the filters. Not read by cffi. */
+/* Shared by the C files: constants of columns.py, and the filters. Not read by cffi. */
 #ifndef SHAREPOD_COLUMNS_H
 #define SHAREPOD_COLUMNS_H
 

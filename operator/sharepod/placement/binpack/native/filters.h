@@ -1,13 +1,15 @@
 /* Nodes and GPUs that pass for a request class. Inline: they are the inner loop of every pass over all nodes.
  *
- * Guarantees: pass whatever the filters of placement pass, but for what the columns do not know. Change nothing.
+ * Guarantees: everything that placement's filters pass also passes here; properties that are not in the columns are not
+ * checked. Changes nothing.
  */
 #ifndef SHAREPOD_FILTERS_H
 #define SHAREPOD_FILTERS_H
 
 #include "columns.h"
 
-/* What a GPU needs to have for a request class. `exclusion_at_most` is of its number; `own` passes too. */
+/* Bounds that a GPU must keep for a request class. `exclusion_at_most` bounds its exclusion number; `own` passes too.
+ * */
 struct bounds {
     const int64_t *share;
     int64_t milli;
@@ -31,7 +33,7 @@ static inline struct bounds bounds_of(const shp_columns *columns, const shp_requ
     return bounds;
 }
 
-/* Without a branch for each GPU, whose outcome no processor could foresee. */
+/* Without a branch for each GPU, because its outcome is unpredictable. */
 static inline int64_t within_bounds(const shp_columns *columns, const struct bounds *bounds, int64_t first,
                                     int64_t *restrict gpus) {
     const int64_t *restrict share = bounds->share + first, *restrict bytes = columns->bytes + first,
@@ -46,7 +48,7 @@ static inline int64_t within_bounds(const shp_columns *columns, const struct bou
     return found;
 }
 
-/* Keep those of the GPUs that the masks leave. */
+/* Keep the GPUs that the masks allow. */
 static inline int64_t left_by_masks(const shp_columns *columns, const shp_request *request, int64_t first,
                                     int64_t *gpus, int64_t found) {
     int64_t left = 0;
@@ -80,7 +82,7 @@ static inline int64_t passing_gpus(const shp_columns *columns, const shp_request
 
 enum { RANKS_BY_IDLE = 64 }; /* more than `idle_gpus` returns */
 
-/* GPUs of the node without a tenant, at most 63. */
+/* Number of the node's GPUs without a tenant, at most 63. */
 static inline int64_t idle_gpus(const shp_columns *columns, int64_t node) {
     int64_t idle = 0;
     for (int64_t at = node * columns->width; at < (node + 1) * columns->width; at++)

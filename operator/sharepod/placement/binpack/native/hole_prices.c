@@ -1,7 +1,7 @@
 /* Shadow prices of request sizes, and the values of holes at these prices.
  *
- * The prices are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), found by letting supply and
- * demand move them.
+ * The prices are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), found by iterating supply and
+ * demand.
  *
  * Guarantees: writes `price`, `value` and the scratch of its argument and nothing else, allocates nothing, and takes
  * rounds x holes x sizes steps.
@@ -17,12 +17,12 @@ static const int64_t WHOLE_GPU = 1000;
 static const double CHOICE = 15.0;
 /* Step of a price in thousandths per e-fold of excess demand; finer in the second half of the rounds. */
 static const double FAST = 4.5, FINE = 1.35;
-/* Weight of leaving a hole unfilled beside a request that is as good. */
+/* Weight of leaving a hole unfilled, relative to an equally good request. */
 static const double LEFT_AS_IT_IS = 1e-3;
-/* Requests, added to both sides of the excess: prices hardly follow an excess of less. */
+/* Requests, added to both sides of the excess: a smaller excess hardly moves prices. */
 static const double UNSURE = 0.5;
 
-/* Find the value of each hole, and how likely each size is to come into it. */
+/* Find the value of each hole, and the probability of each size in it. */
 static void fill_holes(const shp_cutting_stock *stock) {
     double *value = stock->value;
     for (int64_t free = 0; free <= WHOLE_GPU; free += stock->step) {
@@ -45,7 +45,7 @@ static void fill_holes(const shp_cutting_stock *stock) {
     }
 }
 
-/* Count how many requests of each size the holes want, the holes included that earlier requests leave. */
+/* Count how many requests of each size the holes want, including the holes that earlier requests leave. */
 static void count_wanted(const shp_cutting_stock *stock) {
     double *flow = stock->flow;
     memcpy(flow, stock->holes, (size_t)(WHOLE_GPU + 1) * sizeof *flow);

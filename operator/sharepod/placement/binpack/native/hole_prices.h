@@ -10,10 +10,12 @@
 
 /* A cutting-stock problem: requests are cut from the free time of GPUs.
  *
- * `sizes` different requests of `milli` thousandths each, ascending, of which `coming` will arrive. `holes`: how many
- * GPUs have 0 to 1000 thousandths free. All sizes are multiples of `step`. `price`: of a request of each size, in
- * thousandths; where to begin, and the result. `value`: of holes of 0 to 1000, the time of the requests that fill it
- * best less their prices. Scratch: `chance` has room for 1001 x sizes numbers, `flow` for 1001, `wanted` for sizes. */
+ * - `sizes`: number of request sizes, of `milli` thousandths each, ascending; `coming` of each will arrive.
+ * - `holes`: number of GPUs with 0 to 1000 thousandths free. All sizes are multiples of `step`.
+ * - `price`: of a request of each size, in thousandths; start value and result.
+ * - `value`: of holes of 0 to 1000: the time of the best requests that fill it, less their prices.
+ * - Scratch: `chance` has room for 1001 x sizes numbers, `flow` for 1001, `wanted` for sizes.
+ */
 typedef struct {
     int64_t sizes;
     int64_t step;
@@ -27,12 +29,12 @@ typedef struct {
     double *wanted;
 } shp_cutting_stock;
 
-/* Write the `value` of 0 to 1000 free thousandths of memory with unlimited time beside it, for `shapes` requests that
- * take `takes` (at least one) thousandths each and bring `gain`. */
+/* Write the `value` of 0 to 1000 free thousandths of memory with unlimited time, for `shapes` requests that take
+ * `takes` (at least one) thousandths each and bring `gain`. */
 void shp_fill_memory(int64_t shapes, const int64_t *takes, const double *gain, double *value);
 
-/* Move the prices to where the holes want as many requests of each size as will arrive: the rounds `from` to `until` of
- * `rounds`. The last call, whose `until` is `rounds`, leaves the `value` of holes. */
+/* Move the prices until the holes want as many requests of each size as will arrive, by the rounds `from` to `until` of
+ * `rounds`. The last call, whose `until` is `rounds`, writes the `value` of holes. */
 void shp_settle_prices(const shp_cutting_stock *stock, int64_t from, int64_t until, int64_t rounds);
 
 #endif

@@ -1,17 +1,17 @@
 /* Scores of nodes for one request class: the inner loops of Binpack.
  *
  * Guarantees:
- * - Writes what scores.h says and nothing else. Allocates nothing.
+ * - Writes the outputs listed in scores.h and nothing else. Allocates nothing.
  * - Gives the same answer on every machine: sums are made in a fixed order.
- * - It only ranks. The caller asks the filters before it takes what is offered.
+ * - It only ranks. The caller applies the filters before it takes an offer.
  */
 #include "filters.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Wider vectors on processors that have them, where the loader can choose. They change no sum: a sum is made in the
- * lanes below on every processor. */
+/* Wider vectors on processors that have them, where the loader can choose. They change no sum: every processor sums in
+ * the lanes below. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define VECTORS __attribute__((target_clones("avx2", "default")))
 #else
@@ -21,7 +21,7 @@
 enum { LANES = 8 }; /* parts of a sum; the number of shapes is a multiple of it */
 
 /* Sums over the GPUs of a node: copies of each shape that fit, the time of GPUs where one fits, the values as holes;
- * and copies that fit beside the node's CPU. */
+ * and copies that fit the node's CPU. */
 struct node_sums {
     float *fits;
     float *suited;
@@ -54,7 +54,7 @@ static inline floats lesser(floats one, floats other) {
     return (floats)(((masks)one & less) | ((masks)other & ~less));
 }
 
-/* The whole part of what is not negative. */
+/* The whole part of a value that is not negative. */
 static inline floats whole_part(floats value) {
     return __builtin_convertvector(__builtin_convertvector(value, masks), floats);
 }
@@ -70,8 +70,8 @@ static inline float lanes_of(floats parts) {
 
 static const float OPEN_AT = 0.5F; /* as in columns.py */
 
-/* One GPU: what is free of it, what its time counts where a shape fits (`suited`), and its value as a hole, both by the
- * part of the arrivals that may join its tenants; whether copies of requests count on it (`open`: 1 or 0). */
+/* One GPU: its free amounts, the counted time where a shape fits (`suited`), and its value as a hole, both by the part
+ * of the arrivals that may join its tenants. `open`: 1 if copies of requests count on it, else 0. */
 struct gpu {
     float time;
     float memory;
@@ -81,7 +81,8 @@ struct gpu {
     float open;
 };
 
-/* Copies that fit into these thousandths. Halves keep a quotient of whole numbers off the next one: it is exact. */
+/* Copies that fit into these thousandths. Halves prevent a quotient of whole numbers from rounding up: the result is
+ * exact. */
 static inline floats fitting(floats thousandths, const float *per_thousandth) {
     return whole_part(thousandths * load(per_thousandth));
 }
@@ -97,10 +98,10 @@ static float hole_of(const shp_capacity *capacity, int64_t time, int64_t memory,
 }
 
 static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size, float worth) {
-    if (!capacity->per_memory) /* all memory is in proportion: the lesser says it all */
+    if (!capacity->per_memory) /* all memory is in proportion: the lesser decides */
         time = memory = at_most(time, memory);
     if (size >= capacity->sizes)
-        size = 0; /* first seen after the weights were made: counts as the first size until they are renewed */
+        size = 0; /* first seen after the weights were made: counts as the first size until the next renewal */
     return (struct gpu){.time = (float)time,
                         .memory = (float)memory,
                         .per_memory = capacity->per_memory ? capacity->per_memory + size * capacity->shapes : 0,
@@ -109,7 +110,7 @@ static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t m
                         .open = worth >= OPEN_AT ? 1.0F : 0.0F};
 }
 
-/* What one GPU counts of eight shapes, of which so many fit on it: of one that takes several GPUs no more than one. */
+/* Count of one GPU for eight shapes, of which so many fit on it; for a shape of several GPUs at most one. */
 static inline floats parts_of(const shp_capacity *capacity, int64_t at, floats fits) {
     return lesser(fits, load(capacity->of_one + at)) * load(capacity->parts + at);
 }
@@ -127,7 +128,7 @@ VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, 
     to->hole_values += sign * gpu.hole;
 }
 
-/* CPU that serves requests which ask for none: NO_CPU in usable_capacity.py, which no other request fits into. */
+/* CPU that serves requests without CPU: NO_CPU in usable_capacity.py, which no other request fits into. */
 static float least_cpu(float cpu) {
     const float none = 0x1p-10F;
     return cpu > none ? cpu : none;
@@ -155,7 +156,7 @@ VECTORS static float value_of(const shp_capacity *capacity, const struct node_su
     return lanes_of(total);
 }
 
-/* What a node's CPU can serve of its holes: the mean over equal parts of the demand. */
+/* The part of its holes that a node's CPU can serve: the mean over equal parts of the demand. */
 VECTORS static float served(const shp_capacity *capacity, float holes, float cpu) {
     if (!capacity->intensities)
         return holes;
@@ -175,7 +176,7 @@ static struct node_sums sums_in(float *scratch, int64_t shapes) {
         .fits = scratch, .suited = scratch + shapes, .by_cpu = scratch + 2 * shapes, .hole_values = 0.0F};
 }
 
-/* A GPU as it is. */
+/* A GPU in its present state. */
 static struct gpu gpu_at(const shp_columns *columns, const shp_capacity *capacity, int64_t at) {
     return gpu_with(capacity, columns->time[at], columns->memory[at], columns->size[at], columns->worth[at]);
 }
@@ -202,11 +203,11 @@ void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, cons
 static void start_from(struct node_sums *sums, const shp_capacity *capacity, int64_t node) {
     int64_t shapes = capacity->shapes;
     const float *of_node = capacity->sums + node * (2 * shapes + 1);
-    memcpy(sums->fits, of_node, (size_t)(2 * shapes) * sizeof *of_node); /* fits and suited, which lie side by side */
+    memcpy(sums->fits, of_node, (size_t)(2 * shapes) * sizeof *of_node); /* fits and suited, which are adjacent */
     sums->hole_values = of_node[2 * shapes];
 }
 
-/* A GPU as it would be with the request on it. */
+/* A GPU with the request on it. */
 static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                             int64_t at) {
     int64_t size = columns->size[at];
@@ -216,14 +217,15 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Values of the GPUs with the request's exclusion label to those who share it, beyond what counts for everybody. */
+/* Values of the GPUs with the request's exclusion label to tenants with that label, beyond their value to all tenants.
+ * */
 struct label_holes {
     float before;
     float after;
 };
 
-/* Of a GPU that has the label: the square of what is free, and as much as any hole when idle. So the fullest that has
- * room is taken, which lets the others fall empty, and before it an idle one never is. */
+/* For a GPU with the label: the square of its free part; an idle one counts as any hole. So the fullest GPU with room
+ * is taken, so that the others become empty; an idle GPU never comes first. */
 static float of_label(const shp_capacity *capacity, int64_t time, int64_t memory) {
     float free = (float)at_most(time, memory) / (float)WHOLE_GPU;
     return capacity->hole_by_time[WHOLE_GPU] * free * free;
@@ -241,8 +243,8 @@ static void add_to_label(struct label_holes *to, const shp_columns *columns, con
                  others;
 }
 
-/* Gain of those who share the label: what the CPU serves less of their holes, as on a node all of whose GPUs are idle.
- * So an idle GPU, whose hole is larger, is no cheaper where CPU is short. */
+/* Gain for tenants with the label: the reduction of the part of their holes that the CPU serves, as on a node with only
+ * idle GPUs. So an idle GPU, whose hole is larger, is no cheaper where CPU is short. */
 static float gain_to_label(const shp_columns *columns, const shp_capacity *capacity, const struct label_holes *label,
                            float cpu) {
     if (label->before == label->after)
@@ -251,7 +253,7 @@ static float gain_to_label(const shp_columns *columns, const shp_capacity *capac
     return served(capacity, idle - label->before + label->after, cpu) - served(capacity, idle, cpu);
 }
 
-/* A node of which one GPU changes from `before` to `after`. */
+/* A node with one GPU that changes from `before` to `after`. */
 struct move {
     const float *sums;
     const float *by_cpu;
@@ -284,7 +286,7 @@ VECTORS static float value_moved(const shp_capacity *capacity, const struct move
     return lanes_of(total);
 }
 
-/* Gain of usable capacity, holes included as far as the CPU serves them, when the request goes to one GPU of a node. */
+/* Gain of usable capacity when the request goes to one GPU of a node, including holes as far as the CPU serves them. */
 static float gain_at(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const float *by_cpu, int64_t at) {
     struct move move = {.sums = capacity->sums + node * (2 * capacity->shapes + 1),
@@ -304,7 +306,7 @@ static int64_t rounded(const shp_capacity *capacity, float raw) {
     return (int64_t)rintf(raw / capacity->round_to);
 }
 
-/* The best single GPU of those that pass. GPUs of the same signature are tried once. */
+/* The best single GPU of the passing ones. GPUs of the same signature are scored once. */
 static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                            int64_t node, struct node_sums *sums, const int64_t *gpus, int64_t passing) {
     const int64_t *signature = columns->signature + node * columns->width;
@@ -329,8 +331,8 @@ static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capac
     return best;
 }
 
-/* The first `count` of the gpus are then the tightest, in order. Of equally tight ones the signature decides, so that
- * nodes of the same signature give the same. */
+/* Sort the gpus so that the first `count` are the tightest, in order. Equally tight ones are ordered by signature, so
+ * that nodes of the same signature give the same result. */
 static void tightest_first(const int64_t *time, const int64_t *signature, int64_t *gpus, int64_t passing,
                            int64_t count) {
     for (int64_t place = 0; place < count; place++) {
@@ -367,14 +369,14 @@ static shp_scored score_node(const shp_columns *columns, const shp_capacity *cap
     return (shp_scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
 }
 
-/* Equal for nodes of the same signature of which as many GPUs pass; never 0. */
+/* Equal for nodes of the same signature and the same number of passing GPUs; never 0. */
 static uint64_t tag_of(const shp_columns *columns, int64_t node, int64_t passing) {
     uint64_t state = (uint64_t)columns->node_signature[node] ^ ((uint64_t)passing << 56);
     state *= UINT64_C(0x9e3779b97f4a7c15);
     return (state ^ (state >> 32)) | 1;
 }
 
-/* A guess of the score: nodes with a tight GPU first; for several GPUs, nodes with little free time. */
+/* An estimate of the score: nodes with a tight GPU first; for several GPUs, nodes with little free time. */
 static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const int64_t *gpus, int64_t passing) {
     const int64_t *time = columns->time + node * columns->width;
@@ -391,7 +393,7 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     return rounded(capacity, (capacity->hole_by_time[left] - capacity->hole_by_time[free]) * capacity->hole_weight);
 }
 
-/* A score by which nodes are ranked: that of the request, and among equals by how few GPUs are idle. */
+/* A score for ranking nodes: the request's score, then the fewest idle GPUs. */
 static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                       int64_t node, int64_t score) {
     if (!request->count)
@@ -399,7 +401,7 @@ static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, 
     return score * RANKS_BY_IDLE - (capacity->fewest_idle ? idle_gpus(columns, node) : 0);
 }
 
-/* GPUs of the node that pass; 1 where it takes a pod without GPUs. */
+/* Number of passing GPUs of the node; 1 if it takes a pod without GPUs. */
 static inline int64_t passing(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
                               int64_t node, int64_t *gpus) {
     return request->count ? passing_gpus(columns, request, bounds, node, gpus) : node_passes(columns, request, node);

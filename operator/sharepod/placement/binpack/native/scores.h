@@ -1,7 +1,7 @@
-/* Interface of `sharepod.placement.binpack.scores` to C: which nodes take a request, and what each costs.
+/* Interface of `sharepod.placement.binpack.scores` to C: which nodes take a request, and the cost of each.
  *
- * All arrays belong to the caller, are contiguous and outlive the call. The words are those of columns.py and
- * usable_capacity.py. cffi reads this file as it stands: no preprocessor lines but the guard and the include.
+ * All arrays belong to the caller, are contiguous and outlive the call. Terms are defined in columns.py and
+ * usable_capacity.py. cffi reads this file unprocessed: the only preprocessor lines are the guard and the include.
  */
 #ifndef SHAREPOD_SCORES_H
 #define SHAREPOD_SCORES_H
@@ -35,13 +35,18 @@ typedef struct {
 
 /* Usable capacity under one estimate of the demand, which has a `number` from 1 on.
  *
- * `shapes`: a multiple of eight; those that fill it up have no weight. `per_time` (shapes) and `per_memory` (sizes x
- * shapes): copies that fit into one thousandth; `per_memory` is null where all memory is in proportion to time.
- * `of_one` (shapes): most copies of a request that count on one GPU. `weights`: (models + 1) x shapes. `hole_by_time`
- * (1001) and `hole_by_memory` (sizes x 1001; null with `per_memory`): value as a hole, of which the lesser counts.
- * `time_by_cpu` (intensities, a multiple of eight): thousandths of a GPU that one thousandth of a core serves, for
- * equal parts of the demand. `fewest_idle`: 1 where of nodes that are equal the one with the fewest idle GPUs is taken,
- * 0: the first. `sums` (nodes x (2 shapes + 1)) and `value` (nodes): what `shp_sum_gpus` keeps of each node. */
+ * - `shapes`: a multiple of eight; padding shapes have no weight.
+ * - `per_time` (shapes) and `per_memory` (sizes x shapes): copies that fit into one thousandth; `per_memory` is null if
+ *   all memory is in proportion to time.
+ * - `of_one` (shapes): most copies of a request that count on one GPU.
+ * - `weights`: (models + 1) x shapes.
+ * - `hole_by_time` (1001) and `hole_by_memory` (sizes x 1001; null with `per_memory`): value as a hole; the lesser
+ *   counts.
+ * - `time_by_cpu` (intensities, a multiple of eight): thousandths of a GPU that one thousandth of a core serves, for
+ *   equal parts of the demand.
+ * - `fewest_idle`: 1: of equal nodes the one with the fewest idle GPUs is taken; 0: the first.
+ * - `sums` (nodes x (2 shapes + 1)) and `value` (nodes): results of `shp_sum_gpus` for each node.
+ */
 typedef struct {
     int64_t number;
     int64_t shapes;
@@ -66,12 +71,17 @@ typedef struct {
     float *value;
 } shp_capacity;
 
-/* One request class. `memory`: bytes; negative: no bytes, see `takes` (MemoryShare in demand.py). `exclusion`: the
- * label that all tenants of a GPU need to have, 0: none. `first_worth`: worth of a GPU of which it is the only tenant;
- * `leaves`: part of any GPU's worth that is left beside it; `leaves_if_last`: the same of a GPU that has room for one
- * interactive tenant. `takes`: for each size the thousandths of memory that the request takes. `interactive`: 1 where
- * it goes only to GPUs with room for an interactive tenant. `model_mask` (by number) and `node_mask` (by node): null,
- * or 1 where it may go. `keeps_off` (by combination of labels): null, or 1 where it may not go.
+/* One request class.
+ *
+ * - `memory`: bytes; negative: no bytes, see `takes` (MemoryShare in demand.py).
+ * - `exclusion`: the label that all tenants of a GPU must have, 0: none.
+ * - `first_worth`: worth of a GPU with the request as its only tenant.
+ * - `leaves`: part of any GPU's worth that remains with the request; `leaves_if_last`: the same of a GPU that has room
+ *   for one interactive tenant.
+ * - `takes`: for each size the thousandths of memory that the request takes.
+ * - `interactive`: 1 if it goes only to GPUs with room for an interactive tenant.
+ * - `model_mask` (by number) and `node_mask` (by node): null, or 1 where it may go.
+ * - `keeps_off` (by combination of labels): null, or 1 where it may not go.
  */
 typedef struct {
     int64_t count;
@@ -93,7 +103,7 @@ typedef struct {
 } shp_request;
 
 /* Scores of all nodes for one request class: the score, INT64_MIN where it does not fit; the signature of the best GPU;
- * the number of the weights that the score was made with, 0: it is a guess. */
+ * the number of the weights behind the score, 0: an estimate. */
 typedef struct {
     int64_t *score;
     int64_t *gpu;
@@ -102,8 +112,8 @@ typedef struct {
 
 enum { SHP_MEMO = 512 }; /* places for node signatures that were scored in a pass; a power of two */
 
-/* The score of a node, found once in a pass for all nodes of its signature. `tag` 0: nothing yet. `gpu`: signature of
- * the best GPU. `tried`: GPUs that were scored. */
+/* The score of a node, computed once per pass for all nodes of its signature. `tag` 0: none yet. `gpu`: signature of
+ * the best GPU. `tried`: number of scored GPUs. */
 typedef struct {
     uint64_t tag;
     int64_t score;
@@ -111,8 +121,8 @@ typedef struct {
     int64_t tried;
 } shp_scored;
 
-/* A pass over the nodes that changed after version `seen`, from position `node` on. `work` is left, in GPUs times
- * shapes: below 0 nodes are only guessed. `memo` is of use once `cleared`; it holds for one request and capacity. */
+/* A pass over the nodes that changed after version `seen`, from position `node` on. `work`: the rest, in GPUs times
+ * shapes; below 0, nodes get only an estimate. `memo` is valid once `cleared`, for one request and capacity. */
 typedef struct {
     int64_t seen;
     int64_t node;
@@ -121,8 +131,8 @@ typedef struct {
     shp_scored memo[SHP_MEMO];
 } shp_pass;
 
-/* Write the positions of the GPUs of one node that pass, in order, to `gpus`, which has room for the width. Return how
- * many; 0 where the node does not pass or has fewer than asked. */
+/* Write the positions of the passing GPUs of one node, in order, to `gpus`, which has room for the width. Return their
+ * number; 0 if the node does not pass or has fewer than requested. */
 int64_t shp_passing(const shp_columns *columns, const shp_request *request, int64_t node, int64_t *gpus);
 
 /* Score the nodes of a pass until all are done, or its `work` falls below `pause`. `scratch` has room for 3 x shapes
@@ -130,8 +140,9 @@ int64_t shp_passing(const shp_columns *columns, const shp_request *request, int6
 void shp_score(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, shp_pass *pass,
                int64_t pause, const shp_scores *scores, float *scratch, int64_t *gpus);
 
-/* Return the best node, the first of equals; -1 where none has a place. What looks best is scored again until it was
- * scored with the present weights, or the work is used up: then the best of those that were. */
+/* Return the best node, the first of equals; -1 if none has a place. The best candidate is scored again until its score
+ * has the present weights, or the work is used up. In the latter case the best node with present weights is returned.
+ * */
 int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *gpus);
 
@@ -139,10 +150,10 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
 void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, const int64_t *nodes, int64_t count,
                   float *scratch);
 
-/* Score all nodes by what is free on the fullest of the GPUs taken. */
+/* Score all nodes by the free part of the fullest GPU that would be taken. */
 void shp_most_free(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus);
 
-/* Score all nodes by how little is promised on the GPUs taken, those in use first; then by how few are idle. */
+/* Score all nodes by the least promised part of the GPUs taken, GPUs in use first; then by the fewest idle GPUs. */
 void shp_least_promised(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus);
 
 #endif

@@ -1,11 +1,11 @@
-/* Scores that need no estimate of the demand: Spread and the first member of a group (most free), best effort (least
+/* Scores without an estimate of the demand: Spread and the first member of a group (most free), best effort (least
  * promised).
  *
  * Guarantees: writes `score` and `gpus` and nothing else. Allocates nothing.
  */
 #include "filters.h"
 
-/* The first `count` of the costs are then the lowest, in order. */
+/* Sort the costs so that the first `count` are the lowest, in order. */
 static void lowest_first(int64_t *costs, int64_t found, int64_t count) {
     for (int64_t place = 0; place < count; place++) {
         int64_t lowest = place;
