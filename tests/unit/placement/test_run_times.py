@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sharepod.placement.run_times import Kind, RunTimes
 
@@ -20,10 +20,11 @@ def learned(*runs: float, kind: Kind = BATCH) -> RunTimes:
 
 @pytest.mark.promise("placement-head-soonest")
 @given(st.lists(st.floats(1, 1e6), min_size=10, max_size=300), st.floats(0, 2e6))
+@example([968552.9934972384] * 12, 274085.69597705343)  # the age plus the difference rounds below the run
 def test_four_fifths_of_the_runs_that_lasted_longer_end_within_what_is_expected(runs: list[float], age: float) -> None:
     left = learned(*runs).left(BATCH, age)
     longer = [seconds for seconds in runs[-128:] if seconds > age]
-    within = sum(seconds <= age + left for seconds in longer)
+    within = sum(seconds - age <= left for seconds in longer)
     assert left >= 0
     assert not longer or within + 1 >= 0.8 * (len(longer) + 1)
     if not longer:
