@@ -28,8 +28,8 @@ struct export {
 enum { COUNT_PART = 16 };  /* lines of fdinfo that exports_count_seldom reads for each call, on average */
 enum { KEPT_MOST = 4096 }; /* kept copies have numbers below it: a child of fork closes them by this list of bits */
 
-/* Not in wiped memory: a child of fork closes them. An entry, the marker, distinguishes the instance from other files.
- * */
+/* Not in wiped memory: a child of fork closes them. An entry, the marker, distinguishes the instance from other
+ * files. */
 static _Atomic int instance = -1;
 static struct descriptor marker = DESCRIPTOR_NONE;
 static _Atomic uint64_t kept[KEPT_MOST / 64];

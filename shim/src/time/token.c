@@ -405,8 +405,8 @@ static void take_up_kept(struct token *token, uint64_t now) {
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token) && !token->keeps,
          idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
-    /* A thread that arrives at the closed gate steps back and does not count; a thread inside an earlier launch does.
-     * */
+    /* A thread that arrives at the closed gate steps back and does not count; a thread inside an earlier launch
+     * does. */
     uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
     uint32_t flags = (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0);
     if (token->concurrent) /* the agent counts them to this hold */
@@ -433,8 +433,8 @@ static void finish(struct token *token, uint64_t now) {
 }
 
 /* The drain is overdue and a thread waits at the gate: apply the kept grant, or request the token again (T3). Without
- * an agent the process uses its windows again. The unfinished work stays registered, and the next drain waits for it.
- * */
+ * an agent the process uses its windows again. The unfinished work stays registered, and the next drain waits for
+ * it. */
 static void ask_again(struct token *token, uint64_t now) {
     if (now < token->next_ask || !wanted(token))
         return;

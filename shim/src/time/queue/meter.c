@@ -205,8 +205,8 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
     foretell(slot, queue);
 }
 
-/* Record an event after the thread's launches into the stream. False: the driver makes none, or the stream has ended.
- * */
+/* Record an event after the thread's launches into the stream. False: the driver makes none, or the stream has
+ * ended. */
 static bool record(struct queue *queue, CUevent *event) {
     if (!streams_call(queue))
         return false;

@@ -8,8 +8,8 @@
 
 #include "columns.h"
 
-/* Bounds that a GPU must keep for a request class. `exclusion_at_most` bounds its exclusion number; `own` passes too.
- * */
+/* Bounds that a GPU must keep for a request class. `exclusion_at_most` bounds its exclusion number; `own` passes
+ * too. */
 struct bounds {
     const int64_t *share;
     int64_t milli;

@@ -217,8 +217,8 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Values of the GPUs with the request's exclusion label to tenants with that label, beyond their value to all tenants.
- * */
+/* Values of the GPUs with the request's exclusion label to tenants with that label, beyond their value to all
+ * tenants. */
 struct label_holes {
     float before;
     float after;

@@ -141,8 +141,8 @@ void shp_score(const shp_columns *columns, const shp_capacity *capacity, const s
                int64_t pause, const shp_scores *scores, float *scratch, int64_t *gpus);
 
 /* Return the best node, the first of equals; -1 if none has a place. The best candidate is scored again until its score
- * has the present weights, or the work is used up. In the latter case the best node with present weights is returned.
- * */
+ * has the present weights, or the work is used up. In the latter case the best node with present weights is
+ * returned. */
 int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *gpus);
 
