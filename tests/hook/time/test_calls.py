@@ -67,3 +67,25 @@ def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenan
     assert not copied.done()
     agent.grant(agent.client())
     assert copied.result(10).code == 0
+
+
+@pytest.mark.parametrize("way", ["captured", "node"])
+def test_memory_of_a_graph_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, way: str) -> None:
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    probe.ok("capture_begin", "s", 2)  # relaxed
+    address = probe.ok("alloc_async", 4096, "s") + 4096  # the next one in the double; memory of the host until then
+    for _ in range(2):
+        probe.ok("copy_unsaid", address, address + 64)
+    if way == "captured":
+        assert probe.ok("alloc_async", 4096, "s") == address
+    else:
+        probe.ok("memory_graph", "graph", 4096)
+    copied = probe.post("copy_unsaid", address, address + 64)
+    agent.wait_asked(agent.client(), 1)
+    assert not copied.done()
+    agent.grant(agent.client())
+    assert copied.result(10).code == 0
+    probe.ok("capture_end", "s")

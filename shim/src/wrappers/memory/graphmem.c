@@ -99,13 +99,17 @@ void graphmem_end(struct graph_reservation *reservation, CUresult result) {
     reservation->count = 0;
 }
 
-#define ADD_NODE(symbol, allocates, device, ...) \
-    CUresult result = process_enter();           \
-    if (result != CUDA_SUCCESS)                  \
-        return result;                           \
-    if (allocates)                               \
-        graphmem_expect(device);                 \
-    return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND
+#define ADD_NODE(symbol, allocates, device, ...)                               \
+    CUresult result = process_enter();                                         \
+    if (result != CUDA_SUCCESS)                                                \
+        return result;                                                         \
+    bool allocating = (allocates);                                             \
+    if (allocating)                                                            \
+        graphmem_expect(device);                                               \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+    if (allocating)                                                            \
+        kinds_forget(&memory_state()->kinds);                                  \
+    return result
 
 EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
                                        CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {

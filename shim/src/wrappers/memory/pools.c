@@ -87,6 +87,8 @@ static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream
 }
 
 static CUresult end(struct pool_call *call, CUresult result, CUdeviceptr *address, CUstream stream, bool per_thread) {
+    if (call->memory == NULL && result == CUDA_SUCCESS) /* of a graph, or not counted */
+        kinds_forget(&memory_state()->kinds);
     if (call->memory == NULL || pool_call_end(call))
         return result;
     if (result == CUDA_SUCCESS)

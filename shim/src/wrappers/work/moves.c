@@ -21,10 +21,11 @@ static bool on_device(uint64_t age, CUdeviceptr address) {
     if (kind != ADDRESS_UNKNOWN || !HAS(cuPointerGetAttribute))
         return kind != ADDRESS_HOST;
     CUstreamCaptureMode mode = own_calls_begin();
-    bool device = DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS &&
-                  type != CU_MEMORYTYPE_HOST;
+    CUresult result = DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+    bool device = result == CUDA_SUCCESS && type != CU_MEMORYTYPE_HOST;
     own_calls_end(mode);
-    kinds_note(&memory_state()->kinds, age, address, device ? ADDRESS_DEVICE : ADDRESS_HOST);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE) /* else the driver says nothing of the address */
+        kinds_note(&memory_state()->kinds, age, address, device ? ADDRESS_DEVICE : ADDRESS_HOST);
     return device;
 }
 
