@@ -1,4 +1,4 @@
-/* Buckets double in number with the pieces. A table that cannot grow goes on with longer chains. */
+/* The number of buckets doubles with the pieces. A table that cannot grow continues with longer chains. */
 #include "base/hashed.h"
 
 #include <stddef.h>

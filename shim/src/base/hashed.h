@@ -1,9 +1,9 @@
-/* A hash table of pieces that the caller keeps, each linked by a member of its own. All calls with one lock of the
- * caller's.
+/* A hash table of pieces that the caller owns, each linked by one of its members. The caller holds one lock of its own
+ * during all calls.
  *
  * Guarantees:
  * - finding, adding and removing take the same time for any number of pieces, on average;
- * - a piece stays where it is in memory.
+ * - a piece keeps its place in memory.
  */
 #ifndef SHAREPOD_HASHED_H
 #define SHAREPOD_HASHED_H

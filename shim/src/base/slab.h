@@ -1,9 +1,9 @@
-/* A slab: small pieces of one size, from memory of the kernel's. The hook has no heap of its own.
+/* A slab: small pieces of one size, from the kernel's memory. The hook has no heap of its own.
  *
  * Guarantees:
  * - a piece is zeroed when it is taken;
- * - memory is never given back to the kernel.
- * All calls with one lock of the caller's.
+ * - memory is never returned to the kernel.
+ * The caller holds one lock of its own during all calls.
  */
 #ifndef SHAREPOD_SLAB_H
 #define SHAREPOD_SLAB_H

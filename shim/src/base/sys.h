@@ -21,7 +21,7 @@
 /* Durations and points in time are nanoseconds; points in time are CLOCK_MONOTONIC's, as sys_now returns them. */
 #define SYS_MS 1000000ull
 #define SYS_SECOND 1000000000ull
-#define SYS_NEVER UINT64_MAX /* a point in time that does not come */
+#define SYS_NEVER UINT64_MAX /* a point in time that is never reached */
 
 /* Make a system call. Return the kernel's answer: a result, or a negative errno. */
 static inline long sys_call(long number, long a, long b, long c, long d, long e, long f) {
@@ -129,9 +129,9 @@ void sys_unmap(void *memory, size_t bytes);
 
 /* Remember the file behind descriptor 2 as standard error, unless it is known already. */
 void sys_keep_errors(void);
-/* Write one line on standard error, after "sharepod: ", if there is room for it at once, and descriptor 2 is still that
- * file: a program may have closed it and opened a file of its own under its number. The parts end with NULL;
- * beyond 510 bytes the line is cut. */
+/* Write one line on standard error, after "sharepod: ". Skip the line if there is no room for it at once, or if
+ * descriptor 2 is another file: a program may have closed it and opened its own file under the number. The parts end
+ * with NULL; a line is cut at 510 bytes. */
 void sys_say(const char *first, ...);
 
 #endif

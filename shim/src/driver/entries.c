@@ -91,7 +91,7 @@ void entries_settle(void) {
     atomic_store_explicit(&settled, true, memory_order_release);
 }
 
-/* Return the first row whose symbol does not come before this one. */
+/* Return the first row whose symbol does not sort before this one. */
 static int first_from(const char *symbol) {
     int low = 0, high = ENTRY_COUNT;
     while (low < high) {
@@ -104,7 +104,7 @@ static int first_from(const char *symbol) {
     return low;
 }
 
-/* Return the next row of this name from `i` on; ENTRY_COUNT: none. Symbols that begin alike stand together. */
+/* Return the next row of this name from `i` on; ENTRY_COUNT: none. Symbols with a common beginning are adjacent. */
 static int next_of(int i, const char *name, size_t length) {
     for (; i < ENTRY_COUNT && strncmp(rows[i].symbol, name, length) == 0; i++)
         if (rows[i].name_length == length)

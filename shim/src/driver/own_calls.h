@@ -21,8 +21,8 @@ static inline CUstream stream_named(CUstream stream, bool per_thread) {
     return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Hide the calls that follow in this thread from stream captures; the answer goes to own_calls_end. While no capture is
- * open that costs no call of the driver. */
+/* Hide the following calls of this thread from stream captures; pass the result to own_calls_end. Without an open
+ * capture this makes no driver call. */
 CUstreamCaptureMode own_calls_begin(void);
 void own_calls_end(CUstreamCaptureMode mode);
 /* The same for an event that is made and recorded, which waits for room in a stream that is full, and which breaks no

@@ -73,7 +73,7 @@ void uncharge_end(struct allocation *allocation, bool freed) {
     physical_unlock(described);
 }
 
-/* Enter a context's allocations under another one: all of them, or `memory` alone. */
+/* Move a context's allocations to another one: all of them, or only `memory`. */
 static void rename_context(CUcontext from, CUcontext to, bool memory) {
     struct allocation_table *table = &memory_state()->allocations;
     memory_lock();

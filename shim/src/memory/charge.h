@@ -1,4 +1,4 @@
-/* Charge of a call: its bytes are reserved before the driver is asked (C1) and given back if it fails (C2).
+/* Charge of a call: its bytes are reserved before the driver's call (C1) and returned if it fails (C2).
  *
  * A wrapper that allocates calls charge_begin, the driver, charge_end. A wrapper that frees calls uncharge_begin, the
  * driver, uncharge_end. None of the four keeps the lock (C4).
@@ -30,7 +30,7 @@ void uncharge_end(struct allocation *allocation, bool freed);
 
 /* Enter a context's allocations under another handle, until it is known whether the context has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
-/* Move the allocations of a context to another one, whose end alone frees them. */
+/* Move the allocations of a context to another one. From then on only the end of that context frees them. */
 void memory_hand_over(CUcontext from, CUcontext to);
 
 #endif

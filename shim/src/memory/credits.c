@@ -19,14 +19,14 @@
 /* Bytes: credits are asked for in multiples of this, so that small allocations seldom ask. The granularity of physical
  * memory. */
 #define CREDIT_STEP (2ull << 20)
-/* Bytes: idle credits beyond this and `kept` go back at once; a pool of the driver grows by as much. */
+/* Bytes: idle credits beyond this and `kept` are returned at once; a pool of the driver grows by as much. */
 #define CREDITS_IDLE_MOST (32ull << 20)
 /* Bytes, 64 TiB: no GPU has as much, and the agent is not asked for more. */
 #define RESERVE_MOST (1ull << 46)
 /* Time between two checks of idle credits. Credits that are idle from one check to the next are returned, so all are
  * within a second of their last use. */
 #define CREDITS_LOOK_NS (500 * SYS_MS)
-/* Bytes asked for within this time after they went back were given back too soon. */
+/* Bytes that are allocated again within this time after their return were returned too soon. */
 #define CREDITS_SOON_NS SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
@@ -52,8 +52,8 @@ static void moved(struct gpu *gpu) {
         watch(gpu);
 }
 
-/* Learn from bytes that the agent has to be asked for: as many as went back a moment ago shall stay the next time. With
- * the lock. */
+/* Learn from bytes that must be requested from the agent: as many as were returned a moment ago are kept the next time.
+ * With the lock. */
 static void missed(struct gpu *gpu, uint64_t bytes) {
     if (gpu->parted == 0)
         return;
@@ -260,7 +260,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
     return gpu != NULL;
 }
 
-/* Handler of a lowered limit: all idle credits go back. With the lock. */
+/* Handler of a lowered limit: all idle credits are returned. With the lock. */
 static void lowered(int place, uint64_t before) {
     struct gpu *gpu = gpu_at(place);
     if (gpu->credited > gpu->used)

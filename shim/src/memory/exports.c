@@ -1,11 +1,11 @@
 /* Watched and kept descriptors of exported memory.
  *
- * Which of them are open is read for all at once, in time that grows with their number. So where that is not urgent a
- * count is made once as many calls as a part of the descriptors have asked for it: a call then costs the same on
- * average, however many there are.
+ * One read shows which of them are open, and takes time that grows with their number. So without urgency a count waits
+ * for as many calls as a part of the number of descriptors. Then the cost per call is the same on average for any
+ * number.
  *
- * An entry of the epoll instance is a pair of file and number. So whether a number still stands for the file that was
- * kept under it is asked by changing the entry: that fails for any other file.
+ * An entry of the epoll instance is a pair of file and number. Changing the entry fails if the number refers to another
+ * file. So this shows whether the kept file is still open under its number.
  */
 #include "memory/exports.h"
 

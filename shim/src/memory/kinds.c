@@ -9,7 +9,7 @@
 
 #define KINDS_KEPT SYS_SECOND
 
-/* Of a place: the kind, the number of the page, the age. An age that comes again finds an empty table. */
+/* Parts of a place: the kind, the number of the page, the age. An age that repeats finds an empty table. */
 enum { PAGE_BITS = 12, KIND_BITS = 2, NUMBER_BITS = 45, AGE_BITS = 64 - KIND_BITS - NUMBER_BITS };
 
 static uint64_t page_of(uint64_t address) {

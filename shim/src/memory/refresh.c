@@ -1,4 +1,4 @@
-/* One look at all that is given back without a call of the program. */
+/* One check of all memory that is freed without a call of the program. */
 #include "memory/refresh.h"
 
 #include "memory/credits.h"

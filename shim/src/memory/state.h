@@ -1,22 +1,24 @@
-/* State of this process's device memory: what it holds, what its pools have reserved, and the lock of both.
+/* State of this process's device memory: its allocations, the bytes that its pools have reserved, and the lock of both.
  *
  * Invariants of memory/ and wrappers/memory, cited by name:
  *
- * C1 charged-before-taken: on a GPU whose limit is enforced, the bytes of a call are charged before the driver is
- *    asked. Where only the driver knows how many (a pitch, a pool), the expected bytes are charged before and the rest
- *    right after; if the rest is refused, the call is undone and fails. So no call returns success over the limit,
- *    except a graph launch, which cannot be undone (C5).
- * C2 failed-call-gives-back: a call that fails, and memory that is freed, gives its whole charge back.
- * C3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may give its name
+ * C1 charged-before-taken: on a GPU whose limit is enforced, the bytes of a call are charged before the driver's call.
+ *    If only the driver knows their number (a pitch, a pool), the expected bytes are charged before and the rest right
+ *    after. If the rest is refused, the call is undone and fails. So no call returns success over the limit, except a
+ *    graph launch, which cannot be undone (C5).
+ * C2 failed-call-gives-back: a call that fails, and memory that is freed, returns its whole charge.
+ * C3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may assign its name
  *    to another thread at once. If the driver fails to free it, the allocation returns to the table.
- * C4 no-wait-with-lock: the lock is not held while the driver or the agent is asked.
- * C5 growth-is-counted: what the driver takes without a call that could be refused is charged whatever the limit, and
- *    the agent is told, as soon as it reads.
- * C6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST and what the
- *    program took again each time, when the agent recalls them, when the limit is lowered, and once they have lain idle
- *    for CREDITS_LOOK_NS to twice that.
+ * C4 no-wait-with-lock: the lock is not held during calls of the driver or requests to the agent.
+ * C5 growth-is-counted: memory that the driver takes without a refusable call is charged whatever the limit. It is
+ *    reported to the agent as soon as the agent reads.
+ * C6 idle-goes-back: unused credits are returned to the agent:
+ *    - at once beyond CREDITS_IDLE_MOST and the amount that the program allocated again each time;
+ *    - when the agent recalls them;
+ *    - when the limit is lowered;
+ *    - after an idle time of CREDITS_LOOK_NS to twice that.
  *
- * The one struct memory lies in struct process. memory_state() is valid once credits_prepare() has run, that is after
+ * The one struct memory is in struct process. memory_state() is valid once credits_prepare() has run, that is after
  * process_enter().
  */
 #ifndef SHAREPOD_MEMORY_STATE_H
@@ -53,17 +55,17 @@ struct memory {
     size_t export_count, export_most; /* in the list; count them again before it gets longer */
     size_t export_asked;              /* calls that have asked for a count since the last */
     struct physical *lingering;       /* memory of which nothing but exported descriptors is left */
-    uint64_t physical_next_look;      /* sys_now() of the next look at these; the hook thread's, without the lock */
+    uint64_t physical_next_look;      /* sys_now() of their next check; the hook thread's, without the lock */
     _Atomic uint32_t giving_back;     /* threads that have found some closed and are giving their bytes back */
     _Atomic uint32_t given_back;      /* how often that is done; without the lock */
     uint64_t largest_mapping;         /* bytes: the longest mapping that was ever made */
     uint64_t sparse;                  /* mappings into sparse arrays */
     struct pool_memory *pools;        /* all that were ever registered, the newest first */
     struct slab pool_slab;
-    bool pools_watched;       /* the hook thread looks at the driver's figures regularly */
+    bool pools_watched;       /* the hook thread checks the driver's figures regularly */
     uint64_t pool_chunk;      /* bytes: pools grow by multiples of it or of a part of it; 0: none has grown */
     uint64_t pool_surplus;    /* bytes: the most that a pool grew beyond what its call needed; less than its step */
-    uint64_t pools_next_look; /* sys_now() of the next look; the hook thread's, without the lock */
+    uint64_t pools_next_look; /* sys_now() of the next check; the hook thread's, without the lock */
     _Atomic bool graph_pools; /* some graph may have memory nodes; without the lock */
     uint32_t contexts[SHP_MAX_GPUS]; /* contexts of this process on each GPU */
     uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for them */

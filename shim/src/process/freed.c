@@ -17,7 +17,7 @@ struct freed {
     CUevent event;
 };
 
-/* Record an event behind what the stream has. False: the driver makes none. */
+/* Record an event behind the work of the stream. False: the driver makes none. */
 static bool record(struct freed *piece, CUstream stream) {
     if (piece->context == NULL || (piece->event = event_make(piece->context, CU_EVENT_DISABLE_TIMING)) == NULL)
         return false;
@@ -45,7 +45,7 @@ void freed_add(struct freed_memory *freed, struct streams *streams, struct alloc
     }
     own_calls_end(mode);
     if (kept != NULL)
-        session_wake(); /* the hook thread looks at it */
+        session_wake(); /* the hook thread checks it */
 }
 
 bool freed_refresh(struct freed_memory *freed, struct streams *streams) {

@@ -69,8 +69,8 @@ static bool refresh(int place, bool wait) {
     return (driver && look(&process->freed, &process->streams)) || less;
 }
 
-/* Wait for the file `limits`. False: it did not come, and no CUDA call may succeed. True with no GPU named: it did not
- * come, and the agent's setting fail_open lets the program go on. */
+/* Wait for the file `limits`. False: there is none, and no CUDA call may succeed. True without a named GPU: there is
+ * none, and the agent's setting fail_open lets the program continue. */
 static bool wait_for_limits(struct process *process, struct limits *limits) {
     uint64_t deadline = sys_now() + SHAREPOD_START_WAIT_MS * SYS_MS;
     while (!limits_read(process->directory, limits)) {
@@ -163,7 +163,7 @@ static CUresult start(struct process *process) {
     return CUDA_SUCCESS;
 }
 
-/* Return the memory of struct process, mapped by whichever thread comes first; NULL: the kernel gives none. */
+/* Return the memory of struct process, mapped by the first thread; NULL: the kernel gives none. */
 static struct process *map_process(void) {
     struct process *fresh = sys_map(sizeof *fresh), *first = NULL;
     if (fresh == NULL)

@@ -24,7 +24,7 @@
           */
 #endif
 
-#define LOOK SYS_SECOND     /* between two looks whether the program has closed the hook's descriptors */
+#define LOOK SYS_SECOND     /* between two checks whether the program has closed the hook's descriptors */
 #define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the hook thread */
 
 #ifndef SHAREPOD_BUILD
@@ -208,8 +208,8 @@ void session_answer(struct session *session, uint32_t seq, struct answer answer)
     unlock(&session->lock);
 }
 
-/* Return a pause between half of `pause` and all of it, so that processes that have lost the same agent do not all come
- * back at the same moment. */
+/* Return a pause between half of `pause` and all of it, so that processes that lost the same agent do not all reconnect
+ * at the same moment. */
 static uint64_t spread(const struct session *session, uint64_t pause, uint64_t now) {
     uint64_t chance = (now ^ (uintptr_t)session) * 0x9e3779b97f4a7c15ull >> 32;
     return pause / 2 + chance % (pause / 2 + 1);
@@ -342,7 +342,7 @@ bool session_contended(const struct session *session) {
     return atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
 }
 
-/* Read one packet, and the descriptors that come along; -1: none. Return its size in bytes, or a negative errno. */
+/* Read one packet with its descriptors; -1: none. Return its size in bytes, or a negative errno. */
 static long read_packet(int socket, void *frame, size_t room, int descriptors[SESSION_DESCRIPTORS]) {
     union {
         struct cmsghdr header;
@@ -373,7 +373,7 @@ static bool handle(struct session *session, const struct shp_header *header, siz
     return size == route->size && route->handle(route->of, header, descriptors);
 }
 
-/* Handle all frames that have come. */
+/* Handle all frames that have arrived. */
 static void receive(struct session *session) {
     union {
         struct shp_header header;

@@ -73,7 +73,7 @@ enum { SESSION_FIRST_TYPE = SHP_WELCOME, SESSION_TYPES = SHP_REFUSED - SHP_WELCO
 /* Callbacks on changes of the connection; in the hook thread, without a lock. */
 struct session_listener {
     void (*connected)(void *of);
-    void (*disconnected)(void *of, bool was_ready); /* was_ready: WELCOME had come */
+    void (*disconnected)(void *of, bool was_ready); /* was_ready: WELCOME had arrived */
     void *of;
 };
 
@@ -88,7 +88,7 @@ struct session {
     uint32_t hello_flags;     /* of the next HELLO */
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
-    _Atomic bool greets;      /* HELLO was sent, and WELCOME has not come yet */
+    _Atomic bool greets;      /* HELLO was sent, and WELCOME has not arrived yet */
     uint32_t seq;             /* of the last question; with the lock */
     enum session_state state; /* the hook thread's, as all below but the questions */
     enum session_admission admission;
@@ -96,7 +96,7 @@ struct session {
     uint64_t next_attempt, backoff; /* SESSION_DOWN: when to connect; ns, the pause after the next failure */
     uint64_t greeting_until;        /* SESSION_GREETING: when an agent that has not sent WELCOME is dropped */
     uint64_t patient_until;         /* until when the duty cycle without an agent waits for WELCOME */
-    uint64_t heard, pinged, looked; /* when the last frame came, a ping was sent, descriptors were looked at */
+    uint64_t heard, pinged, looked; /* times of the last frame, the last ping, the last check of descriptors */
     uint32_t grace_ms, gpu_count;   /* of WELCOME */
     uint16_t version;               /* of the protocol, from WELCOME */
     const struct shp_hints *hints;  /* at the same address for the life of the process; read by all threads */

@@ -35,7 +35,7 @@ struct gpu {
     uint64_t idle_look;   /* sys_now() of its next check; the hook thread's */
     uint64_t kept;        /* bytes that may lie idle because the program took as many again soon after it freed them */
     uint64_t parted;      /* bytes returned since the program last paused, less the bytes allocated again */
-    uint64_t parted_last; /* sys_now() when some were last given back */
+    uint64_t parted_last; /* sys_now() when some were last returned */
 };
 
 enum { GPUS_DEVICES = 64 }; /* device ordinals of CUDA: four times the GPUs that a tenant may have */

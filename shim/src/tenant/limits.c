@@ -1,6 +1,5 @@
-/* Parser of the file `limits`. The format stands at the end of protocol.h. Nothing is allocated but one mapping for the
- * text, since the first call of a program may come from a thread with a small stack.
- */
+/* Parser of the file `limits`. protocol.h describes the format. The only allocation is one mapping for the text, since
+ * the first call of a program may come from a thread with a small stack. */
 #include "tenant/limits.h"
 
 #include <fcntl.h>

@@ -66,7 +66,7 @@ static bool cover(const struct streams *streams, struct known_stream *row) {
 }
 
 /* Return whether a thread is inside a launch that may go into the stream: it may sleep in a full queue of the driver,
- * as a call of ours would, and its launch comes behind. */
+ * as the hook's call would, and its launch comes later. */
 static bool launched_into(const struct known_stream *row) {
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         if (atomic_load(&queue->slot->sequence) & 1)

@@ -48,7 +48,7 @@ void samples_pause(struct samples *samples) {
 /* State of a row that is known without a driver call. */
 struct row_sight {
     uint64_t launched;   /* into it, by threads that have queues on it */
-    bool legacy;         /* it is to be asked for: something was launched that no sample has seen finished */
+    bool legacy;         /* it must be queried: a launch into it is not known to have finished */
     uint32_t per_thread; /* per-thread streams that have work */
     bool enters;         /* a thread is inside a launch that may go into it */
     bool full;           /* and was inside the same one at the last sample */
@@ -80,7 +80,7 @@ static struct row_sight look_at(struct known_stream *row) {
 
 /* Observed state of some streams. */
 struct view {
-    uint32_t in_flight; /* of them have unfinished work; two stand for more */
+    uint32_t in_flight; /* number of them with unfinished work; two means two or more */
     bool unseen;        /* one may have */
 };
 

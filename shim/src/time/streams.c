@@ -6,7 +6,7 @@
  */
 #include "time/streams.h"
 
-enum { SWEEP = 8 }; /* orphans looked at with each fence: keeps their number bounded without a drain */
+enum { SWEEP = 8 }; /* orphans checked with each fence: bounds their number without a drain */
 
 struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
     struct known_context *known = context != NULL ? streams->contexts : NULL;

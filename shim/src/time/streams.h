@@ -97,7 +97,7 @@ struct queue {
     CUcontext context;
     _Atomic uint32_t word; /* of the gate, when it was registered; 0: to be registered again with the next launch. With
                               the lock, but 0 by the thread itself */
-    uint32_t opening;      /* the gate's closing to come, when it was last used */
+    uint32_t opening;      /* the gate's next closing, when it was last used */
     _Atomic uint64_t launched; /* launches ever; counted inside the passage */
     uint64_t due;              /* the launch after which `pace` gets the next report */
     uint64_t told;             /* launches reported to it */
@@ -119,7 +119,7 @@ struct primary {
     CUcontext context;         /* as of the last retain; NULL: not known */
     unsigned long long number; /* its, see context_number */
     CUcontext before;          /* the last known context: the next one may have its handle */
-    uint32_t retained; /* references that are not released, as far as calls have come by: not more than there are */
+    uint32_t retained;         /* references that are not released, as far as the hook has seen calls: a lower bound */
 };
 
 /* STREAMS_DEVICES: devices whose primary contexts are counted, more than a machine has. */

@@ -299,7 +299,7 @@ static uint64_t next_step_held(const struct token *token) {
 /* TOKEN_HELD: close at the deadline, or when nothing is launched and all has finished. */
 static uint64_t step_held(struct token *token, uint64_t now) {
     bool contended = token->metered || session_contended(token->session);
-    if (contended && !token->metered && !token->local) { /* another tenant has come: it shall find a short queue */
+    if (contended && !token->metered && !token->local) { /* another tenant has connected: it must find a short queue */
         token->metered = true;
         gate_prolong(token->gate, true, token->deadline, token->grant_id);
     }

@@ -42,11 +42,11 @@ enum token_state {
 struct grant_terms {
     uint64_t grant_id;
     uint64_t deadline; /* end of the grant; 0: revoked, SYS_NEVER: none is known */
-    bool metered;      /* the queue of unfinished work is to be short */
+    bool metered;      /* the queue of unfinished work must be short */
     bool announce;     /* DRAINING may be sent */
     bool prompt;       /* it is released as soon as the work has ended */
     bool keeps_short;  /* launches are to be just in time (Q5 of meter.h) */
-    bool concurrent;   /* progress is to be sampled */
+    bool concurrent;   /* progress must be sampled */
 };
 
 /* Points in time are sys_now()'s, ns; 0: not set, unless stated otherwise. */
@@ -60,7 +60,7 @@ struct token {
 
     enum token_state state;
     bool local;          /* held by the duty cycle, no agent */
-    bool metered;        /* the queue of unfinished work is to be short */
+    bool metered;        /* the queue of unfinished work must be short */
     bool announce;       /* DRAINING may be sent */
     bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
     bool returned;       /* the agent has barred the gate and has the report that this process runs again */
@@ -76,14 +76,14 @@ struct token {
     struct samples samples;
 
     /* TOKEN_HELD: whether it is used. */
-    bool idle;          /* it is given back because nothing was launched */
+    bool idle;          /* it is released because nothing was launched */
     bool quiet;         /* no launches since the last check, and events are recorded behind earlier ones */
     bool ended;         /* and the earlier launches had finished at the last check */
     uint64_t opened;    /* when */
     uint64_t launches;  /* that had entered when it was opened */
     uint64_t seen;      /* launches that had entered at the last check */
     uint64_t looked;    /* when that was */
-    uint64_t next_look; /* when it is looked again */
+    uint64_t next_look; /* time of the next check of its use */
 
     /* TOKEN_CLOSING and TOKEN_DRAINING. */
     uint64_t patience;         /* ns left for threads inside a launch; of the time that this process runs */
@@ -91,8 +91,8 @@ struct token {
     uint64_t drain_started;    /* when the gate was closed */
     uint64_t expected;         /* when the drain is expected to end; 0: not known */
     uint64_t announce_at;      /* when DRAINING is sent; SYS_NEVER: not */
-    uint64_t next_poll;        /* when it is looked whether the work has finished */
-    uint64_t last_poll;        /* when it had not; 0: it was not looked at */
+    uint64_t next_poll;        /* time of the next check whether the work has finished */
+    uint64_t last_poll;        /* last check at which it had not; 0: no check yet */
     bool cleared;              /* all threads had left their launches; else the patience was over */
     uint64_t drained_launches; /* launches that had left when events were recorded */
     uint64_t late_until;       /* until when threads are waited for that are inside a launch; 0: the work is not done */

@@ -8,7 +8,7 @@
 #include "driver/entries.h"
 #include "memory/state.h"
 
-enum { DEPTH_MOST = 16 }; /* levels of child graphs that are looked at */
+enum { DEPTH_MOST = 16 }; /* levels of child graphs that are checked */
 #define PAGE (2ull << 20) /* bytes: graph memory is reserved in pages of 2 MiB */
 
 /* Addresses of whole pages, from `from` to before `to`. */

@@ -5,19 +5,19 @@
  *
  * Guarantees:
  * C7 reserved-counts: a pool counts with the bytes that it has reserved of the device, used or not, by the driver's own
- * figure.
+ *    figure.
  * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1). If the charge
- * is refused, the call is made only if memory of the pool could serve it. Then no other call of the pool is under way,
- * so that none takes that memory.
+ *    is refused, the call is made only if memory of the pool could serve it. Then no other call of the pool is under
+ *    way, so that none takes that memory.
  * C9 no-read-while-ending: the hook makes no driver call about a pool that is being destroyed.
  * C10 shrinking-is-seen: memory that a pool has returned to the device stops counting with the next call, when the
- * program queries free memory, when the agent recalls credits, and every POOL_LOOK_NS.
+ *    program queries free memory, when the agent recalls credits, and every POOL_LOOK_NS.
  * C11 shareable-never-shrinks: CUDA documents that a pool which other processes can import returns no memory before its
- * end: it has no trim and no release threshold. So it may grow only within the limit:
- * - if the whole expected step is refused, calls may use only memory that the pool has;
- * - after a call that made the pool grow nevertheless, which cannot be undone, no call may grow it until the agent has
- *   granted bytes for it again;
- * - the pool is destroyed once none of its memory is in use.
+ *    end: it has no trim and no release threshold. So it may grow only within the limit:
+ *    - if the whole expected step is refused, calls may use only memory that the pool has;
+ *    - after a call that made the pool grow nevertheless, which cannot be undone, no call may grow it until the agent
+ *      has granted bytes for it again;
+ *    - the pool is destroyed once none of its memory is in use.
  *
  * pool_registry.c registers the pools, pool_settle.c reads the driver's figures, pool_calls.c wraps calls.
  */
@@ -57,7 +57,7 @@ struct pool_memory {
     _Atomic uint32_t readers; /* threads that read the driver's figures now, without the lock (C9) */
     uint32_t busy;            /* calls under way */
     _Atomic uint32_t calls;   /* calls begun plus calls ended; a futex for the threads that wait for an end */
-    bool alone;               /* one call has the pool for itself: nothing was charged for it (C8) */
+    bool alone;               /* one call has exclusive use of the pool: nothing was charged for it (C8) */
     bool awaited;             /* a thread waits for a call to end */
     bool overgrown;           /* grew beyond the limit in a call that could not be undone (C11) */
     uint32_t trims;           /* how often the hook saw the graph pool trimmed */
@@ -75,7 +75,7 @@ struct pool_call {
     uint64_t reserved;          /* bytes charged for it before it was made */
     uint64_t before;            /* the driver's figure before the call; only if `learns` */
     uint32_t calls;             /* memory->calls when this call had begun */
-    bool alone;                 /* nothing is charged for it: it has the pool for itself (C8) */
+    bool alone;                 /* nothing is charged for it: it has exclusive use of the pool (C8) */
     bool learns;                /* its growth shows in what steps the driver grows pools */
 };
 

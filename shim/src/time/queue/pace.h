@@ -35,7 +35,7 @@ enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_WIDE_MOST = 512, PACE_FREE_M
 
 #define PACE_NEVER UINT64_MAX      /* a deadline that is not known */
 #define PACE_LEAD 500000ull        /* ns: a launch into a short queue is so early that a late wake-up leaves no gap */
-#define PACE_WIDE_LONG 50000000ull /* ns: two such windows are over before a newcomer's share is looked at */
+#define PACE_WIDE_LONG 50000000ull /* ns: two such windows end before a newcomer's share is checked */
 
 /* Launches since the last fence, and before fences that are not known to have passed. */
 struct pace_queue {
@@ -107,13 +107,13 @@ void pace_keep_short(struct pace *pace, bool keeps_short);
 uint64_t pace_next_launch(const struct pace *pace, uint64_t now);
 /* Note that all that was launched has ended. */
 void pace_ran_dry(struct pace *pace, uint64_t now);
-/* Return whether the next launch is to be held back until the terms change. */
+/* Return whether the next launch must be held back until the terms change. */
 bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Return how many launches pass until a fence is due. */
 uint32_t pace_passing(const struct pace *pace);
-/* Count launches. Return whether a fence is to be recorded behind them, after a wait that was put off. */
+/* Count launches. Return whether a fence must be recorded behind them, after a delayed wait. */
 bool pace_launched(struct pace *pace, uint32_t launches);
-/* Note that a fence was recorded. Return whether the older one is to be waited for now. */
+/* Record a fence. Return whether to wait for the older one now. */
 bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Record that no fence can be recorded: counting launches starts again. */
 void pace_unfenced(struct pace *pace);

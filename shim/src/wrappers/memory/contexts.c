@@ -230,7 +230,7 @@ static CUresult set_limit(CUlimit limit, size_t value) {
         uncharge_end(held, false);
         return result;
     }
-    struct allocation *now = charge.allocation; /* it stands for both charges from here on */
+    struct allocation *now = charge.allocation; /* it represents both charges from here on */
     uint64_t sum = held_bytes + now->bytes;
     if (DRIVER(cuCtxGetLimit)(&after, limit) == CUDA_SUCCESS) {
         wanted = set_aside(limit, after);

@@ -47,7 +47,7 @@ void *nvml_real(const char *name) {
     return object_find(NVML_FILE, &nvml) ? object_symbol(&nvml, name) : NULL;
 }
 
-/* Receive the next frame, cut to `size`. False if none comes until the deadline. */
+/* Receive the next frame, cut to `size`. False if none arrives before the deadline. */
 static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
     union {
         struct cmsghdr header;
@@ -78,7 +78,7 @@ static bool put(int socket, struct shp_header *frame, uint16_t type, uint32_t si
     return sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* Ask over a connected socket for the tenant's limit on a GPU and what it uses. */
+/* Request over a connected socket the tenant's limit on a GPU and its usage. */
 static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     union {
         struct shp_header header;
@@ -117,7 +117,7 @@ static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t 
     return true;
 }
 
-/* Ask over a connection of its own, which does not count as a process that uses the GPU. For a process without a
+/* Request over a separate connection, which does not count as a process that uses the GPU. For a process without a
  * session. */
 static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -135,15 +135,15 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
     return came;
 }
 
-/* Return whether NVML itself made the call that returns to that address: its functions call each other by name, and
- * what they pass on is theirs, not the tenant's view. */
+/* Return whether NVML itself made the call that returns to that address. Its functions call each other by name, and
+ * their results there must be NVML's own, not the tenant's view. */
 static bool from_within(const void *caller) {
     struct object nvml;
     return object_holding(caller, NVML_FILE, &nvml);
 }
 
 /* Get the same figures as cuMemGetInfo. For a process that uses CUDA. False without an agent, unless one has reported
- * what the tenant's other processes use. */
+ * the usage of the tenant's other processes. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     const struct process *process = atomic_load(&the_process);
     int place = -1;

@@ -1,6 +1,6 @@
 /* Stream-ordered allocation: cuMemAllocAsync and the calls of memory pools.
  *
- * - A pool counts by what it has reserved of the device (C7).
+ * - A pool counts with the bytes that it has reserved of the device (C7).
  * - An allocation that a stream capture records becomes a memory node of the graph (graphmem.h).
  * - An imported pool is charged to the process that made it.
  */

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* Set what `out` points to, if it does, to 0; the value is `result`. */
+/* Set the target of `out`, if any, to 0; the value is `result`. */
 #define REFUSED(result, out) ((out) != NULL ? (*(out) = 0, (result)) : (result))
 
 #endif

@@ -13,7 +13,7 @@
 #include "base/sys.h"
 #include "wrappers/symbols/resolve.h"
 
-/* The answer of the C code to the jump: `decided` 0: the real function shall answer. */
+/* The answer of the C code to the jump; `decided` 0: the real function must answer. */
 struct verdict {
     void *answer;
     long decided;
@@ -87,8 +87,8 @@ static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
 }
 
-/* Answer for "dlsym" or "dlvsym" itself, asked of a handle: the C library's comes out as the hook's. A library behind
- * the hook that has a function of its own under that name needs the C library's, to which its own leads. */
+/* Answer for "dlsym" or "dlvsym" itself with a handle: the C library's is returned as the hook's. A library behind the
+ * hook with a function of that name needs the C library's, which its own calls. */
 static struct verdict decide_own(const struct lookup *lookup, void *own) {
     void *found = ask(lookup, lookup->symbol), *libc = object_libc_symbol(lookup->symbol);
     bool last = object_next_symbol(lookup->symbol) == libc;

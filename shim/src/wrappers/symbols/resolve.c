@@ -1,9 +1,8 @@
 /* Both forms of cuGetProcAddress, and the table from entry to wrapper.
  *
  * The driver answers first, by its own rules of versions and streams; then its function is replaced by the hook's
- * wrapper of that very function. A name that is gated never comes out under a pointer that the hook does not know: the
- * wrapper is then found by name, version and flags, as the driver does; for a version that the table does not cover it
- * is not found.
+ * wrapper of that function. A gated name is never returned with a pointer unknown to the hook: the wrapper is then
+ * found by name, version and flags, as in the driver. A version that the table does not cover is not found.
  */
 #include "wrappers/symbols/resolve.h"
 

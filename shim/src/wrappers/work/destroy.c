@@ -1,7 +1,7 @@
 /* The wrapped calls that end a stream or a context.
  *
- * The registry lets go of the handles before the driver's call (R2), and no lock is held while the driver works (R4):
- * it may take as long as the work that it waits for.
+ * The registry drops the handles before the driver's call (R2), and no lock is held during the call (R4): it may take
+ * as long as the work that it waits for.
  */
 #include "driver/own_calls.h"
 #include "memory/charge.h"
@@ -295,7 +295,7 @@ static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool re
     if (last.context == NULL)
         last = ask_primary(device);
     if (last.context == NULL && reset)
-        last.context = before; /* a thread may retain it before the reset comes to it */
+        last.context = before; /* a thread may retain it before the reset reaches it */
     uint32_t end = depart(streams, last.context);
     result = call(device);
     uint32_t noted = noted_so_far(streams);

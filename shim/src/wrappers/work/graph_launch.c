@@ -1,9 +1,9 @@
-/* The wrapped launches of graphs, and what ends or changes one.
+/* The wrapped launches of graphs, and the calls that end or change one.
  *
  * A launch under a metered grant that would end after the quantum waits for the next opening of the gate, once: a graph
- * that is longer than any quantum runs at the beginning of one. Alone, or while no end of the quantum is known, nothing
- * waits and the fast path is the same as for kernels (G2). A graph may take memory when it is launched: that is
- * reserved before the gate is entered.
+ * that is longer than any quantum runs at the beginning of one. For a lone tenant, or without a known end of the
+ * quantum, no launch waits, and the fast path is the same as for kernels (G2). A graph may take memory when it is
+ * launched: that memory is reserved before the gate is entered.
  */
 #include "driver/entries.h"
 #include "process/process.h"
