@@ -52,8 +52,8 @@ class Parameters:
     """Capacity of the ceiling bucket, as time at the tenant's limit. The bucket holds at least one longest quantum."""
 
     debt_ns: int = 10_000 * _MS
-    """Debt cap, as time at the tenant's rate. Only a single longer hold can leave more debt. It bounds how long a
-    tenant in debt waits."""
+    """Debt cap, as time at the tenant's rate. Only one hold longer than the cap can leave more debt. The cap bounds how
+    long a tenant in debt waits."""
 
     window_ns: int = 10_000 * _MS
     """Length of the window over which usage is reported."""

@@ -140,7 +140,7 @@ bool work_over(CUresult answer) {
 bool event_passed(CUevent event, CUcontext context) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return true; /* it is no context any more */
+        return true; /* the handle is no context any more */
     CUresult result = DRIVER(cuEventQuery)(event);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return work_over(result);

@@ -31,7 +31,7 @@ struct freed_memory {
 /* Return the charge of memory that was freed on that stream once the stream has reached the free. After the driver's
  * call; `stream` by its one name. If no event can be recorded, the charge is returned at once. */
 void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream);
-/* Give back the charges of all memory that is free by now. True if there was any. */
+/* Return the charges of all memory that is free by now. True if there was any. */
 bool freed_refresh(struct freed_memory *freed, struct streams *streams);
 /* The same, but wait until all of it is free, a second at most: a stream may wait for this very thread. */
 bool freed_await(struct freed_memory *freed, struct streams *streams);

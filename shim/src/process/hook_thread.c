@@ -96,8 +96,8 @@ union attributes {
     uint64_t aligned;
 };
 
-/* Return attributes with a stack of 1 MiB at least: the program may have made the default small for the many threads of
- * its own, and this one calls the driver. NULL: the default will do. */
+/* Return attributes with a stack of 1 MiB at least: the program may have lowered the default for its many threads, and
+ * the hook thread calls the driver. NULL: the default is large enough. */
 static const void *choose_stack(union attributes *attributes) {
     const size_t least = 1 << 20;
     size_t size = 0;

@@ -271,7 +271,7 @@ static void exhausted(struct session *session) {
     drop(session);
 }
 
-/* The agent is away: launches go on by the file `limits`, unless the reservation is ending (SE4). */
+/* The agent is away: launches continue by the file `limits`, unless the reservation is ending (SE4). */
 static void away(struct session *session) {
     if (session->admission != RELEASING)
         session->admission = ADMITTED;

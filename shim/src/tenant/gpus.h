@@ -31,7 +31,7 @@ struct gpu {
     uint32_t unanswered;     /* recalls that have been acted on, and whose answer could not be sent yet */
     bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
     bool watched;         /* the hook thread checks idle credits and retries failed reports */
-    uint64_t idle_least;  /* bytes: the least that was idle since the hook thread last looked */
+    uint64_t idle_least;  /* bytes: the least that was idle since the hook thread's last check */
     uint64_t idle_look;   /* sys_now() of its next check; the hook thread's */
     uint64_t kept;        /* bytes that may lie idle because the program took as many again soon after it freed them */
     uint64_t parted;      /* bytes returned since the program last paused, less the bytes allocated again */

@@ -81,7 +81,7 @@ struct token {
     bool ended;         /* and the earlier launches had finished at the last check */
     uint64_t opened;    /* when */
     uint64_t launches;  /* that had entered when it was opened */
-    uint64_t seen;      /* launches that had entered at the last check */
+    uint64_t seen;      /* number of launches begun up to the last check */
     uint64_t looked;    /* when that was */
     uint64_t next_look; /* time of the next check of its use */
 

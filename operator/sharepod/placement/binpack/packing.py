@@ -36,7 +36,7 @@ _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
 """Nodes, and nodes times demand shapes, from which a renewal estimates the room of the cluster; beyond that, every
 n-th."""
 _RENEWAL_WORK, _WORK_OF_CLASS = 20_000_000, 5_000_000
-"""GPUs times demand shapes that a renewal scores: about 20 ms in all, and the most for one request class."""
+"""GPUs times demand shapes that a renewal scores: in all (about 20 ms), and at most for one request class."""
 
 
 class Packing:

@@ -73,7 +73,7 @@ static void sink(const struct spans *spans, size_t root, size_t count) {
     *span_at(spans, root) = span;
 }
 
-/* Sort the spans by where they begin (heap sort: in place, O(n log n)). */
+/* Sort the spans by their start (heap sort: in place, O(n log n)). */
 static void sort(const struct spans *spans) {
     size_t count = spans->rows.count;
     for (size_t root = count / 2; root > 0; root--)

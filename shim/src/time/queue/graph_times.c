@@ -24,7 +24,8 @@ static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
     return NULL;
 }
 
-/* Return the same, made if need be. NULL: no memory, the graph is launched without being measured. With the lock. */
+/* Return the entry of a graph, created if necessary. NULL: no memory, so the graph is launched without being measured.
+ * With the lock. */
 static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     struct known_graph *known = find(graphs, exec);
     if (known != NULL || !hashed_room(&graphs->known) || (known = slab_take(&graphs->slab, sizeof *known)) == NULL)
@@ -34,7 +35,7 @@ static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     return known;
 }
 
-/* Destroy the events of a graph, unless they went with their context. Without the lock. */
+/* Destroy the events of a graph, unless they ended with their context. Without the lock. */
 static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent before, CUevent after) {
     CUevent events[] = {before, after};
     streams_destroy_events(streams, context, epoch, events, 2);

@@ -279,9 +279,9 @@ static bool primary_lives(CUdevice device, const struct primary *last, bool *sam
     return active;
 }
 
-/* A release ends the primary context only with its last reference; a reset always. Another thread may retain it during
- * the call: before its end, which then is none or ends the work of that thread too; or after it: then it is another
- * context of the same handle, and is active. */
+/* A release ends the primary context only with its last reference; a reset always. Another thread may retain the
+ * context during the call. If it does so before the end, the release does not end the context, or the reset ends that
+ * thread's work too. If it does so after the end, it gets another active context with the same handle. */
 static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool reset) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || call == NULL)
