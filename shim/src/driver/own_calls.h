@@ -47,7 +47,7 @@ unsigned long long context_number(CUcontext context);
 CUevent event_make(CUcontext context, unsigned flags);
 /* Record an event of that context in a stream of it. */
 CUresult event_record(CUcontext context, CUevent event, CUstream stream);
-/* Return whether the driver's answer to a query says that the work is over. */
+/* Return whether the driver's answer to a query means that the work is over. */
 bool work_over(CUresult answer);
 /* Return whether the work before an event of that context is over. */
 bool event_passed(CUevent event, CUcontext context);

@@ -24,7 +24,7 @@ static bool on_device(uint64_t age, CUdeviceptr address) {
     CUresult result = DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
     bool device = result == CUDA_SUCCESS && type != CU_MEMORYTYPE_HOST;
     own_calls_end(mode);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE) /* else the driver says nothing of the address */
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE) /* else the answer is not about the address */
         kinds_note(&memory_state()->kinds, age, address, device ? ADDRESS_DEVICE : ADDRESS_HOST);
     return device;
 }
