@@ -1,6 +1,7 @@
 /* The parts of sys.h that are no hot path: mapped memory, and the hook's one way to speak to the user. */
 #include "base/sys.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <string.h>
@@ -32,9 +33,11 @@ static struct file {
 } errors;
 static _Atomic bool errors_known;
 
+/* Return the file behind descriptor 2. One that is closed by exec is none of the program's start. */
 static struct file errors_now(void) {
     struct stat facts;
-    bool open = sys_call(SYS_fstat, 2, (long)&facts, 0, 0, 0, 0) == 0;
+    bool open =
+        sys_call(SYS_fcntl, 2, F_GETFD, 0, 0, 0, 0) == 0 && sys_call(SYS_fstat, 2, (long)&facts, 0, 0, 0, 0) == 0;
     return open ? (struct file){.device = facts.st_dev, .inode = facts.st_ino} : (struct file){0};
 }
 
@@ -47,7 +50,7 @@ void sys_keep_errors(void) {
 void sys_say(const char *first, ...) {
     sys_keep_errors();
     struct file now = errors_now();
-    if (now.inode != errors.inode || now.device != errors.device)
+    if (now.inode == 0 || now.inode != errors.inode || now.device != errors.device)
         return; /* a file of the program's */
     char text[512];
     size_t length = 0;

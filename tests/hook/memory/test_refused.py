@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hook.conftest import MIB, TENANT_MEMORY, Tenant, terms
@@ -87,3 +90,26 @@ def test_a_refusal_is_on_standard_error_once_a_minute(
         f"sharepod: an allocation of {-(-asked // MIB)} MiB of GPU memory was refused: this pod holds 5 MiB of its "
         f"limit of {TENANT_MEMORY // MIB} MiB; free memory, or request more of it for the pod"
     )
+
+
+FILE_AS_2 = """
+import ctypes, os, sys
+os.close(2)
+assert os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) == 2
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+print(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)))
+"""
+
+
+def test_a_refusal_is_not_in_a_file_that_the_program_opened_before_its_first_call(
+    tenant: Tenant, tmp_path: Path
+) -> None:
+    """Descriptor 2 was closed before. Python's files are closed by exec, so none of them is standard error."""
+    tenant.agent()
+    command = [sys.executable, "-S", "-c", FILE_AS_2, str(tmp_path / "of the program")]
+    done = subprocess.run(command, env=tenant.environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{OUT_OF_MEMORY}\n"
+    assert (tmp_path / "of the program").read_text() == ""
