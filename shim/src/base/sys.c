@@ -33,7 +33,7 @@ static struct file {
 } errors;
 static _Atomic bool errors_known;
 
-/* Return the file behind descriptor 2. One that is closed by exec is none of the program's start. */
+/* Return the file behind descriptor 2, or none if it has FD_CLOEXEC: it was opened after the start. */
 static struct file errors_now(void) {
     struct stat facts;
     bool open =

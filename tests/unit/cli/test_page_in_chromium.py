@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from harness.cluster import wait_until
 from kubectl_sharepod.kubectl import Json
 from kubectl_sharepod.page.server import Reading, served
 from kubectl_sharepod.reading import Scope
@@ -202,15 +203,19 @@ def test_the_filter_hides_gpus_and_announces_how_many_are_left(browser: Browser,
 
 def test_a_screen_reader_gets_names_and_roles(browser: Browser, shown: Any) -> None:
     shown(cluster())
-    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
-    named = [
-        (node["role"]["value"], node.get("name", {}).get("value", ""))
-        for node in nodes
-        if not node.get("ignored", False)
-    ]
-    bars = [name for role, name in named if role == "image"]
+    named: list[tuple[str, str]] = []
     tenants = "team/train requests 0.5, uses 0.22; team/notebook requests 0.2, uses 0.22"
-    assert f"0.7 of its time requested, 0.44 used: {tenants}" in bars
+
+    def has_bars() -> bool:
+        named[:] = [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in browser.call("Accessibility.getFullAXTree")["nodes"]
+            if not node.get("ignored", False)
+        ]
+        return ("image", f"0.7 of its time requested, 0.44 used: {tenants}") in named
+
+    wait_until(has_bars, what="the text of a GPU's bar", timeout=20)  # the page draws its GPUs after its head
+    bars = [name for role, name in named if role == "image"]
     assert any("0.66 used on average" in name for name in bars), "the curve has its figures as text"
     assert ("rowheader", "team/large") in named
     assert [name for role, name in named if role == "heading"][:5] == [

@@ -27,6 +27,8 @@ from .xids import XidListener
 
 _SAMPLE_US = 1_000_000
 """Microseconds of the longest sample of utilization."""
+_STEP_S = 0.02
+"""Seconds by which wall time may move against monotonic time between two readings: more than NTP slews in 15 s."""
 _SYS_PCI = Path("/sys/bus/pci/devices")
 """sysfs folder of the PCI devices, which has each device's NUMA node."""
 
@@ -56,6 +58,8 @@ class NvmlInventory:
         self._xids_file = xids_file
         self._xids: XidListener | None = None
         self._sampled: dict[str, int] = {}
+        self._offsets: dict[str, float] = {}
+        """Wall time minus monotonic time at the last look at samples, in seconds, by UUID."""
         self._running: Future[Reading] | None = None
         self._begun = 0
         """Number of readings that have begun."""
@@ -266,8 +270,12 @@ class NvmlInventory:
         does not report them."""
         now, monotonic = time.time_ns() // 1000, time.monotonic()
         since, until = self._sampled.get(uuid, 0), now + _SAMPLE_US
-        if since > until:  # the clock of the samples was set back: former time stamps lie in the future
-            since = now - _SAMPLE_US
+        offset = now / 1e6 - monotonic
+        stepped = abs(offset - self._offsets.setdefault(uuid, offset)) > _STEP_S
+        self._offsets[uuid] = offset
+        if stepped:  # it is unknown which samples have time stamps from before the step
+            self._sampled[uuid] = now
+            return {}
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except nvml.NVMLError as error:

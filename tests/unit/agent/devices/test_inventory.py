@@ -422,24 +422,28 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
     assert [each.utilization for each in reading.processes] == [None, None]
 
 
-async def test_processes_are_told_apart_after_the_clock_was_set_back(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step_s", [-3600, -0.5, 0.2, 2])
+async def test_samples_next_to_a_step_of_the_clock_are_dropped(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    second, hour = 1_000_000, 3_600_000_000
+    """Their time stamps could lie outside the turn in which the work ran."""
+    second = 1_000_000
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=5)]}
-    clock = [10 * hour]
-    monkeypatch.setattr(time, "time_ns", lambda: 1000 * clock[0])
+    shift, wall = [0.0], time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: wall() + int(shift[0] * 1e9))
     inventory = NvmlInventory(5, nvml)
 
-    async def told(*samples: tuple[int, int]) -> float | None:
+    def now() -> int:
+        return time.time_ns() // 1000
+
+    async def sampled(*samples: tuple[int, int]) -> float | None:
         nvml.samples = [SimpleNamespace(pid=7, timeStamp=at, smUtil=part) for at, part in samples]
         return (await inventory.read()).processes[0].utilization
 
-    assert await told((clock[0] - second, 40)) == 0.4
-    before, clock[0] = clock[0] - second, 9 * hour
-    assert await told((before, 40), (clock[0] - second // 2, 100)) == 1.0, "a sample of before is not told again"
-    clock[0] += second
-    assert await told((before, 40), (clock[0] - second // 2, 60)) == 0.6
+    assert await sampled((now() - second, 40)) == 0.4
+    before, shift[0] = now(), step_s
+    assert await sampled((before, 40), (now(), 100)) == 0.0
+    assert await sampled((now() + second // 2, 60)) == 0.6
 
 
 async def until_xids(inventory: NvmlInventory, counted: int) -> Reading:
