@@ -264,4 +264,5 @@ def test_drains_leave_a_stream_alone_that_is_about_to_join_a_capture(tenant: Ten
             ["event_record", "joins", "joining"],
             ["stream_wait", "captured", "joins"],
             ["capture_end", "captured"],
+            timeout=60,  # some rounds wait for drains, and each takes a second on a busy machine
         )

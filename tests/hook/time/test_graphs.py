@@ -53,7 +53,7 @@ def test_a_graph_that_does_not_fit_the_quantum_waits_for_the_next(tenant: Tenant
     assert submitted(tenant) == before + 2, "the third would have ended after the quantum"
     assert not launched[2].done()
     assert agent.times(client, Drained)[1] - sent < 170e6, "the rest of the quantum was of no use"
-    agent.grant(client, 170, metered=True)
+    agent.grant(client, 2000, metered=True)  # on a busy machine a short one may reach the gate too late for the graph
     assert launched[2].result(10).code == 0
 
 
