@@ -47,6 +47,16 @@ void sys_keep_errors(void) {
     atomic_store(&errors_known, true);
 }
 
+const char *sys_decimal(uint64_t number, char text[SYS_DECIMAL]) {
+    char *at = text + SYS_DECIMAL - 1;
+    *at = '\0';
+    do {
+        *--at = (char)('0' + number % 10);
+        number /= 10;
+    } while (number > 0);
+    return at;
+}
+
 void sys_say(const char *first, ...) {
     sys_keep_errors();
     struct file now = errors_now();

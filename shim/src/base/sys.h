@@ -134,4 +134,10 @@ void sys_keep_errors(void);
  * with NULL; a line is cut at 510 bytes. */
 void sys_say(const char *first, ...);
 
+/* Characters of the longest decimal number, with its final zero. */
+enum { SYS_DECIMAL = 21 };
+
+/* Write a number, with its final zero, at the end of `text`. Return where it begins. */
+const char *sys_decimal(uint64_t number, char text[SYS_DECIMAL]);
+
 #endif

@@ -15,6 +15,7 @@
 
 #include "base/descriptors.h"
 #include "base/hashed.h"
+#include "base/sys.h"
 #include "memory/state.h"
 
 /* A descriptor that the driver has exported. With the lock. */
@@ -105,15 +106,10 @@ static void found(uint64_t data) {
  * thread's folder: that of the process has no descriptors once its first thread has ended. */
 static bool read_entries(int number) {
     static const char before[] = "data:", folder[] = "/proc/thread-self/fdinfo/";
-    char path[sizeof folder + 12] = "/proc/thread-self/fdinfo/", digits[12], text[512];
-    char *end = path + sizeof folder - 1;
-    int count = 0;
-    do
-        digits[count++] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    while (count > 0)
-        *end++ = digits[--count];
-    *end = '\0';
+    char path[sizeof folder + SYS_DECIMAL] = "/proc/thread-self/fdinfo/", digits[SYS_DECIMAL], text[512];
+    const char *next = sys_decimal((uint64_t)number, digits);
+    for (char *end = path + sizeof folder - 1; (*end = *next) != '\0'; end++)
+        next++;
     long file = sys_call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0), size = 0;
     if (file < 0)
         return false;

@@ -193,7 +193,7 @@ class HeadOfLine:
                 continue  # the tenant has left since
             request = self._request_of(waiting)
             found = find_head_reservation(cluster, request, self._left) if request is not None else None
-            if request is not None and found is not None:
+            if found is not None:
                 return found
             waiting.kept_nowhere_at = now
         if kept is None or owner is None:
