@@ -115,7 +115,7 @@ class AgentSettings(BaseSettings):
 
     xids_tolerated: tuple[int, ...] = tuple(sorted(XIDS_TOLERATED))
     """Xids after which a GPU still counts as healthy. After any other Xid the GPU is unhealthy until the node is
-    restarted, or until `xids.json` is removed from the state directory and the agent restarted."""
+    restarted. It is also healthy again once `xids.json` is removed from the state directory and the agent restarted."""
 
     unhooked_after_s: Annotated[float, Field(ge=0, le=600)] = 3.0
     """Seconds for which a process may use a GPU before its hook has connected. After that, its tenant's share counts as

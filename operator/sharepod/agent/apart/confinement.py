@@ -61,9 +61,9 @@ def next_child_alone() -> Iterator[None]:
 def take_own_user() -> None:
     """Set a random real user for this process. Its effective user stays root. Raise `OSError`.
 
-    The kernel has limits per real user over all containers: descriptors in flight between sockets, epoll watches,
-    threads, pending signals, locked pages, pipes, keys, inotify watches. A tenant with the same user could exhaust
-    them.
+    The kernel limits some resources per real user over all containers. They are descriptors in flight between sockets,
+    epoll watches, threads, pending signals, locked pages, pipes, keys, inotify watches. A tenant with the same user
+    could exhaust them.
     """
     user = secrets.choice(_OWN_USERS)
     try:

@@ -212,7 +212,7 @@ class RemotePeers:
 
 
 class RemoteInventory:
-    """Readings of the GPUs by the privileged process, each with what /proc says of it."""
+    """Readings of the GPUs by the privileged process, each with its facts from /proc."""
 
     def __init__(
         self, line: Line, *, simulated: bool, timeout_s: float, wanted: Callable[[], calls.ReadingWanted]

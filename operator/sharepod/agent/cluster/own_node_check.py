@@ -1,8 +1,8 @@
 """Check that the policy on agents is effective: the API server refuses this agent's writes for other nodes.
 
-RBAC lets an agent write the status of every GPUNode and every Lease of its namespace; the policy
-sharepod-agent-own-node restricts it to those of its node. A policy that is missing, or names another ServiceAccount,
-refuses nothing, which only this check detects.
+RBAC lets an agent write the status of every GPUNode and every Lease of its namespace. The policy
+sharepod-agent-own-node restricts it to its own node's objects. A policy that is missing, or names another
+ServiceAccount, refuses nothing, which only this check detects.
 
 Guarantees:
 - Nothing is written: the attempt is a dry run, and its name is that of no node.
@@ -28,7 +28,7 @@ _AGAIN_S = 10.0
 _HELD_S = 600.0
 """Seconds until the next check while the policy is effective."""
 _NO_NODE = "a.node.that.does.not.exist"
-"""Name of no node of any cluster, so that nobody mistakes the attempt for a write of another agent."""
+"""Name that no node has, so that the attempt is not mistaken for a write of another agent."""
 _NOT_IN_FORCE = (
     "the API server would let this agent write for other nodes: the policy sharepod-agent-own-node is not installed, "
     "or its matchConditions name another ServiceAccount than the agent's. Apply manifests/policies; if you changed "

@@ -19,7 +19,7 @@ from sharepod.api.objects import HOLDER_PREFIX
 
 _NOT_OFFERED = (
     "NVIDIA's device plugin no longer offers it to pods, so the plugin considers it unhealthy; the "
-    "plugin's log says why"
+    "plugin's log has the reason"
 )
 
 

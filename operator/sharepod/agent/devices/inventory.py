@@ -80,7 +80,7 @@ class Reading:
 
 
 XIDS_TOLERATED = frozenset((13, 31, 43, 45, 63, 68, 92, 94, 109))
-"""Xids after which the GPU still counts as healthy: errors of a program (13, 31, 43, 45, 68, 109), memory errors that
+"""Xids after which the GPU still counts as healthy. Errors of a program (13, 31, 43, 45, 68, 109), memory errors that
 the GPU has contained or remapped (63, 94), and a notice (92). See NVIDIA's catalogue of Xid errors."""
 
 

@@ -1,7 +1,7 @@
 """Inventory from NVML, the management library of NVIDIA's driver.
 
 Guarantees:
-- Readings run in a thread, one at a time: a failing GPU can block any call of NVML, and the event loop must not wait
+- Readings run in a thread, one at a time. A failing GPU can block any call of NVML, and the event loop must not wait
   for it.
 - When a reading exceeds its timeout, the last one is repeated with every GPU unhealthy until the thread returns.
 - Any other reading began after it was requested; a reading that the driver delayed beyond its timeout is discarded.

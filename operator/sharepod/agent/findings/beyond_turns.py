@@ -35,8 +35,8 @@ SHORTEST_S = 1 / 6
 LONGEST_S = 1.5
 """Longest time in seconds that a sample covers, including drivers that report the busy time since the last request."""
 CLOCK_ERROR_S = 0.02
-"""Seconds by which a sample's end may differ from its time stamp: a late timer of the driver, plus the few milliseconds
-by which the end of a turn is recorded late."""
+"""Seconds by which a sample's end may differ from its time stamp. It covers a late timer of the driver, and the few
+milliseconds by which the end of a turn is recorded late."""
 ROUNDING = 0.01
 """Part by which NVML's whole percents may be too high."""
 _RATIO = 1.1

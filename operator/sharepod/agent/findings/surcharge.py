@@ -4,7 +4,7 @@ Guarantees:
 - A tenant whose kernels run within its charged time, within NVML's error, never has a surcharge: see B1 of
   `beyond_turns.py`.
 - A tenant that is busy beyond that by more than `SLACK_S` and `TOLERANCE` is surcharged for all of it, from the first
-  second on, and for each further second at once. So over time it gains `TOLERANCE` and NVML's rounding at most.
+  second on. Each further second is surcharged at once. So over time it gains `TOLERANCE` and NVML's rounding at most.
 
 A sample of NVML covers 1/6 s to 1 s before it is read. Turns come around some five times a second. Readings at exact
 seconds would always see the same part of each round, and miss the others. The times between readings are therefore
@@ -16,10 +16,10 @@ from __future__ import annotations
 from .beyond_turns import NOTHING, Beyond
 
 TOLERANCE = 0.01
-"""Part of the time for which a tenant may be busy beyond its charged time: the driver's own work for a process, such as
-clearing memory, which no hook can gate."""
+"""Part of the time for which a tenant may be busy beyond its charged time. No hook can gate the driver's own work for a
+process, such as clearing memory."""
 SLACK_S = 0.5
-"""Seconds of busy time beyond the charged time before any is surcharged: contexts of new processes start, and a turn is
+"""Seconds of busy time beyond the charged time before any is surcharged. Contexts of new processes start, and a turn is
 ended early for a process that seems to have no processor time."""
 CAUGHT_S = 60.0
 """Seconds without tolerance, after a surcharge of more than twice `TOLERANCE`: 60 s, as long as the exclusive turns."""

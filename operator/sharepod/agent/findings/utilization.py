@@ -13,8 +13,8 @@ from .sliding import SlidingRate
 WINDOW_S = 10.0
 """Seconds over which `ratio` is taken: equal to the window of the token time that it is compared with."""
 READING_MAX_S = 15.0
-"""Longest time in seconds that one reading stands for: longer than NVML's default timeout (10 s), so that a slow driver
-loses nothing; short, so that a driver that hung adds little."""
+"""Longest time in seconds that one reading stands for. It exceeds NVML's default timeout (10 s), so that a slow driver
+loses nothing. It is short, so that a driver that hung adds little."""
 
 Key = tuple[str, str]
 """Tenant id (empty: the whole GPU) and GPU UUID."""

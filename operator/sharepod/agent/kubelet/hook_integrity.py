@@ -4,8 +4,8 @@ A program can mount another file over /etc/ld.so.preload in its own mount namesp
 itself. Paths do not show that. The check therefore asks the kernel which inode of which filesystem is at the path.
 
 Guarantees:
-- No filesystem of a tenant is asked: a path is resolved only in the kernel's dentry cache, and a path that is not
-  cached has no verdict. Linux before 5.12 lacks this flag, and asks the filesystem.
+- No filesystem of a tenant is asked: a path is resolved only in the kernel's dentry cache. A path that is not cached
+  has no verdict. Linux before 5.12 lacks this flag, and asks the filesystem.
 - A process that blocks the kernel's answer, or has long listings (`reading_time`), delays verdicts on its own tenant
   only.
 - A process that cannot be read, or has too many mappings to read, has no verdict.

@@ -51,7 +51,7 @@ class Mount:
     device: str = ""
     """The filesystem, as `major:minor`."""
     id: str = ""
-    """The kernel's number of the mount, unique among those that exist."""
+    """The kernel's number of the mount, unique among existing mounts."""
 
     @property
     def readonly(self) -> bool:

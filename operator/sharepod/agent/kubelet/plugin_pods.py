@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 INTERVAL_S = 5.0
 """Seconds between two requests: a pod's metrics begin at most this late."""
 HELD_INTERVAL_S = 1.0
-"""The same where tenants have GPUs of the device plugin: a GPU that a holder has lost is closed at most this late, plus
+"""The same where tenants have GPUs of the device plugin. A GPU that a holder has lost is closed at most this late, plus
 the time of an answer."""
 TIMEOUT_S = 5.0
 """Timeout of one answer in seconds."""

@@ -5,8 +5,8 @@ mount of that directory of that filesystem.
 
 Guarantees:
 - Only a mount of a tenant's directory, or of a file in it, names a tenant; the path of the mount point proves nothing.
-- A program that has the kubelet's folders mounted, with other pods' volumes in them, belongs to no tenant: only the
-  mount points of tenants' containers count.
+- Only the mount points of tenants' containers count. A program that has the kubelet's folders mounted, with other pods'
+  volumes in them, belongs to no tenant.
 - Reading the mounts of one process is bounded: 10 ms of the kernel for `_BYTES_MAX`, and 0.2 ms here. No path that a
   tenant can choose is decoded.
 """

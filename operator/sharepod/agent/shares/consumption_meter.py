@@ -3,8 +3,8 @@
 Guarantees:
 - CM1 whole-books: a GPU's uses (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to the time since
   the GPU was first seen. This holds over every agent that has kept this account.
-- CM2 unmetered: a GPU's time is `unmetered` only while a tenant shares it and no agent counts: from the last stored
-  count to the next agent's first grant. Time that the tenants' accounts show as held is subtracted.
+- CM2 unmetered: a GPU's time is `unmetered` only while a tenant shares it and no agent counts. That is from the last
+  stored count to the next agent's first grant. Time that the tenants' accounts show as held is subtracted.
 - CM3 growing: a series never falls; a closed one does not grow (`api/consumption.py`, CO1 to CO3).
 - CM4 resumed: held time of an account since its last count is counted once, by the agent that counts it next.
 

@@ -1,8 +1,7 @@
 """Moment at which a function is called; each hand-off sets it again.
 
 Guarantees:
-- The function is called at the moment that was set last, or at an earlier one that was set before: it checks itself
-  what is due.
+- The function is called at the last moment set, or at an earlier moment set before. It must check what is due.
 - On the agent's loop (`on_time.LoopAlarm`) the call is never early by the kernel's clock. Setting the moment costs no
   system call, no object and no heap operation.
 """

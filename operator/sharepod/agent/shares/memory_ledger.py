@@ -3,10 +3,10 @@
 Time is passed in, and messages are returned as actions. Sizes are in bytes, times in nanoseconds.
 
 Guarantees (ME as in docs/design.md, Memory):
-- ME1 limit: credits, and the driver's bytes beyond them, never exceed an enforced limit, except for handovers, credits
-  by `grow`, and a limit that was lowered.
-- ME2 recall-before-refusal: a request that fits the limit is not refused while a sibling process has unused credits;
-  these are recalled first, for a bounded time.
+- ME1 limit: credits, and the driver's bytes beyond them, never exceed an enforced limit. Exceptions are handovers,
+  credits by `grow`, and a limit that was lowered.
+- ME2 recall-before-refusal: a request that fits the limit is not refused while a sibling process has unused credits.
+  These are recalled first, for a bounded time.
 - ME4 returned-on-exit: a client that has exited has no credits.
 - K1 lost-connection: credits of a running process whose connection is lost are kept, also from an earlier agent. They
   are freed when the process exits, declares its memory on a new connection, or the driver reports its memory. A request

@@ -1,4 +1,4 @@
-"""Token scheduler on the event loop: one token per tenant, shared by those of the tenant's processes that want it.
+"""Token scheduler on the event loop: one token per tenant, shared by all of its processes that want it.
 
 Guarantees:
 - A tenant wants the token while any of its processes does.
@@ -53,7 +53,7 @@ from .turn_log import LoggedTurn, TurnLog
 log = structlog.get_logger(__name__)
 
 _JOIN_NS = 1_000_000
-"""Nanoseconds that must be left of a quantum for another process of the tenant to join it; with less, the process waits
+"""Nanoseconds that must be left of a quantum for another process of the tenant to join it. With less, the process waits
 for the tenant's next turn. 1 ms is a tenth of the shortest default quantum."""
 
 

@@ -17,7 +17,7 @@ _ALONE_S = 2 * _TURN_S
 """Seconds after which frames of a tenant that was the only one with frames belong to an earlier turn of the loop. The
 end of a turn is inferred in this way, because a callback at each end would add a turn of the loop to every hand-off."""
 _LOUD_S = 5.0
-"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with other such tenants: longer than the
+"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with other such tenants. It exceeds the
 pauses of a flood that comes in waves."""
 
 

@@ -44,7 +44,7 @@ def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] =
 def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     """Return the pid of the process that connected and a pidfd of that process, which the caller closes.
 
-    The pidfd is None if the process has exited or is not in the agent's PID namespace; a pid of 0 means an invisible
+    The pidfd is None if the process has exited or is not in the agent's PID namespace. A pid of 0 means an invisible
     PID namespace. The pid comes from the kernel, not from the process. Raises `OSError` if no descriptor is left: a
     process that cannot be watched is not served.
     """

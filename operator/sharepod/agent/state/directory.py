@@ -12,7 +12,7 @@ Guarantees:
 - A hook is removed only when no tenant's directory links to it.
 - A kept socket is used only while its file is the one in the tenant's directory.
 
-No file here is flushed to disk: at its start the agent writes all of them again from the ledger, before any container
+No file here is flushed to disk. At its start the agent writes all of them again from the ledger, before any container
 that is restarted with the node gets its volume.
 """
 
@@ -229,7 +229,7 @@ class StateDir:
         self._kept.drop(tenant_socket.kept_name(tenant_id))
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Drop all descriptors that a killed agent has left, except those of these tenants."""
+        """Drop all descriptors that a killed agent has left, except these tenants'."""
         names = (tenant_socket.kept_name, _handover_name)
         self._kept.drop_all_but({name(each) for each in tenant_ids for name in names})
 

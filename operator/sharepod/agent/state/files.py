@@ -68,7 +68,7 @@ def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = Tr
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a free name in the folder of `path`; at the end, rename what was created there to `path`.
+    """Yield a free name in the folder of `path`; at the end, rename the file created there to `path`.
 
     For files that are more than their content: links, sockets, mappings. Nothing is flushed. If the block raises, the
     file at `path` stays. Raise `OSError`.

@@ -109,8 +109,8 @@ class Handover:
     ) -> tuple[Handover, Inheritance]:
         """Open the file of a tenant; return it with the state of an earlier agent.
 
-        If the disk does not take the file, it is created in memory only, the supervisor gets a copy of the descriptor,
-        and a warning is logged.
+        If the disk does not take the file, it is created in memory only, and a warning is logged. The supervisor gets a
+        copy of the descriptor.
 
         Args:
             path: the file.

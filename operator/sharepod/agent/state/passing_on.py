@@ -8,7 +8,7 @@ end of the serving agent.
 
 Guarantees:
 - Passing on is optional. An agent of an earlier version, a killed agent, or a disk that takes no socket passes nothing
-  on, and the next agent creates its own sockets.
+  on. Then the next agent creates its own sockets.
 - The event loop keeps running, and standby agents that read nothing delay the end by `_SEND_S` in total.
 - A received socket is used only if its mark shows that it is still the tenant's socket (see `StateDir.inherit`).
 """
@@ -180,7 +180,7 @@ async def _send_all(waiting: socket.socket, heirlooms: Mapping[str, KeptDescript
     try:
         async with asyncio.timeout(_SEND_S):
             for name, heirloom in heirlooms.items():
-                while not _sent(waiting, name, heirloom):  # noqa: ASYNC110 - a queue says nothing of its last bytes
+                while not _sent(waiting, name, heirloom):  # noqa: ASYNC110 - a queue does not report its last bytes
                     await asyncio.sleep(_AGAIN_S)
     except OSError as error:
         log.warning("the standby agent does not read the passed-on descriptors", error=str(error) or "too slow")

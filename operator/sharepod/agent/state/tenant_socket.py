@@ -48,7 +48,7 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
 
 @contextlib.contextmanager
 def _named_by_tenant(directory: Path) -> Iterator[Path]:
-    """Yield a path of the directory that is short enough for a socket's name, and that no other tenant has: the
+    """Yield a path of the directory that is short enough for a socket's name, and that no other tenant has. The
     privileged process identifies the tenant of a connection by the socket's name. A path does not fit with an id of
     more than some 70 characters."""
     with files.short_path(directory.parent) as parent:

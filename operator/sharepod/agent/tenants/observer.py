@@ -34,8 +34,8 @@ from .served import ServedTenant
 
 FINDINGS_FILE = "findings.json"
 _AT_ONCE = 2
-"""Tenants whose part of a reading is evaluated in one step: some 0.1 ms each (measured, benchmarks/handoff.py), and 0.3
-ms more for a tenant that a sample shows busy."""
+"""Tenants whose part of a reading is evaluated in one step. Each takes some 0.1 ms (benchmarks/handoff.py), and 0.3 ms
+more if a sample shows it busy."""
 
 log = structlog.get_logger(__name__)
 

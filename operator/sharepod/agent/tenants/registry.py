@@ -49,8 +49,8 @@ _CHECKPOINTS_AT_ONCE = 12
 them. With four accounts, half of the turn was the loop's overhead."""
 
 _OPENED_AT_ONCE = 16
-"""Tenants whose files are opened by one call. One at a time, a node with 240 tenants took four times as long to be
-served after an upgrade; beyond 16 nothing is gained, and the first ones wait longer."""
+"""Tenants whose files are opened by one call. With one at a time, serving a node with 240 tenants after an upgrade
+takes four times as long. Beyond 16 nothing is gained, and the first ones wait longer."""
 
 _RELEASING = "this pod's share of the GPU is being released; the pod can use the GPU no longer"
 """Text for clients of a tenant in release."""

@@ -411,8 +411,8 @@ class ServedTenant:
             self._loop.call_soon(self._settle_closed)
 
     def _connected(self) -> None:
-        """Report to the token whether processes are connected, and whether the tenant may co-run: if its row does not
-        deny it, and all processes sample their progress."""
+        """Report to the token whether processes are connected, and whether the tenant may co-run. It may if its row
+        does not deny it, and all processes sample their progress."""
         allowed = self.row.co_running is not CoRunningPolicy.DENY
         concurrent = allowed and all(user.samples_progress for user in self._users)
         self._tokens.set_connected(self.row.id, connected=bool(self._users), concurrent=concurrent)

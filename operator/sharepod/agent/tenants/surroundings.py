@@ -39,7 +39,7 @@ class TenantDirectories(Protocol):
         """Stop keeping a tenant's socket."""
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Drop all descriptors that a killed agent has left, except those of these tenants."""
+        """Drop all descriptors that a killed agent has left, except these tenants'."""
 
     def shut(self, tenant_id: str) -> None:
         """Remove socket and limits."""

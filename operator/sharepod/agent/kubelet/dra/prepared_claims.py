@@ -3,7 +3,7 @@
 Guarantees:
 - A claim counts as prepared from before its CDI device is written until after that is removed, even if the agent is
   killed.
-- A record is valid for one boot of the node: after a reboot no container runs, and the kubelet prepares each claim
+- A record is valid for one boot of the node. After a reboot no container runs, and the kubelet prepares each claim
   again before it starts a container.
 - A CDI device that is lost while its claim is prepared is written again by the next agent.
 - A tenant's pods are remembered until the tenant is dropped: a pod's processes may outlive its claim.
