@@ -4,8 +4,8 @@ admins.
 Guarantees:
 - A GPUNode is created for every Node with the label of a pool and for no other. An Event names a label of no pool.
 - A GPUNode is deleted only when its Node is deleted, or has left the pool, and its ledger is empty.
-- A Node with shared GPUs advertises the resources of the line once the policy on Pods with a line is enforced, and
-  again after their removal. A Node that has left the pool no longer advertises them.
+- A Node with shared GPUs advertises the resources of the line once the policy on Pods with a line is enforced. Removed
+  resources are advertised again. A Node that has left the pool no longer advertises them.
 - A Node that does not advertise enough yet delays a share by `_ADVERTISED_S` at most.
 - force-release is honoured for tenants that have ended; for others it is refused, with an Event.
 """
@@ -44,8 +44,8 @@ _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 """Conditions that the operator writes."""
 
 _LOOK_AGAIN_S = 1.0
-"""Seconds until the next check of a deleted node with tenants, whose return without the pool label no watch shows, and
-of a node that leaves pool `scheduler`."""
+"""Seconds until the next check of a deleted node with tenants, or of a node that leaves pool `scheduler`. No watch
+shows that a deleted node returns without the pool label."""
 _ADVERTISED_S = 5.0
 """Seconds for which Pods wait until their Node advertises enough; then kube-scheduler decides. It takes one write."""
 

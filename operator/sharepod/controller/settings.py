@@ -92,8 +92,8 @@ class OperatorSettings(BaseSettings):
     it is back."""
 
     start_timeout: Seconds = 1800
-    """A Pod that has a share and of which no container has been started for this long gives the share back: an image
-    that cannot be pulled. Longer than the pull of a large image takes.
+    """A Pod that has a share and of which no container has been started for this long loses the share, such as with an
+    image that cannot be pulled. Longer than the pull of a large image takes.
     """
 
     keep_after: Seconds = 600
@@ -108,7 +108,7 @@ class OperatorSettings(BaseSettings):
 
     keep_idle_ratio: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue
-    while another SharePod waits that fits there. After each reservation the next begins later in proportion, one day
+    while another SharePod that fits there waits. After each reservation the next begins later in proportion, one day
     later at most. In a cluster of a few nodes a higher ratio shortens the waits for whole nodes. 1 turns it off."""
 
     fair_wait: Seconds = 86400
@@ -155,7 +155,7 @@ class OperatorSettings(BaseSettings):
     """Most placeholders at a time for the shares of one namespace."""
 
     placeholder_after: Annotated[float, Field(ge=0)] = 30
-    """A share requests a node once it has been without room for this long: tenants that end or are preempted in this
+    """A share requests a node once it has been without room for this long. Tenants that end or are preempted in this
     time free capacity sooner than a new node."""
 
     placeholder_for: Seconds = 900
@@ -176,9 +176,9 @@ class OperatorSettings(BaseSettings):
     """
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
-    """Policy for a Pod with an offence: a process on a GPU without the hook or with another hook, or time or memory
-    beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of
-    the same name kills only the process, at once."""
+    """Policy for a Pod with an offence. Offences are a process on a GPU without the hook or with another hook, and time
+    or memory beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's
+    setting of the same name kills only the process, at once."""
 
     unenforced_grace: Seconds = 30
     """With `Evict`: how long an agent must have reported an offence before the Pod is evicted."""

@@ -1,7 +1,7 @@
 """Leader election by a Lease of `coordination.k8s.io`.
 
 Guarantees:
-- At most one process acts at a time, whatever the clocks of other machines: every time is read from this machine's own
+- At most one process acts at a time, whatever the clocks of other machines. Every time is read from this machine's own
   clock, which includes suspension.
 - A released Lease is taken as soon as the watch shows it; the Lease of a dead holder as soon as it has ended.
 - The Lease of another process counts as ended once it was not seen to change for its own duration.

@@ -342,7 +342,7 @@ class Reflector:
         return _number(page.get("resourceVersion")) >= self._seen
 
     def _invalidate(self) -> None:
-        log.error("the API server's versions have gone back: replacing what is known", kind=self.kind, seen=self._seen)
+        log.error("the API server's versions have gone back: replacing the cache", kind=self.kind, seen=self._seen)
         metrics.REPLACED.labels(self.kind).inc()
         self._since, self._seen, self.listed = None, 0, False
         self._on_replaced()

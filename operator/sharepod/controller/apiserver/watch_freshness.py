@@ -3,7 +3,7 @@
 Guarantees:
 - No placement uses a watch that was silent for more than `BELIEF_S`.
 - A process is unhealthy only where a restart can help. So it stays healthy while the API server is away, does not serve
-  the kind yet or refuses it, and while a long list arrives, which a restart would begin again.
+  the kind yet or refuses it. The same holds while a long list arrives, which a restart would begin again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Totals of GPU time by namespace and model: the GPUStatements' or, if larger, the sum of the agents' present reports,
-which a statement contains one round later.
+"""Totals of GPU time by namespace and model. They are the GPUStatements' or, if larger, the sum of the agents' present
+reports, which a statement contains one round later.
 
 Guarantees:
 - A total never exceeds consumption, and finally equals it. Neither deleted nodes nor restarts reduce it below the

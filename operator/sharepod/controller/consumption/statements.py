@@ -111,7 +111,7 @@ class Statements:
         }
 
     def forget(self) -> None:
-        """Forget what was read: another process may write from now on."""
+        """Drop the cached statements: another process may write from now on."""
         self._lost.set()
         self.complete = False
         self._written.clear()

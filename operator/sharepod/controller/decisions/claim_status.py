@@ -163,7 +163,7 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
     elif snapshot.lives and not snapshot.waited_for:
         text = (
             "its pod is on a node and has no share: the claim has no allocation; delete the pod and create it again, "
-            "without spec.nodeName if it says that (a nodeSelector on kubernetes.io/hostname chooses a node, too)"
+            "without spec.nodeName if it has that (a nodeSelector on kubernetes.io/hostname chooses a node, too)"
         )
         yield Note(True, LOST, "Place", text)
     if claim.error is not None:

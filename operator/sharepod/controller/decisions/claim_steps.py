@@ -7,8 +7,8 @@ Guarantees, in any order of events:
 - A1 row-before-allocation: a claim is allocated only where the ledger, as stored in the API server, has a Reserved row
   for it.
 - A2 one place at a time: a place is requested only while no ledger has a row of the claim.
-- A3 no share of a live process is released: a row is removed in one step only if this process decided it and saw no Pod
-  on a node use the claim. Every other row is removed in two steps, as a SharePod's.
+- A3 no share of a live process is released: a row is removed in one step only if this process decided it. No Pod on a
+  node may have been seen to use the claim. Every other row is removed in two steps, as a SharePod's.
 - A4 an allocation is removed only while no Pod that kube-scheduler has assigned it to can be on a node.
 - A5 an unreadable row blocks every decision about its claim.
 - A6 no idle allocation: an allocation that no Pod uses or waits for is removed. So is an allocation on a deleted node

@@ -70,7 +70,7 @@ class StatusInputs:
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
     gone: tuple[str, ...] = ()
-    """UUIDs of the row's GPUs that the agent of that node reports no longer."""
+    """UUIDs of the row's GPUs that the agent of that node no longer reports."""
     consumed: SharePodConsumption | None = None
     """Totals to be written now; None: they stay as they are."""
     moves_to: KeptPlace | None = None

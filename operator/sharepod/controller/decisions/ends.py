@@ -28,7 +28,7 @@ _BACKOFF = Backoff(10.0, LONGEST_PAUSE_S)
 _LASTING_S = 600.0
 """Seconds of running after which a failure counts as a first one: as a kubelet counts crashes of a container."""
 _LASTING_DISRUPTED_S = 60.0
-"""Seconds of running after which a disruption counts as the first: draining nodes one after another may move a SharePod
+"""Seconds of running after which a disruption counts as the first. Draining nodes one after another may move a SharePod
 every few minutes, through no fault of its work."""
 
 

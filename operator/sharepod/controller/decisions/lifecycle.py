@@ -1,6 +1,6 @@
 """The next step for one tenant. Pure: maps a snapshot to one step.
 
-The Pod comes first, behind a scheduling gate: the API server's checks of a Pod (quota, Pod Security, priority,
+The Pod comes first, behind a scheduling gate. The API server's checks of a Pod (quota, Pod Security, priority,
 policies) precede the reservation of a share. Then the share is reserved for that Pod, and the gate opened.
 
 The end of a run leads to the end of the SharePod or to another run (`ends.sequel`). Between two runs:

@@ -14,8 +14,8 @@ Guarantees, in any order of events:
   it, unless a Pod uses the claim by then.
 - SC5 no share of a live process is released: `claim_steps` A3 also applies to these rows.
 - SC6 an unreadable row or claim blocks every decision.
-- SC7 no hold blocks a Pod: a hold is removed with its row, once no Pod uses the claim, if it ties a waiting Pod to a
-  deleted node or to a node for which kube-scheduler has refused the Pod.
+- SC7 no hold blocks a Pod: a hold that ties a waiting Pod to a lost node is removed with its row, once no Pod uses the
+  claim. Such a node is deleted, or kube-scheduler has refused the Pod for it.
 
 `claim_steps` handles a deleted claim with a row: that row is removed in two steps.
 """
@@ -56,7 +56,7 @@ class HoldClaim:
 @dataclass(frozen=True, slots=True)
 class LetClaimGo:
     """Take the operator's entry, if there is one, out of `status.reservedFor`; where none is left, the allocation, too.
-    kube-controller-manager does that only for a claim that is being deleted, or with the entry of a Pod."""
+    By itself kube-controller-manager does that only for a claim that is being deleted, or with the entry of a Pod."""
 
     claim: ClaimFacts
 

@@ -1,7 +1,7 @@
 """Steps for the claim by which the GPUs of a SharePod's Pod are attached. Pure.
 
-The Pod names its claim from the start. The claim is made before a share is booked, because the row names the claim's
-uid; it is allocated once the row is in the ledger, and the Pod's gate opens after that.
+The Pod names its claim from the start. The claim is created before a share is reserved, because the row names the
+claim's uid. It is allocated once the row is in the ledger, and the Pod's gate opens after that.
 
 Guarantees:
 - AC1 row-before-allocation: the claim is allocated only to the GPUs of a row, as the API server has it, that names it.

@@ -23,13 +23,13 @@ from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, Pl
 _MOST_LOOKED_AT = 16
 """Pods of one claim that are checked in one turn for a Pod whose claims can all be placed."""
 _TURN_S, _ROUND_S = 1.0, 10.0
-"""Seconds until the next Pods on a claim have their turn, and until the first ones have it again: where nothing
-changes, a claim of 17 such Pods costs two looks in eleven seconds."""
+"""Seconds until the next Pods on a claim have their turn, and until the first ones have it again. Without changes a
+claim of 17 such Pods costs two checks in eleven seconds."""
 
 
 def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
-    """Return the Pod for which a claim is placed: of the waiting Pods, the first by priority and age whose claims can
-    all be placed, else the first. Of many Pods only those with a turn are checked."""
+    """Return the waiting Pod for which a claim is placed. It is the first by priority and age whose claims can all be
+    placed, else the first. Of many Pods only those with a turn are checked."""
     seen = state.seen_claims
     users = seen.users(claim)  # waiting Pods come first
     if not users or not users[0].waits:

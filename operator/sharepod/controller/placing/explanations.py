@@ -1,7 +1,7 @@
 """Explanations: why waiting tenants have no place, and what would help.
 
 Guarantees:
-- Explaining delays no placement: it follows the decisions of a pass, in slices that take at most a quarter of a
+- Explaining delays no placement. It follows the decisions of a pass, in slices that take at most a quarter of a
   processor, and stops after a slice when new requests arrive.
 - Namespaces take turns, each with its longest unexplained requests first.
 - Changed reasons are written for fifty tenants a second in all: with thousands waiting, each change of a figure would
@@ -45,8 +45,8 @@ _TOLD_ANEW_AT_ONCE = 5
 _TOLD_ANEW_PAUSE_S = 0.1
 """Seconds until the next changed reasons after this many."""
 _IDLE_PER_LOOK = 49
-"""Time that passes after each look for tenants that would have to move or go, in times of how long it took: some 20 ms
-with a thousand tenants, in slices."""
+"""Pause after each search for tenants that would have to move or end, as a multiple of the search's duration. A search
+takes some 20 ms with a thousand tenants, in slices."""
 
 
 @dataclass(slots=True)
@@ -204,8 +204,7 @@ class Explanations:
 
     async def _look_for_tenants(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> bool:
         """Add to a refusal the tenant that would have to move or, if no single move helps, the tenants that would have
-        to end, if time is left for the search. Yields to other tasks. Return False if new requests have arrived: the
-        rest is left to the next time."""
+        to end. Yields to other tasks. Return False if new requests have arrived: the rest is left to the next time."""
         if answer.refusal.outlook is not Outlook.WAITING or answer.told is not None:
             return True
         if answer.looking is None:

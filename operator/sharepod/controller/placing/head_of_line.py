@@ -7,9 +7,8 @@ Guarantees:
   standing.
 - GPUs are reserved on the node whose tenants are expected to end first, by the run times of their kind. The reservation
   stays on that node: a moving reservation would drain none.
-- A tenant keeps its reservation until one of these: it is placed; it can no longer be served; a tenant of higher
-  priority has waited as long; or the reservations have lasted `lasts`. After a pause of that length it may get the next
-  one.
+- A tenant keeps its reservation until it is placed, can no longer be served, or a tenant of higher priority has waited
+  as long. It also ends once the reservations have lasted `lasts`. After a pause of that length it may get the next one.
 - In the long run, idle time of reserved GPUs that another waiting tenant could use stays within `idle_ratio` of the GPU
   time. The next reservation begins once the earlier ones are paid off (`IdleDebt`), after `LONGEST_PAUSE_S` at the
   latest.

@@ -3,7 +3,7 @@
 Guarantees:
 - One write is in flight per GPUNode; decisions during it go into the next write.
 - Each write is a JSON Patch that is conditional on the GPUNode's uid and the generation of the spec that it was
-  computed from: a stale writer changes nothing.
+  computed from. So a stale writer changes nothing.
 - A write that the API server refuses although nothing has changed is reported. Its new reservations are dropped, and
   `on_refused` makes their tenants avoid the node; the rest is retried after growing pauses.
 - An unreadable ledger is never written.
@@ -140,7 +140,7 @@ class LedgerWriter:
     def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
         """Let placement reuse shares that were decided and withdrawn before their write.
 
-        A write without an answer can still succeed while the generation is the one that it names.
+        A write without an answer can still succeed while the generation is the write's.
         """
         if base.generation > self._unknown.get(base.name, -1):
             self._unknown.pop(base.name, None)

@@ -267,8 +267,8 @@ class PlacementLoop:
         # 1. Resize: change shares in place. Shares of request 0 come after the waiting requests.
         await self._resizes.decide(of_request_0=False, arrivals=lambda: self._line.arrivals)
         cycle.end_of("resize")
-        # 2. Line up the requests to try: highest priority first, then namespaces with the least use of their
-        # entitlement, then by turns of namespaces, each with its oldest first.
+        # 2. Sort the requests to try. Order: highest priority; namespaces with the least use of their entitlement;
+        # turns of namespaces, each with its oldest first.
         turns = await self._line.line_up(cluster)
         queued = len(turns)
         cycle.end_of("sort")

@@ -1,8 +1,8 @@
 """The pool of a node, which may lag behind its label. Pure.
 
 Guarantees:
-- NP1 one allocator: a node changes its pool only while its ledger is empty, no decision is pending, and the former pool
-  has left no holder and no claim that kube-scheduler has allocated there.
+- NP1 one allocator: a node changes its pool only while its ledger is empty and no decision is pending. The former pool
+  must have left no holder and no claim that kube-scheduler has allocated there.
 - NP2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has applied the ledger that orders this,
   and has then reported that it publishes no device. An earlier report does not count.
 - A node whose label names its pool again stays in it.

@@ -16,8 +16,8 @@ Item = TypeVar("Item")
 SLICE_S = 0.002
 """Seconds of deciding, or of explaining, after which other tasks get turns."""
 _TURNS = 10
-"""Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after
-10 ms of deciding it took a quarter of a second while thousands were tried."""
+"""Turns that they get then. A SharePod needs some twenty of them until its Pod exists (watches, requests, their
+answers). One turn after each 10 ms of deciding would add a quarter of a second while thousands are tried."""
 
 _AT_ONCE = 64
 """Waiting requests that are handled between two readings of the clock: tens of us of work, or 200."""

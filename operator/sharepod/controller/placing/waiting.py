@@ -80,7 +80,7 @@ class WaitingTenant:
     refusal: Refusal | None = None
     """Placement's last refusal, without remedies."""
     told: Refusal | None = None
-    """The same with the tenants that would have to move or go; None: they were not looked for."""
+    """The same with the tenants that would have to move or end; None before the search for them."""
 
     @property
     def refused_at_version(self) -> int | None:

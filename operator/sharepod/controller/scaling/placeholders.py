@@ -138,7 +138,7 @@ class Placeholders:
     async def look(self) -> None:
         """Update the placeholders. Raises `ApiError` and `NotLeadingError`.
 
-        1. Find the shares without room on any node, and those of them with a turn now.
+        1. Find the shares without room on any node, and among them the shares with a turn now.
         2. Delete placeholders that are not wanted, or whose request has changed.
         3. Create missing placeholders; mark existing ones.
         """

@@ -103,8 +103,8 @@ class AgentLeases:
         return lease is not None and lease.changed is not None and now < lease.changed + lease.duration
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Return, sorted, the given nodes whose agents were alive at only one of this call and the last, or for which
-        a caller of `alive` got another answer in between."""
+        """Return, sorted, the given nodes whose agents were alive at only one of this call and the last. Include nodes
+        for which a caller of `alive` got another answer in between."""
         nodes, now = set(nodes), self._clock()
         alive = {node for node in nodes if self._alive_at(node, now)}
         turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))

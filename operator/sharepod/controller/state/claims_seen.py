@@ -2,7 +2,7 @@
 
 Guarantees:
 - Watches and lists may arrive in any order: the newest version of each object remains.
-- Every Pod that names a claim counts as its user, whatever the claim's owner reference: users can write owner
+- Every Pod that names a claim counts as its user, whatever the claim's owner reference. Users can write owner
   references, and kube-scheduler checks them only for claims from templates.
 - A change is reported by the uids of the affected claims.
 - A claim never belongs to a Pod of another namespace, whatever owner it names.
@@ -325,7 +325,7 @@ class ClaimsSeen:
         yield from (claim for claim in self._followed(pod) if claim.ours)
 
     def _followed(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
-        """Yield the known claims of a Pod that have or may get a row, each once, in the Pod's order: claims of
+        """Yield the known claims of a Pod that have or may get a row, each once, in the Pod's order. They are claims of
         SharePod's class, and claims to which kube-scheduler allocates SharePod's GPUs."""
         known = (self._named(pod, *entry) for entry in pod.entries)
         followed = [claim for claim in known if claim is not None and (claim.ours or claim.scheduled)]

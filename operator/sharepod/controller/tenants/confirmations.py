@@ -1,8 +1,8 @@
 """Live (uncached) reads that confirm an absence before it has consequences.
 
 Guarantees:
-- A row that is not Releasing is removed only right after a GET has shown that its tenant has no Pod on that node, and
-  can get none.
+- A row that is not Releasing is removed only right after a GET: its tenant must have no Pod on that node, and must be
+  unable to get one.
 - A Node's deletion overrides the agent's report only while a GET confirms it.
 - An end that follows from a missing object is written only when a GET does not find it either.
 - Every object that a GET returns is recorded in the cluster state.

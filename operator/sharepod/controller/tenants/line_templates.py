@@ -1,5 +1,5 @@
-"""Templates of the claims of Pods with a resource line, one in each namespace with such a waiting Pod; and replacements
-of claims that were deleted while their Pods wait.
+"""Templates of the claims of Pods with a resource line, one in each namespace with such a waiting Pod. Also replaces
+claims that were deleted while their Pods wait.
 
 Guarantees:
 - A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
@@ -8,8 +8,8 @@ Guarantees:
 - A namespace without Pods with a line gets no template.
 - A refusal by the API server, such as a quota's, is reported to the waiting Pods, and retried after growing pauses.
 - A namespace where a third party prevents the creation of claims is checked ever more rarely.
-- A deleted claim that a waiting Pod's status names is created again under its name: kube-controller-manager, which
-  created it, believes for an hour that it exists (its mutation cache, Kubernetes 1.30 to 1.36).
+- A deleted claim that a waiting Pod's status names is created again under its name. Otherwise kube-controller-manager,
+  which created it, believes for an hour that it exists (its mutation cache, Kubernetes 1.30 to 1.36).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Paced retries: the refused Pods of a namespace are retried a few per second, whatever their number.
 
 Guarantees:
-- At most `TRIES_PER_S` retries of one namespace fall due in any second: thousands of SharePods over a quota load the
+- At most `TRIES_PER_S` retries of one namespace fall due in any second. So thousands of SharePods over a quota load the
   API server no more than a few.
 - A retry falls due in the first second after its own pause that has a try left.
 - After one retry succeeds, the two longest waiting Pods are retried at once: Pods that fit a raised quota run within

@@ -168,7 +168,7 @@ class PodControl:
     ) -> bool:
         """Open a Pod's gate. Return False if it is not open.
 
-        This has two causes: the Pod has changed since it was last seen, and is read again; or the API server refuses
+        This has two causes. The Pod has changed since it was last seen, and is read again; or the API server refuses
         the opened Pod, and `memo.blocked` is set to the reason.
         """
         operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
@@ -326,7 +326,7 @@ class PodControl:
         return pod.ended
 
     async def not_on(self, node: str, name: str, namespace: str, tenant: str) -> bool:
-        """Confirm by a live read that the tenant has no Pod on that node, nor one that is pinned to it."""
+        """Confirm by a live read that the tenant has no Pod on that node, and no Pod pinned to it."""
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:

@@ -166,7 +166,7 @@ class Preemptor:
         self._tell(request.tenant, "Preempting", "Preempt", text)
 
     def _named(self, namespace: str, tenants: Sequence[str]) -> str:
-        """Return tenants as text: those of one namespace by name, all others by number."""
+        """Return tenants as text: of one namespace by name, all others by number."""
         own = sorted(self._name_of(tenant) for tenant in tenants if self._namespace_of(tenant) == namespace)
         others = len(tenants) - len(own)
         words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]

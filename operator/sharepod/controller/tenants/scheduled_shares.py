@@ -2,7 +2,7 @@
 
 Guarantees:
 - A share is entered only in the ledger of a node of pool `scheduler` whose GPUs NVIDIA's device plugin does not
-  advertise, and only if it fits with the rows there. An allocation beyond that is not entered, but reported.
+  advertise. It must fit with the rows there. An allocation beyond that is not entered, but reported.
 - A share that is entered once its Pod is on the node counts as used.
 - `ClaimWriter` gives every other guarantee of a write, `LedgerWriter` of a row.
 """

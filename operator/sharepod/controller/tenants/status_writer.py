@@ -43,8 +43,8 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 from .snapshots import asks_for_another_share
 
 _BIND_S = 1.0
-"""Seconds for which the status of a Pod with a new share waits for the binding. kube-scheduler binds within
-milliseconds, and a status is the most expensive write of a Pod's life for the API server."""
+"""Seconds for which the status of a Pod with a new share waits for the binding. A scheduler binds within milliseconds,
+and a status is the most expensive write of a Pod's life for the API server."""
 _MINOR_PERIOD_S = 1.0
 """Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
 

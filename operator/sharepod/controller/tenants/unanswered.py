@@ -1,5 +1,5 @@
-"""Creations of Pods, and openings of their gates, that the API server did not answer in time: which of them get a
-longer timeout the next time.
+"""Creations of Pods, and openings of their gates, that the API server did not answer in time. Some of them get a longer
+timeout the next time.
 
 An admission webhook may take 30 s, and the API server calls it again for each try. A webhook slower than the operator's
 timeout for writes would otherwise block the Pods of its namespace permanently.

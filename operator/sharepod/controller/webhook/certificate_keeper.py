@@ -1,4 +1,4 @@
-"""Rotation of the webhook's certificates: the leader renews them, every operator serves those of the Secret.
+"""Rotation of the webhook's certificates: the leader renews them, every operator serves the Secret's.
 
 Guarantees:
 - Nothing is written unless this process leads, and the Secret and the webhook's configuration exist.

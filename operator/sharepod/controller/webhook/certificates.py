@@ -6,7 +6,7 @@ Guarantees (C = the certificates that API servers trust, the caBundle of the web
 - W1: a certificate is served only once C has contained it for `TRUSTED_S`, and its validity has begun: another
   operator's clock may be ahead.
 - W2: the served certificate is in C, or the next step adds it.
-- W3: the next certificate is made when a third of the served one's life is left, when the served one has expired, or
+- W3: the next certificate is made when a third of the served one's life is left, or when it has expired. The same holds
   when API servers use a name that it does not have.
 - These functions do not raise for any content of Secret or configuration: unreadable parts count as absent.
 """

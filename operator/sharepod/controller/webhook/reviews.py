@@ -1,7 +1,7 @@
 """Reduced review for Kopf: the parts of a new Pod that the claim or volume of its line depends on. Pure.
 
-Kopf stores something of each object under review, unless it is new, and compares the whole object with its patched
-version, in time that grows with the object. So Kopf receives a reduced review.
+Kopf stores a part of each object under review, unless it is new. It compares the whole object with its patched version,
+in time that grows with the object. So Kopf receives a reduced review.
 
 Guarantees:
 - A patch of the reduced Pod is valid for the whole Pod: omitted parts never lie within a patched part.

@@ -4,7 +4,7 @@ Kopf calls it as one of its own webhook servers, with the function that answers 
 
 Guarantees:
 - It listens once there is a certificate.
-- A review takes bounded bytes and time, whoever sends it; all reviews take at most half of the operator's time
+- A review takes bounded bytes and time, from any sender; all reviews take at most half of the operator's time
   (`review_turns.py`).
 - A connection that sends anything else is closed. At most a few log lines a minute report this.
 """

@@ -21,7 +21,7 @@ from unit.controller.objects import PODS, pod_object, sharepod, sharepod_object
 def test_an_oversized_sharepod_gets_an_event_and_is_not_cached() -> None:
     found = sharepod(spec={"nodeSelector": {"a": "x" * 1_000_000}})
     assert str(found.error) == (
-        "spec: has more than 524288 characters of text; keep what is large in a ConfigMap, a volume or the image"
+        "spec: has more than 524288 characters of text; move large values to a ConfigMap, a volume or the image"
     )
     assert (found.raw, found.digest) == ({}, None)
 

@@ -37,7 +37,7 @@ from .victims_seen import VictimsSeen
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _AWAY_S = 120.0
-"""Seconds for which the place of a tenant without a row is reserved: its next Pod is created within seconds, unless a
+"""Seconds for which the place of a tenant without a row is reserved. Its next Pod is created within seconds, unless a
 quota or a controller's back-off delays it."""
 _LONGEST_S = 900.0
 """Seconds after which the place is released in any case: somewhat longer than a mover's longest grace period."""
@@ -193,7 +193,7 @@ class Moving:
         return mover
 
     def may_go_on(self, request: PlacementRequest, plan: PreemptionPlan) -> bool:
-        """Return whether a tenant to be evicted may still be moved, or already ends: its owner may have revoked
+        """Return whether a tenant to be evicted may still be moved, or already ends. Its owner may have revoked
         `movable` while the API server accepted no evictions."""
         tenant = plan.evict[0]
         row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
@@ -269,8 +269,8 @@ class Moving:
         return movable.request if movable is not None else None
 
     def _of_next_pod(self, request: PlacementRequest, to: Assignment) -> OngoingMove | None:
-        """Return the move of a Pod with a claim whose controller has created this request's Pod as its replacement, or
-        as another Pod that now has this place."""
+        """Return the move whose Pod's controller has created this request's Pod. That Pod is the replacement, or
+        another Pod that now has this place."""
         if request.owner is None or request.claim is None or request.pod_uid is not None:
             return None
         moves = [move for move in self._running.values() if move.mover.owner == request.owner]

@@ -26,7 +26,7 @@ from sharepod.placement.state.types import Reservation
 _SLICE = 20
 """Nodes that are read before other tasks get a turn: about 10 ms of work with 30 tenants each."""
 _STUCK_S = 60.0
-"""Seconds after the end of its grace period for which a Pod counts as leaving: a kubelet needs some to confirm it, and
+"""Seconds after the end of its grace period for which a Pod counts as leaving. A kubelet needs some to confirm it, and
 a node that does not answer never will."""
 _LONGEST_GRACE_S = 3600.0
 """Longest grace period, or rest of one, in seconds, that requests wait for: a Pod may have one of years."""

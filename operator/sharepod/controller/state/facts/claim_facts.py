@@ -301,7 +301,7 @@ def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimReq
     """Return a claim's size, or why it has none. `pod`: its owner, if known.
 
     A claim with a size of its own keeps it, unless it was made for the Pod's resource line. Of claims without sizes,
-    only the claim that the Pod's status names for its line is sized: users can write neither that status nor another
+    only the claim that the Pod's status names for its line is sized. Users can write neither that status nor another
     owner into the claim.
     """
     if not claim.by_line:

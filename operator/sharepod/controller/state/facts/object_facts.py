@@ -1,7 +1,7 @@
 """Facts that every object has, and readers of values that users and servers write. Typed, frozen, small.
 
 Guarantees:
-- Functions do not raise for any user input, except where their docstring says so.
+- Functions raise for no user input, except as their docstring states.
 - Reading takes bounded time, whatever the size of the object.
 """
 

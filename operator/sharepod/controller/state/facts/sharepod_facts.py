@@ -201,7 +201,7 @@ def _asked(
         return (
             None,
             PodNeeds(),
-            SpecError("spec", f"{too_much}; keep what is large in a ConfigMap, a volume or the image"),
+            SpecError("spec", f"{too_much}; move large values to a ConfigMap, a volume or the image"),
         )
     try:
         gpu = effective(raw)

@@ -1,5 +1,5 @@
-"""Compact forms of values kept for many objects: one copy of equal short texts and models, models without pydantic's
-records of set fields, rarely read parts as JSON.
+"""Compact forms of values kept for many objects. Equal short texts and models have one copy, models no records of set
+fields; rarely read parts are JSON.
 
 Guarantees:
 - The compact form equals the original.

@@ -9,7 +9,7 @@ import structlog
 from sharepod.rate_limit import RateLimiter
 
 _SAID_EVERY_S = 10.0
-"""Least seconds between two log lines about objects of one kind: a kubelet writes its Node often, and a user can create
+"""Least seconds between two log lines about objects of one kind. A kubelet writes its Node often, and a user can create
 thousands of unreadable objects."""
 
 log = structlog.get_logger(__name__)
