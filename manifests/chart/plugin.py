@@ -50,7 +50,7 @@ def write_plugin(into: Path, repository: str) -> tuple[Path, Path]:
         "homepage": repository,
         "shortDescription": "Show who holds which GPU, and why a Pod waits",
         "description": (
-            "Shows GPUs that Pods share with SharePod: who holds which share, what is free, why a workload waits,\n"
+            "Shows GPUs that Pods share with SharePod: tenants and their shares, free capacity, reasons of waiting,\n"
             "hours and budgets, and what keeps nodes from working. It has the rights of its user.\n"
         ),
         "caveats": "It needs Python 3.11 or newer as python3 on PATH. Begin with: kubectl sharepod doctor\n",

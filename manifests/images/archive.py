@@ -1,7 +1,7 @@
 """OCI archives: one tar file with the layers, the configuration and the index of one image.
 
-Guarantees: the same layers and configuration give the same bytes; the image's digest, the one by which a registry and
-manifests name it, is that of its manifest.
+Guarantees: the same layers and configuration give the same bytes. The image's digest, by which a registry and manifests
+name it, is its manifest's.
 """
 
 from __future__ import annotations
