@@ -35,7 +35,7 @@ def arguments() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="kubectl sharepod",
-        description="Who holds which GPU, what is free, and why a Pod waits.",
+        description="Tenants of the GPUs, free shares, and the reasons of waiting Pods.",
         epilog="exit status: 0 done, 1 error or problem found, 2 wrong arguments, 3 not allowed",
     )
     connection = argparse.ArgumentParser(add_help=False)
@@ -64,7 +64,7 @@ def arguments() -> argparse.ArgumentParser:
 
     command = add("top", "workloads: asked, got, progress, memory, wait", "top -A --watch", listed, formats)
     command.add_argument("-w", "--watch", action="store_true", help="refresh every two seconds, until Ctrl-C")
-    add("free", "what is free, by model and pool", "free", formats)
+    add("free", "free GPU time and memory, by model and pool", "free", formats)
     add("gpus", "all GPUs: tenants, free time and memory", "gpus -o wide", formats)
     command = add("page", "the fleet in a browser, until Ctrl-C", "page", listed)
     command.add_argument("--port", type=port_of, default=0, help="of this machine (default: a free one)")

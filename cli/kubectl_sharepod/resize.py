@@ -80,5 +80,5 @@ def pod_of(kubectl: Kubectl, namespace: str, name: str) -> str:
     """Return the name of a SharePod's Pod. Raise `KubectlError`."""
     pod = text(kubectl.get(path("sharepods", namespace, name)), "status", "podName")
     if not pod:
-        raise KubectlError(f"SharePod {name} has no Pod; `kubectl sharepod why {name}` says why")
+        raise KubectlError(f"SharePod {name} has no Pod; `kubectl sharepod why {name}` shows the reason")
     return pod
