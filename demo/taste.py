@@ -5,8 +5,8 @@ occupy a simulated device for a stated time. alpha and beta always have work. ga
 A YAML file lists the tenants. It may be edited while the bars move.
 
 Guarantees:
-- With a terminal it runs until `q` or Ctrl-C. Without a terminal it runs 8 s, prints a line a second, and exits 1 if a
-  share of the last 5 s is more than 3 points below the request, or below the program's need if that is less.
+- With a terminal it runs until `q` or Ctrl-C. Without a terminal it runs 8 s and prints a line a second. It exits 1 if
+  a share of the last 5 s is more than 3 points below the request, or below a lesser need of the program.
 - A key changes only the values in the file: edits and comments stay.
 - It leaves nothing running: agent and programs are stopped by their pids, the directory is removed.
 """
