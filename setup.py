@@ -1,6 +1,6 @@
-"""Build of what is not interpreted: the wire binding, placement's inner loops and the agent's reading of frames (cffi),
-the hook (a shared object, preloaded into tenants' programs), and the token scheduler (`sharepod.timeshare`, compiled by
-mypyc).
+"""Build of the compiled parts. They are the wire binding, placement's inner loops and the agent's reading of frames
+(cffi), the hook (a shared object, preloaded into tenants' programs), and the token scheduler (`sharepod.timeshare`,
+compiled by mypyc).
 
 `pip install` does all of it; an editable install builds in place, and leaves the token scheduler as sources that one
 edits. `python setup.py build_hook` builds the hook alone, in place. The project's metadata stands in pyproject.toml.
@@ -60,7 +60,7 @@ def hook_sources() -> list[Path]:
 
 
 def sources_hash() -> str:
-    """Return the content hash of the hook's sources, which the hook says in HELLO."""
+    """Return the content hash of the hook's sources, which the hook sends in HELLO."""
     digest = hashlib.sha256()
     for path in hook_sources():
         digest.update(path.relative_to(SHIM).as_posix().encode() + b"\0" + path.read_bytes())
@@ -68,8 +68,8 @@ def sources_hash() -> str:
 
 
 def machine_flags(compiler: list[str]) -> list[str]:
-    """Return the flags for this machine: marks at the targets of indirect jumps (CET, BTI) and signed return addresses,
-    which a program loses as a whole where one of its libraries lacks them. On arm64 gcc would call its own library for
+    """Return the flags for this machine: marks at the targets of indirect jumps (CET, BTI) and signed return addresses.
+    A program loses them as a whole where one of its libraries lacks them. On arm64 gcc would call its own library for
     atomics: the hook has none."""
     asked = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=True, timeout=30)
     if asked.stdout.startswith(("aarch64", "arm64")):
@@ -84,7 +84,7 @@ def folder_flags() -> list[str]:
 
 
 def strip(draft: Path, debug: Path) -> None:
-    """Move what only a debugger reads from `draft` to the file `debug`, which a debugger finds beside the hook."""
+    """Move the debug sections from `draft` to the file `debug`, which a debugger finds next to the hook."""
     tool = shlex.split(os.environ.get("OBJCOPY") or "objcopy")
     for arguments in (
         ["--only-keep-debug", str(draft), str(debug)],

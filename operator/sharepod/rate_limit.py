@@ -10,8 +10,8 @@ Guarantees:
 from __future__ import annotations
 
 _ROUNDING = 1e-6
-"""Part of one token that counts as none: a caller that slept for exactly `wait_s` must not miss by the clock's own
-rounding (a float clock at 1e6 s resolves 1e-10 s, which at 10,000 a second is 1e-6 tokens)."""
+"""Part of one token that counts as none. A caller that slept for exactly `wait_s` must not miss by the clock's own
+rounding. A float clock at 1e6 s resolves 1e-10 s, which at 10,000 a second is 1e-6 tokens."""
 
 
 class RateLimiter:

@@ -1,7 +1,7 @@
 """Supervision of the long-running tasks of the operator and of the agent.
 
 Guarantees:
-- A supervised task that raises or returns ends the wait with a `TaskEndedError` that names the task: the program ends
+- A supervised task that raises or returns ends the wait with a `TaskEndedError` that names the task. The program ends
   with it, and its Deployment or DaemonSet starts it again.
 - On leaving `async with Supervisor()`, all tasks that it started have ended.
 - No failure is lost: the first is raised, each other one is logged with the name of its task.

@@ -4,8 +4,8 @@ Guarantees:
 - CO1 growing: the counters of one series never fall, and its namespace, model and `since` never change.
 - CO2 never-again: a closed series does not grow, and no later series has its name. A namespace that returns to the node
   gets a new series, with a later `since`.
-- CO3 told-first: an agent drops a series only once it is closed and the GPUNode's annotation shows that the operator
-  has added it to its accounts.
+- CO3 told-first: an agent drops a series only once it is closed and the GPUNode's annotation names it: the operator has
+  added it to its accounts.
 
 So the sum over the largest counters of every series is the consumption, for any order and repetition of readings.
 """

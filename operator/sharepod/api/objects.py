@@ -35,7 +35,7 @@ change it. So it identifies the tenant, unless the Pod's controller is another o
 """
 
 LINE_TENANT = "line"
-"""Value of that label on a plain Pod with a resource line whose share is attached by a CSI volume: such a Pod is its
+"""Value of that label on a plain Pod with a resource line whose share is attached by a CSI volume. Such a Pod is its
 own tenant. Admission allows the value to all users, for Pods as `line_volume` makes them."""
 
 HOLDER_PREFIX = f"{GROUP.partition('.')[0]}-holder-"

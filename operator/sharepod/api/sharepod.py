@@ -111,8 +111,8 @@ class GpuRequest:
     movable: bool | None = None
 
     def memory_on(self, capacity: int) -> Bytes:
-        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants: by default the same fraction as
-        of its time, in whole MiB."""
+        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants. The default is the same fraction
+        as of its time, in whole MiB."""
         if self.mode is Mode.EXCLUSIVE:
             return Bytes(capacity)
         if self.memory is not None:
@@ -210,7 +210,7 @@ class Phase(StrEnum):
 
 
 class RestartPolicy(StrEnum):
-    """`spec.restartPolicy`, as a Pod has it: whether another run follows one that ended."""
+    """`spec.restartPolicy`, as a Pod has it: whether another run follows an ended run."""
 
     ALWAYS = "Always"
     ON_FAILURE = "OnFailure"

@@ -20,8 +20,8 @@ STATEMENT_KIND = "GPUStatement"
 STATEMENT_PLURAL = "gpustatements"
 
 MAX_SERIES = 2048
-"""Most series in one statement: two of each node of a cluster of 1,000, in some 650 kB, with the longest names in 1.4
-MB; etcd takes 1.5 MiB. Beyond that, series that have not grown for the longest time are dropped."""
+"""Most series in one statement: two of each node of a cluster of 1,000. They take some 650 kB, with the longest names
+1.4 MB; etcd takes 1.5 MiB. Beyond that, series that have not grown for the longest time are dropped."""
 MAX_MONTHS = 13
 """Most months in a statement: the current one, and a year."""
 MAX_MODELS = 64

@@ -153,8 +153,8 @@ def _no_quantity(value: object, scale: int, example: str) -> str:
 def _scaled(text: str, scale: int) -> int:
     """Return a quantity times 10 to the power `scale`, rounded up, in exact whole numbers.
 
-    Raises `ValueError` for input that is no quantity, `ArithmeticError` for a negative one and its child
-    `OverflowError` for one that 63 bits do not hold.
+    Raises `ValueError` for input that is no quantity, `ArithmeticError` for a negative quantity and its child
+    `OverflowError` beyond 63 bits.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or not (match[2] or match[3]):

@@ -1,7 +1,7 @@
 """Amounts of GPU time and memory, and moments as texts.
 
 Guarantee:
-- AM1 exact: what is spread over months adds up to what was spread.
+- AM1 exact: the parts of an amount that is spread over months add up to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Amounts:
     held_ms: int = 0
     """Time held."""
     borrowed_ms: int = 0
-    """Part of `held_ms` beyond what was guaranteed."""
+    """Part of `held_ms` beyond the guarantee."""
     reserved_ms: int = 0
     """Request x time."""
     memory_mib_s: int = 0

@@ -7,7 +7,7 @@ Guarantees:
 - BA1 exact: the charge of a period is the consumption in it, however the time is cut into steps.
 - BA2 idempotent: the same consumption up to the same time, added again, changes nothing.
 - BA3 bounded: the remaining amount is from 0 to the amount (refill at the period's start) or to the cap (continuous).
-- Consumption over the end of a period is divided by time: the part that may lie in the old period is not charged to the
+- Consumption over the end of a period is divided by time. The part that may lie in the old period is not charged to the
   new one.
 - A clock that goes back changes no period and refills nothing.
 """
@@ -70,7 +70,7 @@ class BudgetAccount:
 
     - `consumed`: consumption in the period that began at `period_start_ms`.
     - `credit`: remaining amount of a continuous budget. For the other kind it is the remaining amount at `at_ms`, from
-      which the account continues if its terms change to continuous refill; until then the remaining amount is the
+      which the account continues if its terms change to continuous refill. Until then the remaining amount is the
       amount less the charge.
     - `spent`: nothing was left, and less than `1 / RESUMED_AT` of the cap has been refilled since.
     """

@@ -2,8 +2,8 @@
 
 Guarantees:
 - CF1 once: a node's counters that are added again, after newer ones, or in another order result in the same totals.
-- CF2 nothing-lost: the total of a model is the sum over all series of the largest counters read, also when nodes are
-  deleted, come back, or lose their state directory.
+- CF2 nothing-lost: the total of a model is the sum over all series of the largest counters read. Nodes may be deleted,
+  come back, or lose their state directory.
 - CF3 never-twice: a series that the account had to drop counts from its next reading on, not from 0.
 - CF4 months: the months of a model add up to the growth of its total.
 - CF5 own-series: a series belongs to the node that reported it first. Reports of other nodes about it are ignored, so

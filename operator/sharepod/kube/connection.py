@@ -61,7 +61,7 @@ CONNECT_TIMEOUT_S = 5.0
 """Timeout in seconds for opening a connection, and for the first answer of a watch."""
 WATCH_S = (20, 25)
 """Requested duration of a watch in seconds, at random within these bounds. An API server sends bookmarks only about
-once a minute, so that only the end of a watch without events shows that the server is still connected."""
+once a minute. So only the end of a watch without events shows that the server is still connected."""
 WATCH_GRACE_S = 3.0
 """Seconds beyond its requested duration after which a watch counts as dead."""
 _TURN_S = 0.005

@@ -53,12 +53,12 @@ class ApiError(Exception):
     def of_resource(self) -> bool:
         """True if the server does not serve the resource: the error concerns no object. A CRD is served some seconds
         after the API server has started, and not while it is deleted and applied again. A 404 without a reason also
-        counts, as a load balancer sends it: an API server gives a reason for each object that it does not find."""
+        counts, because a load balancer sends it. An API server gives a reason for each object that it does not find."""
         return self.status == 404 and (not self.reason or self.message.startswith(_NOT_SERVED))
 
     @property
     def of_admission(self) -> bool:
-        """True if a policy or a webhook has denied the call, or a webhook could not be called: it may be allowed later,
+        """True if a policy or a webhook has denied the call, or a webhook could not be called. It may be allowed later,
         whatever its HTTP status."""
         return any(words in self.message for words in _ADMISSION)
 

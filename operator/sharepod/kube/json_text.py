@@ -1,7 +1,7 @@
 """JSON of the API server as text: read piece by piece, safe against any content that a user can write.
 
 Guarantees:
-- An object that cannot be read (nested too deep, too large, a number too long) affects no other object: an `Unreadable`
+- An object that cannot be read (nested too deep, too large, a number too long) affects no other object. An `Unreadable`
   stands for it, and the objects around it are read.
 - managedFields that nest too deep, which any user may write into any object, are dropped; the rest of the object is
   read.

@@ -6,8 +6,8 @@ docs/design.md). `Cluster.reserve_for_head` applies a reservation; the caller de
 Guarantees:
 - A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the
   request may not have now because of the cap on excluded GPUs are not reserved.
-- Of all such nodes, the node is chosen whose tenants are expected to end first; then the node with the least to free;
-  then the first by name.
+- Of all such nodes, the node is chosen whose tenants are expected to end first. Among equals it is the node with the
+  least to free, then the first by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Advice for a waiting request: which tenant would have to move, or which tenants would have to end. Pure.
 
 Guarantees:
-- The engine places the request once the advice was followed, if nothing else has changed: the named tenants have ended,
-  or the named one runs on the named node.
+- The engine places the request once the advice was followed, if nothing else has changed. Following it means that the
+  named tenants have ended, or that the named tenant runs on the named node.
 - The set is minimal. If tenants of the request's own namespace suffice, the smallest such set is named; else the
   smallest of all, by number.
 - Tenants of other namespaces are counted, never named.

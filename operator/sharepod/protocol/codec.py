@@ -129,9 +129,9 @@ def _parse(packet: bytes, bodies: Mapping[int, _Body]) -> Any:
         raise ProtocolError(f"magic {magic:#x} is not {MAGIC:#x}")
     body = bodies.get(kind)
     if body is None:
-        raise ProtocolError(f"frame type {kind} is not one that this side may send")
+        raise ProtocolError(f"frame type {kind} may not be sent by this side")
     if len(packet) != body.size or size != body.size:
-        raise ProtocolError(f"frame type {kind} has {body.size} bytes; the packet has {len(packet)} and says {size}")
+        raise ProtocolError(f"frame type {kind} has {body.size} bytes; the packet has {len(packet)} and states {size}")
     if kind != _HELLO and not VERSION_MIN <= version <= VERSION_MAX:
         raise ProtocolError(f"version {version} is not one of {VERSION_MIN} to {VERSION_MAX}")
     return body.read(seq, version, *body.fields.unpack_from(packet, _HEADER.size))

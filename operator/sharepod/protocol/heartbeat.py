@@ -69,8 +69,8 @@ class Heartbeat:
         self._counted = CounterGrowth(0, 0, 0)
         """Counters at the last reading of the progress."""
         self._offset: int | None = None
-        """Least difference between a time of the process's clock and the agent's at its reading: the offset of the
-        clocks, less than 1 ms too large."""
+        """Least difference between a time of the process's clock and the agent's at its reading. It is the offset of
+        the clocks, less than 1 ms too large."""
 
     def read(self, clock: Callable[[], int]) -> Sign:
         """Return the last sign of life. Also call this soon after the process has acted: such a reading shows the

@@ -3,7 +3,7 @@
 Guarantees:
 - S1: A GPU has at most one lead, its holder. Only co-runners hold the GPU at the same time.
 - S2: Each nanosecond of a GPU is charged as held at most once. While there are co-runners, the tenants that hold or
-  have not drained pay in parts, by the time that each has work in flight; time without any is a gap. Otherwise the
+  have not drained pay in parts, by the time that each has work in flight. Time without any is a gap. Otherwise the
   first of these pays: the tenant that yields the GPU; its holder; the tenant preempted longest ago.
 - S3: A preempted tenant owes all the time until it has drained, also time that another tenant pays for. A suspended
   tenant owes nothing.
@@ -109,7 +109,7 @@ class Occupancy:
         """Make the tenant the holder of its GPUs, which must be free."""
         for gpu in tenant.gpus:
             assert gpu not in self.holder, "S1: a GPU has at most one lead"
-            assert gpu not in self.awaited, "S8: what is idle for a tenant is not held"
+            assert gpu not in self.awaited, "S8: a GPU kept idle for a tenant is not held"
             self.holder[gpu] = tenant
 
     def may_co_run(self, tenant: TokenTenant) -> bool:

@@ -74,8 +74,8 @@ class Parameters:
     the program before its queue runs empty. At most a quarter of the quantum."""
 
     hand_off_ns: int = 1_500_000
-    """Time before the expected end of a holder's last work at which the next tenant is granted, in ns: the time of a
-    hand-off on a busy node."""
+    """Time before the expected end of a holder's last work at which the next tenant is granted, in ns. It is the time
+    of a hand-off on a busy node."""
 
     cut_every_ns: int = 25 * _MS
     """Least average time, on each GPU, between two quanta that are cut for tenants that wake with credit: hand-offs

@@ -264,8 +264,8 @@ class Scheduler:
                 hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def silent(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
-        """Record that the tenant has no processor time to drain, that its gate is barred, and that its last work ends
-        in `expected_ns` (negative: has ended).
+        """Record that the tenant has no processor time to drain, and that its gate is barred. Its last work ends in
+        `expected_ns` (negative: has ended).
 
         The hold is suspended at that end, and the next tenant is granted `hand_off_ns` before it.
         """

@@ -311,6 +311,6 @@ class TurnPolicy:
         if hold.deadline is None:
             return now + self._parameters.quantum_max_ns
         usual = max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)
-        # The announced end, but no later than usual: with an end announced far ahead others would borrow, and the GPUs
+        # The announced end, but no later than usual. With an end announced far ahead others would borrow, and the GPUs
         # of a gang would never be free at once.
         return usual if hold.ends_at is None else min(usual, max(hold.ends_at, now))

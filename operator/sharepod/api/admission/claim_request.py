@@ -91,8 +91,8 @@ def claim_policy() -> list[dict[str, Any]]:
 
 
 def _of_line(template: str) -> str:
-    """Return whether an object belongs to a Pod's resource line, which has the sizes: a template of that name, or a
-    claim that a Pod owns."""
+    """Return whether an object belongs to a Pod's resource line, which has the sizes. It is a template of that name, or
+    a claim that a Pod owns."""
     owned = "object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Pod' && o.?controller.orValue(false))"
     return (
         f"({template} ? object.metadata.name == {text(LINE_CLAIM)} : {owned}) && {_REQUESTS}.size() == 1 && "

@@ -1,6 +1,6 @@
 """Claims that kube-scheduler allocates: ResourceClaims of class `scheduler.sharepod.dev`, of nodes of pool `scheduler`.
 
-A claim gives time, limit and memory by `capacity.requests`, with the names of class `sharepod.dev`. kube-scheduler
+A claim gives time, limit and memory by `capacity.requests`, with the names of class `sharepod.dev`. Then kube-scheduler
 chooses the device and writes the consumed amounts into the result's `consumedCapacity`.
 
 Guarantees:

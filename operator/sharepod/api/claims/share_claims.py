@@ -55,7 +55,7 @@ def build_claim(name: str, namespace: str, pod: str, pod_uid: str, count: int) -
 
 
 def is_share_claim(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim is one that the operator creates for SharePods."""
+    """Return whether a claim was created by the operator for a SharePod."""
     request = only_request(claim)
     if request is None:
         return False

@@ -220,7 +220,7 @@ def _fix_pod(spec: Schema) -> list[Rule]:
 
     CEL cannot compare a map of quantities, because no type of a CRD represents a quantity: the admission policy does.
     The policy also prevents adding and removing PodSpec fields. A rule of the whole spec would be evaluated at each
-    write of a status too, and adds to its cost: each access to a field walks over the PodSpec's forty fields.
+    write of a status, too. Each access to a field walks over the PodSpec's forty fields.
     """
     names = [
         name

@@ -36,8 +36,8 @@ _LABELS = {LINE_LABEL: "true", TENANT_LABEL: LINE_TENANT}
 
 
 def with_volume(pod: Mapping[str, Any], runtime_class: str) -> dict[str, Any]:
-    """Return a merge patch that attaches the share of a Pod's line by a CSI volume, behind a scheduling gate; empty for
-    a Pod without a line, or with all additions.
+    """Return a merge patch that attaches the share of a Pod's line by a CSI volume, behind a scheduling gate. It is
+    empty for a Pod without a line, or with all additions.
 
     `runtime_class`: of Pods with GPUs; empty if the nodes' default runtime is NVIDIA's.
     """

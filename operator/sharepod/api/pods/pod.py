@@ -6,8 +6,8 @@ node and names its GPUs.
 Guarantees, for any SharePod:
 - kube-scheduler ignores the Pod until its gate is open.
 - The Pod is pinned to the assigned node by node affinity, so the scheduler still makes all its own checks.
-- Each container and init container sees exactly the assigned GPUs, and has the tenant's directory: by the runtime
-  class, a variable and a CSI volume, or by one ResourceClaim.
+- Each container and init container sees exactly the assigned GPUs, and has the tenant's directory. They are attached by
+  the runtime class, a variable and a CSI volume, or by one ResourceClaim.
 - Each of them preloads the hook, unless the SharePod is Exclusive.
 - Its first container carries the resource line of the share, where lines are in use: ResourceQuota and LimitRange then
   count SharePods and plain Pods alike.
@@ -128,8 +128,8 @@ def build_pod(
     - `line`: nodes advertise the resources of the line, so that a Pod that carries it can be bound.
     - `request`: the SharePod's request, if it was already read and its fields checked; None: both are done here.
 
-    Raises `SpecError` where the SharePod contradicts the Pod's needs: a runtime class of its own, GPUs from the device
-    plugin, a volume or mount path with SharePod's name.
+    Raises `SpecError` where the SharePod contradicts the Pod's needs. Examples are a runtime class of its own, GPUs
+    from the device plugin, a volume or mount path with SharePod's name.
     """
     if request is None:
         request = effective(sharepod)

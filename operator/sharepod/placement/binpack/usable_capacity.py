@@ -1,7 +1,7 @@
 """Usable capacity: the free capacity of a node, in thousandths of a GPU, weighted by the requests that could use it.
 
-For each class of requests a node counts two terms: the free time of the GPUs that could take one request, and the
-copies of the request that fit its CPU and its GPUs' memory. Classes weigh by their share of the arrivals and by the
+For each class of requests a node counts two terms. These are the free time of the GPUs that could take one request, and
+the copies of the request that fit its CPU and its GPUs' memory. Classes weigh by their share of the arrivals and by the
 scarcity of room for them. Placing where usable capacity falls least avoids slivers of time, stranded CPU or memory, and
 occupied scarce models.
 
@@ -42,11 +42,11 @@ INTENSITIES = 16
 """Equal parts of the demand, by CPU to GPU time."""
 CPU_NEEDED = 0.15
 """Part of a request's CPU that must be free next to a node's holes. Less than all suffices, because requests with
-little CPU will come, too. 0.3 allocates 0.2 points more of the six traces, and refuses 0.6 points more of the trace
-gpushare100 at a load of 0.95."""
+little CPU will come, too. A value of 0.3 allocates 0.2 points more of the six traces, and refuses 0.6 points more of
+the trace gpushare100 at a load of 0.95."""
 
 NO_CPU = 2.0**-10
-"""CPU that counts as free where there is none, in thousandths of a core: too little for any request with CPU, and
+"""CPU that counts as free where there is none, in thousandths of a core. It is too little for any request with CPU, and
 enough for all without. Equal to the value in scores.c."""
 _ASKED_WITHOUT_CPU = NO_CPU / 2**20
 """CPU of a request without CPU: small, but a valid divisor."""

@@ -24,8 +24,8 @@ _MOST_KINDS = 4
 
 
 def largest_kinds(nodes: Iterable[NodeState | None]) -> list[tuple[int, int]]:
-    """Return GPUs and thousandths of a core of the kinds of nodes that no other kind exceeds in both, most GPUs first;
-    none if this includes all kinds."""
+    """Return GPUs and thousandths of a core of the kinds of nodes that no other kind exceeds in both, most GPUs first.
+    Return none if this includes all kinds."""
     kinds = {(len(node.gpus), node.allocatable.cpu_milli) for node in nodes if node is not None and node.gpus}
     most: dict[int, int] = {}  # avoids sorting all kinds, which may be as many as nodes
     for gpus, cpu in kinds:

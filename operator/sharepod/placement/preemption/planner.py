@@ -31,8 +31,8 @@ from .victims import BOUNDED_ITEMS, PlanCost, PreemptionPlan, Unit, Victims
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _GPU_SETS = 64
-"""Sets of GPUs of one node that are searched for a request of several: almost all sets of four (70), and all of two, of
-eight GPUs."""
+"""Sets of GPUs of one node that are searched for a request of several. These are almost all sets of four (70), and all
+of two, of eight GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

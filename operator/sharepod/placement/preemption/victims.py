@@ -83,8 +83,8 @@ def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
     """Return the cost of evicting and lowering these units.
 
     In this order: evictions that a PodDisruptionBudget has refused; the highest evicted priority; the number of
-    evictions; their excess over budget, the more the cheaper; their earliest start, the later the cheaper; seconds of
-    lost work; then the same for lowered units, where it applies.
+    evictions; their excess over budget (more is cheaper). Then their earliest start (later is cheaper), and seconds of
+    lost work. The same for lowered units follows, where it applies.
     """
     return (
         sum(unit.protected for unit in evicted),

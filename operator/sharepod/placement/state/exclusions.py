@@ -1,8 +1,8 @@
 """Excluded GPUs: the number of GPUs that each namespace excludes others from by labels, while requesting little of
 them.
 
-A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace and less than half of
-its time is requested. From half on, the namespace requests at least as much as it excludes others from, and quotas
+A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace. Less than half of its
+time must be requested. From half on, the namespace requests at least as much as it excludes others from, and quotas
 count that.
 
 Guarantees:
