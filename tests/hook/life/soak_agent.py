@@ -3,12 +3,13 @@
 The real agent and the real hook run real programs on simulated GPUs. Holders are killed and stopped, the agent is
 killed and started again, and stopped for seconds, its disk is full (where this is root, and so may mount one), programs
 flood its sockets, say that they have drained as soon as they are granted the token, and ask for more memory than their
-tenants have.
+tenants have. Some programs are always busy, others leave gaps between their kernels, so tenants co-run.
 
 Counted:
 - the longest time that an untroubled program went without GPU time;
 - programs that died without having been killed;
-- bytes beyond any tenant's limit.
+- bytes beyond any tenant's limit;
+- GPU time that was charged twice, and time in which tenants co-ran.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ LOOKED_BACK_S = 1.0
 """Seconds before the end of the longest wait whose troubles are reported with it."""
 STALLED_S = 3.0
 """Seconds for which the agent is stopped at most."""
+GAPS = ("e22", "e45", "decode", "busy", "requests")
+"""Programs that leave gaps (tests/hook/programs/gaps.c), and one of the same kind that leaves none."""
+SLICES = {"FAKE_CUDA_SLICE_US": "1024", "FAKE_CUDA_SWITCH_US": "91"}
+"""Time slices of the simulated GPUs, as the driver's."""
+READ_AHEAD_S = 1.1
+"""Greatest age of the agent's figures: it computes them once a second."""
 DISK = "8m"
 """Size of the disk of the state directory."""
 LIAR = """
@@ -106,6 +113,13 @@ class Soak:
     filler: Path | None = None
     """File that fills the disk while it is there; None: the state directory is on a disk that is not filled."""
     filled_until: float = 0.0
+    first: tuple[float, dict[str, float]] | None = None
+    """First reading of the accounts: when it began, and the seconds charged by GPU."""
+    twice_ms: int = 0
+    """GPU time charged beyond the time that passed, on the worst GPU."""
+    co_run_s: float = 0.0
+    co_run_read_s: float = 0.0
+    """Seconds of co-running of all tenants so far, and by the present agent, which begins at 0."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def now(self) -> float:
@@ -119,14 +133,26 @@ class Soak:
     def work(self, name: str) -> None:
         """Start a new program for a tenant."""
         label = f"{name}.{next(self.numbers)}"
-        kernel_us = self.run.random.choice(("200", "2000", "10000"))
-        program = self.node.launch(
-            name,
-            *("--sync-every", "8", "--kernel-us", kernel_us, "--memory", str(HELD), "--report", "60"),
-            label=label,
-            gpus=TENANTS[name][1],
-            quiet=True,
-        )
+        if self.run.random.random() < 0.3:
+            kernel_us = self.run.random.choice(("200", "2000", "10000"))
+            program = self.node.launch(
+                name,
+                *("--sync-every", "8", "--kernel-us", kernel_us, "--memory", str(HELD), "--report", "60"),
+                label=label,
+                gpus=TENANTS[name][1],
+                extra=SLICES,
+                quiet=True,
+            )
+        else:
+            program = self.node.launch(
+                name,
+                *(self.run.random.choice(GAPS), "--slept", "0.5", "--report", "60"),
+                program="gaps",
+                label=label,
+                gpus=TENANTS[name][1],
+                extra=SLICES,
+                quiet=True,
+            )
         self.workers[name] = Worker(label, program, self.now() + SETTLE_S)
 
     # ---- trouble
@@ -212,6 +238,26 @@ class Soak:
                 gpus=TENANTS[name][1],
                 quiet=True,
             )
+
+    def audit(self) -> None:
+        """Compare the GPU time charged so far with the time that has passed."""
+        begun = time.monotonic()
+        charged: dict[str, float] = {}
+        co_run_s = 0.0
+        for sample in self.node.metrics():
+            if sample.name == "sharepod_tenant_held_seconds_total":
+                charged[sample.labels["gpu"]] = charged.get(sample.labels["gpu"], 0.0) + sample.value
+            elif sample.name == "sharepod_tenant_co_run_seconds_total":
+                co_run_s += sample.value
+        if self.first is None:
+            self.first = begun, charged
+        since, charged_before = self.first
+        passed = time.monotonic() - since + READ_AHEAD_S
+        for gpu, seconds in charged.items():
+            beyond = seconds - charged_before.get(gpu, 0.0) - passed
+            self.twice_ms = max(self.twice_ms, round(beyond * 1000))
+        self.co_run_s += co_run_s - self.co_run_read_s if co_run_s >= self.co_run_read_s else co_run_s
+        self.co_run_read_s = co_run_s
 
     # ---- what is seen of it
 
@@ -327,6 +373,7 @@ def soak(run: Run) -> dict[str, int]:
         try:
             state.begin()
             state.wait(SETTLE_S)
+            state.audit()
             deck: list[str] = []
             while not run.over():
                 if not deck:
@@ -342,6 +389,8 @@ def soak(run: Run) -> dict[str, int]:
                         "stall",
                         "lie",
                         "disk",
+                        "audit",
+                        "audit",
                     ]
                     run.random.shuffle(deck)
                 trouble = deck.pop()
@@ -359,9 +408,11 @@ def soak(run: Run) -> dict[str, int]:
         "waits_too_long": state.counts["waits_too_long"],
         "dead": state.counts["dead"],
         "bytes_over": max(0, state.over),
+        "charged_twice_ms": state.twice_ms,
+        "co_run_s": round(state.co_run_s),
         "stood_still_s": round(standstill.seconds),
     }
 
 
-TROUBLES = ("kill", "stop", "agent", "floods", "memory", "stall", "lie", "disk")
-WANTED = {"waits_too_long": 0, "dead": 0, "bytes_over": 0}
+TROUBLES = ("kill", "stop", "agent", "floods", "memory", "stall", "lie", "disk", "audit")
+WANTED = {"waits_too_long": 0, "dead": 0, "bytes_over": 0, "charged_twice_ms": 0}

@@ -219,18 +219,20 @@ class Node:
         gpus: Sequence[str] = GPUS[:1],
         extra: Mapping[str, str] | None = None,
         quiet: bool = False,
+        program: str = "launchloop",
     ) -> Program:
-        """Run launchloop under the tenant's hook, on the tenant's GPUs.
+        """Run a program of the tests under the tenant's hook, on the tenant's GPUs.
 
         Args:
             label: Name that its device time is counted under; by default the tenant's id.
             extra: More variables of its environment.
             quiet: Whether its standard error is discarded.
+            program: Name of the program, in tests/hook/programs.
         """
         environment = self.environment(tenant_id, label=label, gpus=gpus) | dict(extra or {})
-        program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
-        self._programs.append(program)
-        return program
+        started = Program([str(PROGRAMS / program), *arguments], environment, quiet=quiet)
+        self._programs.append(started)
+        return started
 
     def environment(
         self, tenant_id: str, *, label: str | None = None, gpus: Sequence[str] = GPUS[:1]
