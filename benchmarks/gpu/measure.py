@@ -1,7 +1,8 @@
 """Measures SharePod on this machine's GPU: hook and agent as shipped, without Kubernetes, network or root.
 
     python3 measure.py                       everything; each table takes at most 8 minutes
-    python3 measure.py --table shares        one table: checks, overhead, shares, pauses, memory, patterns
+    python3 measure.py --table shares        one table: slices, checks, overhead, shares, gaps, pauses, memory,
+                                             patterns
     python3 measure.py --show                results so far, without measuring
     python3 measure.py --fake                on the fake driver, to try the kit itself; its tables are marked so
 
@@ -30,7 +31,7 @@ from typing import Any, Protocol
 KIT = Path(__file__).resolve().parent
 sys.path.insert(0, str(KIT))
 
-from gpukit import checks, machine, memory, overhead, patterns, pauses, shares  # noqa: E402
+from gpukit import checks, gaps, machine, memory, overhead, patterns, pauses, shares, slices  # noqa: E402
 from gpukit.agent import Agent, AgentError  # noqa: E402
 from gpukit.gpu import AnyGpu, FakeGpu, Gpu, GpuError  # noqa: E402
 from gpukit.results import Budget, OutOfTime, Results, ResultsError  # noqa: E402
@@ -52,9 +53,11 @@ class Table(Protocol):
 
 
 TABLES: dict[str, Any] = {
+    "slices": slices,
     "checks": checks,
     "overhead": overhead,
     "shares": shares,
+    "gaps": gaps,
     "pauses": pauses,
     "memory": memory,
     "patterns": patterns,
@@ -174,7 +177,11 @@ def _measure(setting: Setting, chosen: list[str]) -> bool:
 
 
 def _cells(results: Results, name: str) -> list[dict[str, Any]]:
-    several = {"shares": (shares.KEY, shares.NOISY), "pauses": (pauses.KEY, pauses.SEEN)}
+    several = {
+        "shares": (shares.KEY, shares.NOISY),
+        "gaps": (gaps.KEY, gaps.LATENCIES),
+        "pauses": (pauses.KEY, pauses.SEEN),
+    }
     prefixes = several.get(name, (TABLES[name].KEY,))
     return [cell for prefix in prefixes for cell in results.under(prefix).values()]
 

@@ -31,13 +31,16 @@ class AgentError(Exception):
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant and its terms; `memory` in bytes; `interactive`: short waits requested."""
+    """A tenant and its terms; `memory` in bytes; `interactive`: short waits requested; `co_running`: False for
+    exclusive turns; `group`: of tenants that are granted together."""
 
     name: str
     request: float
     limit: float
     memory: int
     interactive: bool = False
+    co_running: bool = True
+    group: str | None = None
 
     def row(self, gpu: str) -> dict[str, object]:
         """Return the tenant's row of the agent's tenants file."""
@@ -50,6 +53,8 @@ class Tenant:
             "limitMilli": round(self.limit * 1000),
             "memory": self.memory,
             **({"latency": "Interactive"} if self.interactive else {}),
+            **({} if self.co_running else {"coRunning": "Deny"}),
+            **({} if self.group is None else {"group": self.group}),
         }
 
     def in_force(self, limits: str) -> bool:
@@ -112,6 +117,18 @@ class Agent:
         }
         text = self._scrape()
         return {name: _by_tenant(text, family) for name, family in families.items()}
+
+    def progress(self) -> dict[str, float]:
+        """Return by tenant the seconds that it would have needed alone for its work so far, by its hooks' counters."""
+        text = self._scrape()
+        held, together, made = (
+            _by_tenant(text, f"sharepod_tenant_{name}_seconds_total") for name in ("held", "co_run", "co_run_progress")
+        )
+        return {name: held[name] - together[name] + made[name] for name in held}
+
+    def in_flight(self) -> dict[str, float]:
+        """Return by tenant the part of the time with work in flight while it holds alone; missing if not measured."""
+        return self._metric("sharepod_tenant_in_flight_ratio")
 
     def usage_ratios(self) -> dict[str, float]:
         """The part of the last 10 s in which each tenant has held its token."""

@@ -89,7 +89,7 @@ def _mixed(setting: Setting) -> Cell:
         for program in programs:
             program.ready(setting.start_s)
         for program in programs:
-            program.tell("run", settle=0.0, seconds=setting.seconds)
+            program.send("run", settle=0.0, seconds=setting.seconds)
         answers = [program.answer(setting.patience_s(setting.seconds)) for program in programs]
     return {
         "steps": [answer["steps"] for answer in answers],

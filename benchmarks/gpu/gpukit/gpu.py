@@ -113,6 +113,8 @@ class FakeGpu:
             "FAKE_CUDA_STATE": str(self._state),
             "FAKE_CUDA_VISIBLE": self.uuid,
             "FAKE_CUDA_LABEL": label,
+            "FAKE_CUDA_SLICE_US": "1024",
+            "FAKE_CUDA_SWITCH_US": "91",
         }
 
     def use(self) -> Use | None:

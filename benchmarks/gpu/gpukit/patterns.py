@@ -66,7 +66,7 @@ def _all(setting: Setting, how: str, names: list[str]) -> None:
             ready[name] = _tried(partial(program.ready, max(1.0, deadline - time.monotonic())))
         for name, program in programs.items():
             if "failed" not in ready[name]:
-                program.tell("run", settle=0.0, seconds=setting.seconds)
+                program.send("run", settle=0.0, seconds=setting.seconds)
         for name, program in programs.items():
             cell = ready[name]
             if "failed" not in cell:

@@ -78,7 +78,7 @@ def _one(setting: Setting, case: Case) -> Cell:
     with ExitStack() as stack:
         programs = _pair(setting, stack, pausing, ("--kind", "long", "--kernel-us", str(case.kernel_ms * 1000)))
         for program in programs:
-            program.tell("run", settle=_SETTLE * setting.seconds, seconds=setting.seconds, tail=_TAIL * setting.seconds)
+            program.send("run", settle=_SETTLE * setting.seconds, seconds=setting.seconds, tail=_TAIL * setting.seconds)
         time.sleep(_SETTLE * setting.seconds)
         before, begin = setting.agent.accounts()["held"], time.monotonic()
         time.sleep(max(0.0, setting.seconds - 3.0))
@@ -96,7 +96,7 @@ def _seen(setting: Setting) -> Cell:
     with ExitStack() as stack:
         programs = _pair(setting, stack, ("--kind", "small"), ("--kind", "small"))
         for program in programs:
-            program.tell("run", settle=0.5, seconds=_SEEN_S, tail=2.5)
+            program.send("run", settle=0.5, seconds=_SEEN_S, tail=2.5)
         time.sleep(_SEEN_S)
         held, busy = setting.agent.usage_ratios(), setting.agent.busy_ratios()
         surcharged = setting.agent.accounts()["surcharged"]

@@ -52,7 +52,7 @@ class Program:
         """Return the program's first answer, once it has started. Raises `ProgramError`."""
         return self.answer(timeout_s)
 
-    def tell(self, do: str, **arguments: Any) -> None:
+    def send(self, do: str, **arguments: Any) -> None:
         """A command; the answer is fetched by `answer`. Raises `ProgramError`."""
         assert self._process.stdin is not None
         try:
@@ -63,7 +63,7 @@ class Program:
 
     def ask(self, do: str, *, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         """A command and its answer. Raises `ProgramError`."""
-        self.tell(do, **arguments)
+        self.send(do, **arguments)
         return self.answer(timeout_s)
 
     def answer(self, timeout_s: float) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _four(
 
 def _together(setting: Setting, programs: list[Program], *, held: bool) -> Cell:
     for program in programs:
-        program.tell("run", settle=_SETTLE * setting.seconds, seconds=setting.seconds, tail=_TAIL * setting.seconds)
+        program.send("run", settle=_SETTLE * setting.seconds, seconds=setting.seconds, tail=_TAIL * setting.seconds)
     cell: Cell = {}
     if held:
         time.sleep(_SETTLE * setting.seconds)
@@ -159,7 +159,7 @@ def _noisy(setting: Setting, budget: Budget) -> None:
             return {"rate": min(300.0, max(2.0, _LOAD / (one["p50_ms"] / 1e3)))}
 
         def beside(pair: list[Program], rate: float) -> Cell:
-            pair[1].tell("run", settle=0.5, seconds=setting.seconds, tail=1.0)
+            pair[1].send("run", settle=0.5, seconds=setting.seconds, tail=1.0)
             time.sleep(0.5)
             cell = dict(infer(pair[0], rate=rate, seconds=setting.seconds))
             return cell | {"noise": pair[1].answer(setting.patience_s(setting.seconds))["rate"]}

@@ -97,6 +97,7 @@ def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed
         "p90_ms": percentile(0.90),
         "p99_ms": percentile(0.99),
         "max_ms": latencies[-1] * 1e3,
+        "latencies_ms": [round(latency * 1e3, 3) for latency in latencies],
     }
 
 

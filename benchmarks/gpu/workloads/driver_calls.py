@@ -1,7 +1,7 @@
 """CUDA's driver API by ctypes, reduced to the kit's own workloads. Standard library only.
 
-The kernels are written in PTX and compiled by the driver: `noop`, and `spin_us_N`, which runs for N microseconds of the
-GPU's own clock. So a workload of known length needs no compiler and no framework.
+The kernels are written in PTX and compiled by the driver: `noop`; `spin_us_N`, which runs for N microseconds of the
+GPU's own clock; `meet`, a collective. So a workload of known length needs no compiler and no framework.
 """
 
 from __future__ import annotations
@@ -31,6 +31,21 @@ again:
   ret;
 }}
 """
+_MEET = """.visible .entry meet(.param .u64 counter, .param .u64 all)
+{
+  .reg .pred %p;
+  .reg .b64 %counter, %all, %come;
+  ld.param.u64 %counter, [counter];
+  ld.param.u64 %all, [all];
+  atom.sys.add.u64 %come, [%counter], 1;
+again:
+  ld.volatile.u64 %come, [%counter];
+  setp.lt.u64 %p, %come, %all;
+  @%p bra again;
+  ret;
+}
+"""
+"""Adds 1 to a number in memory of the host, and spins until the number is `all`."""
 
 
 class DriverError(Exception):
@@ -43,6 +58,9 @@ class DriverError(Exception):
 
 class Driver:
     """The driver, its first device's primary context current on this thread."""
+
+    MEETS = -1
+    """Key of the collective among the functions."""
 
     def __init__(self, library: str = "libcuda.so.1") -> None:
         self.library = ctypes.CDLL(library)
@@ -68,19 +86,20 @@ class Driver:
         code: int = getattr(self.library, name)(*arguments)
         return code
 
-    def functions(self, spins_us: Iterable[int]) -> dict[int, ctypes.c_void_p]:
-        """Return kernels by length in microseconds; 0 is a kernel that does nothing."""
+    def functions(self, spins_us: Iterable[int], *, meets: bool = False) -> dict[int, ctypes.c_void_p]:
+        """Return kernels by length in microseconds; 0 is a kernel that does nothing. `meets`: with the collective."""
         lengths = sorted(set(spins_us))
         text = _HEAD + _NOOP + "".join(_SPIN.format(us=us, ns=us * 1000) for us in lengths if us)
+        text += _MEET if meets else ""
         image = ctypes.create_string_buffer(text.encode())
         module = ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         found = {}
-        for us in lengths:
+        names = {us: f"spin_us_{us}" if us else "noop" for us in lengths} | ({self.MEETS: "meet"} if meets else {})
+        for key, name in names.items():
             function = ctypes.c_void_p()
-            name = f"spin_us_{us}" if us else "noop"
             self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-            found[us] = function
+            found[key] = function
         return found
 
     def stream(self) -> ctypes.c_void_p:
@@ -100,6 +119,13 @@ class Driver:
         launch = self.library.cuLaunchKernel
         one, none, null = ctypes.c_uint(1), ctypes.c_uint(0), ctypes.c_void_p()
         return lambda: launch(function, one, one, one, one, one, one, none, stream, null, null)
+
+    def launch(self, function: ctypes.c_void_p, stream: ctypes.c_void_p, *numbers: int) -> None:
+        """Launch one thread of a kernel with these numbers of 64 bits as arguments."""
+        values = [ctypes.c_uint64(number) for number in numbers]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        one, none = ctypes.c_uint(1), ctypes.c_uint(0)
+        self.call("cuLaunchKernel", function, one, one, one, one, one, one, none, stream, places, ctypes.c_void_p())
 
     def graph(self, function: ctypes.c_void_p, stream: ctypes.c_void_p, kernels: int) -> ctypes.c_void_p:
         """An executable graph of so many kernels in a row, captured from the stream."""
