@@ -216,9 +216,10 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/python shim/layers.py
 	$(BIN)/python docs/promises.py --check
 
-docs: shim promises ## docs/settings.md from the code, docs/pictures, and build/promises.md
+docs: shim doubles promises ## docs/settings.md from the code, docs/pictures, the recording of make taste, and build/promises.md
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python docs/pictures.py
+	@$(BIN)/python docs/recording.py
 
 docs-site: .venv/site ## the documentation as a site in build/site; a broken link is an error; REPOSITORY_URL= for links to sources
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file docs/site/mkdocs.yml
