@@ -220,7 +220,7 @@ def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
     ledger.handover(0, "a again", 4, 1)
     assert ledger.used == 10, "what it does not declare is not known to be free"
     ledger.begin_reading()
-    ledger.observe(5, told={1})
+    ledger.observe(5, covered={1})
     assert ledger.used == 5, "the driver has told"
     ledger.vanish(0, "a again")
     ledger.begin_reading()
@@ -233,7 +233,7 @@ def test_a_reading_begun_before_a_connection_was_lost_frees_none_of_its_memory()
     ledger.begin_reading()
     ledger.reserve(0, "a", 1, 10)
     ledger.disconnect(0, "a", 1)
-    ledger.observe(0, told={1})
+    ledger.observe(0, covered={1})
     assert ledger.used == 10
     assert ledger.reserve(0, "b", 2, 10) == []
     assert answers(ledger.exited(0, 1)) == [("b", 10)]

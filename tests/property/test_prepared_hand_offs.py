@@ -101,9 +101,9 @@ class Wait(LoopHandOffs):
                 del self.orders[place]
                 others[order.socket].send(protocol.parse_agent(order.packet))
                 assert self._made is not None
-                assert self._told is not None
+                assert self._reported is not None
                 self._made(Made(place, wanting, now, now))
-                self._told()
+                self._reported()
                 self.made += 1
                 return True
         return False
@@ -118,7 +118,7 @@ class World:
         self.wait = Wait()
         if prepares:
             prepared = self.tokens._prepared
-            assert self.wait.claim(prepared._prepare, prepared._made, prepared._told)
+            assert self.wait.claim(prepared._prepare, prepared._made, prepared._reported)
             prepared._loop = self.wait
         self.processes: dict[int, Process] = {}
         self.barred: list[str] = []
@@ -196,7 +196,7 @@ class World:
                     tokens.turns(name),
                     tokens.waited_ns(name),
                     tokens.waits(name).sum_ns,
-                    sorted(tokens._tokens[name].told_at.values()),
+                    sorted(tokens._tokens[name].sent_at.values()),
                     tokens._tokens[name].ends_at,
                 )
                 for name in names

@@ -46,7 +46,7 @@ _COUNT_S = 2.0
 """Seconds between two counts of GPU time. After a kill of the agent, the time since the last count is unmetered."""
 _FLUSHED_S = 10.0
 """Seconds between two counts that are flushed to disk. A power cut loses at most this much."""
-_TOLD_S = 60.0
+_COUNTED_S = 60.0
 """Seconds between two reports of consumption while no tenant comes or goes. Counters change all the time; at this
 interval a thousand idle nodes write 17 times a second."""
 _FIRST_READING_S = 1.0
@@ -266,15 +266,15 @@ class Agent:
     async def _count(self) -> None:
         """Count GPU time, and store the count for the next agent."""
         loop = asyncio.get_running_loop()
-        told_at = flushed_at = -_TOLD_S
-        told: frozenset[str] = frozenset()
+        counted_at = flushed_at = -_COUNTED_S
+        counted: frozenset[str] = frozenset()
         while True:
             try:
                 await self.tenants.count(self.taken_in())
                 now, present = loop.time(), frozenset(row.id for row in self.tenants.rows())
-                if now - told_at >= _TOLD_S or present != told:
+                if now - counted_at >= _COUNTED_S or present != counted:
                     first = self.consumption[1] is None
-                    self.consumption, told_at, told = self.tenants.consumption(), now, present
+                    self.consumption, counted_at, counted = self.tenants.consumption(), now, present
                     self._totals = self.tenants.totals()
                     if first:
                         self.changed.set()

@@ -74,7 +74,7 @@ class OnTimeSelector(selectors.EpollSelector):
         timer = self._timer if 0 < wait_ns < _EXACT_NS else -1
         count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.silence_watch, hand_offs.kept)
         if hand_offs.kept.made:
-            hand_offs.tell()
+            hand_offs.report()
         if count < 0:
             raise OSError(-count, os.strerror(-count))
         keys: dict[int, selectors.SelectorKey] = self._fd_to_key  # type: ignore[attr-defined]
@@ -137,29 +137,31 @@ class LoopHandOffs:
         """True if `prepare` must be called before the next wait."""
         self._prepare: Callable[[], object] | None = None
         self._made: Callable[[Made], object] | None = None
-        self._told: Callable[[], object] | None = None
+        self._reported: Callable[[], object] | None = None
         self.kept.until = _NEVER_NS
         for place in self.kept.places:
             place.socket = -1
 
-    def claim(self, prepare: Callable[[], object], made: Callable[[Made], object], told: Callable[[], object]) -> bool:
+    def claim(
+        self, prepare: Callable[[], object], made: Callable[[Made], object], reported: Callable[[], object]
+    ) -> bool:
         """Register the callbacks; return False if another component has registered its own.
 
         Args:
             prepare: Called before a wait if `stale` was set since the last wait.
             made: Called for each hand-off that was carried out.
-            told: Called once after all of them.
+            reported: Called once after all of them.
         """
         if self._prepare is not None:
             return False
-        self._prepare, self._made, self._told = prepare, made, told
+        self._prepare, self._made, self._reported = prepare, made, reported
         return True
 
     def release(self) -> None:
         """Remove the callbacks; from now on no hand-off is carried out."""
         for place in range(self.PLACES):
             self.drop(place)
-        self._prepare = self._made = self._told = None
+        self._prepare = self._made = self._reported = None
         self.stale, self.kept.made, self.kept.count = False, 0, 0
         for place in self.kept.places:
             place.made = 0
@@ -200,7 +202,7 @@ class LoopHandOffs:
         if self._prepare is not None:
             self._guarded(self._prepare)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the hand-offs that were carried out."""
         kept = self.kept
         while kept.made and self._made is not None:
@@ -208,8 +210,8 @@ class LoopHandOffs:
             place = kept.places[number]
             self._guarded(self._made, Made(number, place.order == _WANTS, place.seen_at, place.sent_at))
             _hand_on(kept)
-        if self._told is not None:
-            self._guarded(self._told)
+        if self._reported is not None:
+            self._guarded(self._reported)
 
     def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
         """Call a function whose errors must not end the loop."""

@@ -202,22 +202,22 @@ def announced(before: BudgetState, now: BudgetState, rules: BudgetRules) -> tupl
     `before`: the state that was stored last.
     """
     events = []
-    told = now.announced
+    announced_percent = now.announced
     new_period = now.account.period_start_ms > before.account.period_start_ms
     refilled = before.account.spent and not now.account.spent
-    if told and (new_period or refilled):
+    if announced_percent and (new_period or refilled):
         events.append(BudgetEvent.REFILLED)
-        told = 0
+        announced_percent = 0
     elif new_period:
-        told = 0
+        announced_percent = 0
     percent = 100 if now.account.spent else min(99, now.account.used_milli(rules.terms) // 10)
-    if percent >= 100 > told:
+    if percent >= 100 > announced_percent:
         events.append(BudgetEvent.SPENT)
-        told = 100
-    elif percent >= NEARLY_SPENT > told:
+        announced_percent = 100
+    elif percent >= NEARLY_SPENT > announced_percent:
         events.append(BudgetEvent.NEARLY_SPENT)
-        told = NEARLY_SPENT
-    return replace(now, announced=told), events
+        announced_percent = NEARLY_SPENT
+    return replace(now, announced=announced_percent), events
 
 
 def standing_of(state: BudgetState, rules: BudgetRules, *, half_life_s: float, refill_at: str) -> Standing:

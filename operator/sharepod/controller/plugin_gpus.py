@@ -275,7 +275,7 @@ class HolderReconciler:
         report. An agent that is away, or reports that it knows nothing, proves neither.
         """
         now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
-        told = not self._state.agent_away(gpunode.name) and not any(
+        knows = not self._state.agent_away(gpunode.name) and not any(
             each.type == CONDITION_AGENT_READY and each.status == "False" for each in gpunode.status.conditions
         )
         for row in gpunode.spec.holders:
@@ -283,7 +283,7 @@ class HolderReconciler:
             if row.state is not HolderState.HELD or (gpu is not None and gpu.held is not False):
                 self._unshown_since.pop(row.id, None)
                 continue
-            if not told:
+            if not knows:
                 self._unshown_since.pop(row.id, None)
                 self.queue.add_after(gpunode.name, self._settings.holder_pending)
                 continue

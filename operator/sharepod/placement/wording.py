@@ -146,11 +146,11 @@ def grouped(reasons: Iterable[tuple[str, str]], noun: str, most: int = 4) -> str
     for name, why in reasons:
         groups.setdefault(why, []).append(name)
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    told = [
+    parts = [
         f"{names[0]} {why}" if len(names) == 1 else f"{counted(len(names), noun)} ({some_of(names)}): each {why}"
         for why, names in ranked[:most]
     ]
     rest = sum(len(names) for _, names in ranked[most:])
     if rest:
-        told.append(f"{counted(rest, noun)} for other reasons")
-    return ", ".join(told)
+        parts.append(f"{counted(rest, noun)} for other reasons")
+    return ", ".join(parts)

@@ -319,8 +319,8 @@ _GRANT_FLAGS = _METERED | _ANNOUNCE | _RENEWS | _SHORT | _PROMPT | _CONCURRENT
 
 def _read_grant(seq: int, version: int, grant_id: int, quantum_ns: int, gpu_mask: int, flags: int) -> Grant:
     _flags(flags, _GRANT_FLAGS)
-    told = (bool(flags & bit) for bit in (_METERED, _ANNOUNCE, _RENEWS, _SHORT, _PROMPT, _CONCURRENT))
-    return Grant(grant_id, quantum_ns, _mask(gpu_mask), *told)
+    flagged = (bool(flags & bit) for bit in (_METERED, _ANNOUNCE, _RENEWS, _SHORT, _PROMPT, _CONCURRENT))
+    return Grant(grant_id, quantum_ns, _mask(gpu_mask), *flagged)
 
 
 def _write_grant(frame: Grant) -> tuple[int, ...]:

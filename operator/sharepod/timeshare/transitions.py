@@ -215,8 +215,8 @@ class HoldTransitions:
 
     def new_terms(self) -> list[Action]:
         """Return and clear the changed terms of holds."""
-        told, self._new_terms = self._new_terms, []
-        return [terms for tenant, terms in told if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id]
+        new, self._new_terms = self._new_terms, []
+        return [terms for tenant, terms in new if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id]
 
     def tick(self, now: int) -> list[Action]:
         """Apply all transitions that are due at `now`, and return the messages to holders."""

@@ -138,7 +138,7 @@ class ReviewWanted:
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerReport:
     """Facts from the worker, for the GPUNode's status."""
 
     gpus: tuple[Gpu, ...]
@@ -158,7 +158,7 @@ class InForce:
     directories: tuple[str, ...]
     """Tenants whose directories may be published."""
     unservable: dict[str, str]
-    told: Told
+    report: WorkerReport
     """Facts with these rows applied."""
     failure: Failure | None
     """Why the state directory could not store all of it."""
@@ -191,7 +191,7 @@ class ServingState:
 
 _MANY_IDS = 512 << 10
 _A_FILE = _A_READING = _A_LEDGER = 8 << 20
-_A_TELLING = 4 << 20
+_A_REPORT = 4 << 20
 
 _NOTHING: TypeAdapter[None] = TypeAdapter(type(None))
 _FLAG = TypeAdapter(bool)
@@ -225,7 +225,7 @@ PRIVILEGED_IDENTIFY = Call("identify", _ID, TypeAdapter(Identity))
 PRIVILEGED_READ = Call("read", TypeAdapter(ReadingWanted), TypeAdapter(SeenOnNode), _A_READING)
 PRIVILEGED_END = Call("end", TypeAdapter(EndWanted), _NOTHING)
 PRIVILEGED_REVIEW = Call("review", TypeAdapter(ReviewWanted), TypeAdapter(dict[str, Any]))
-PRIVILEGED_TOLD = Call("told", TypeAdapter(Told), _NOTHING, _A_TELLING)
+PRIVILEGED_REPORT = Call("report", TypeAdapter(WorkerReport), _NOTHING, _A_REPORT)
 
 WORKER_START = Call("start", _NOTHING, _NOTHING)
 WORKER_TAKE_STOCK = Call("take stock", _FLAG, _NOTHING)
@@ -234,6 +234,6 @@ WORKER_APPLY: Call[tuple[Tenant, ...], InForce] = Call(
 )
 WORKER_KNOW_LEDGER = Call("know ledger", TypeAdapter(LedgerHeader), _NOTHING, _A_LEDGER)
 WORKER_KNOW_PODS = Call("know pods", TypeAdapter(Pods), _NOTHING, _A_LEDGER)
-WORKER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING, _A_TELLING)
+WORKER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING, _A_REPORT)
 WORKER_STAND = Call("stand", TypeAdapter(ServingState), _NOTHING)
 WORKER_CLOSE = Call("close", _NOTHING, _NOTHING)

@@ -73,7 +73,7 @@ class DistantAgent:
         self.successor_waits: Callable[[], bool] = lambda: False
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
         self.taken_in: Callable[[], Collection[str]] = lambda: ()
-        self.services = PrivilegedServices(settings, inventory, kept, self._take_told)
+        self.services = PrivilegedServices(settings, inventory, kept, self._take_report)
         self.link_lost: Callable[[], None] = lambda: None
         """Called when the link to the worker has ended."""
         self.may_serve = False
@@ -86,8 +86,8 @@ class DistantAgent:
         self._rows: tuple[Tenant, ...] | None = None
         self._pods: calls.Pods | None = None
         self._reviving: asyncio.Task[None] | None = None
-        self._told: calls.Told | None = None
-        self._told_at = 0.0
+        self._report: calls.WorkerReport | None = None
+        self._reported_at = 0.0
 
     # ---- inputs of readings, set by the driver
 
@@ -129,7 +129,7 @@ class DistantAgent:
     async def check(self) -> None:
         """Check whether this agent could serve: its hook and the driver must be readable."""
         self.unfit = await unfit_for(self.settings, self.inventory)
-        self._tell_standing()
+        self._report_standing()
 
     async def take_stock(self, *, needed: bool = True) -> None:
         """Have the worker read the inventory, and keep reading it. See `Agent.take_stock`."""
@@ -171,7 +171,7 @@ class DistantAgent:
         """Set the plugin pods, and the GPUs that the device plugin offers."""
         self.held_gpus.know_pods(given, problem, offered)
         self._pods = calls.Pods(dict(given) if given is not None else None, problem, offered)
-        self.line.tell(calls.WORKER_KNOW_PODS, self._pods)
+        self.line.notify(calls.WORKER_KNOW_PODS, self._pods)
         self.changed.set()
 
     # ---- facts from the worker
@@ -179,15 +179,15 @@ class DistantAgent:
     @property
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
         """Series of namespaces' GPU consumption, and the time of the count."""
-        return (self._told.consumption, self._told.consumed_at) if self._told is not None else ([], None)
+        return (self._report.consumption, self._report.consumed_at) if self._report is not None else ([], None)
 
     def facts(self) -> AgentFacts:
         """Return the current facts."""
-        told = self._told
-        tenants = () if told is None else told.tenants
+        report = self._report
+        tenants = () if report is None else report.tenants
         return AgentFacts(
             gpus=self.gpus(),
-            gpus_known=told is not None and told.gpus_known,
+            gpus_known=report is not None and report.gpus_known,
             tenants=tuple(
                 row.model_copy(update={"drained": False})
                 if row.drained and self.services.residue(row.id) is not None
@@ -200,29 +200,29 @@ class DistantAgent:
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the inventory's GPUs."""
-        return self._told.gpus if self._told is not None else ()
+        return self._report.gpus if self._report is not None else ()
 
     def unhealthy(self) -> str | None:
         """Return why the agent cannot do its work; None if it can."""
-        if self._told is None or asyncio.get_running_loop().time() - self._told_at > _STALE_S:
+        if self._report is None or asyncio.get_running_loop().time() - self._reported_at > _STALE_S:
             return "the process that serves tenants does not answer"
-        return self._told.unhealthy
+        return self._report.unhealthy
 
     # ---- inside
 
-    def _take_told(self, told: calls.Told) -> None:
-        first = self._told is None
-        self._told, self._told_at = told, asyncio.get_running_loop().time()
-        if told.moved or first:
+    def _take_report(self, report: calls.WorkerReport) -> None:
+        first = self._report is None
+        self._report, self._reported_at = report, asyncio.get_running_loop().time()
+        if report.moved or first:
             self.changed.set()
-        self.line.tell(calls.WORKER_TAKEN_IN, tuple(self.taken_in()))
+        self.line.notify(calls.WORKER_TAKEN_IN, tuple(self.taken_in()))
 
-    def _tell_standing(self) -> None:
-        self.line.tell(calls.WORKER_STAND, calls.ServingState(self.stands_by(), self.unfit))
+    def _report_standing(self) -> None:
+        self.line.notify(calls.WORKER_STAND, calls.ServingState(self.stands_by(), self.unfit))
 
     def _revive_soon(self) -> None:
         """Send a restarted worker the state of its predecessor."""
-        self._tell_standing()
+        self._report_standing()
         if self._started:
             if self._reviving is not None:
                 self._reviving.cancel()
@@ -251,9 +251,9 @@ class DistantAgent:
 
     async def _revive(self) -> None:
         await self.line.call(calls.WORKER_START, None, timeout_s=_APPLY_S, wait_s=_AWAY_S)
-        self._tell_standing()
+        self._report_standing()
         if self._pods is not None:
-            self.line.tell(calls.WORKER_KNOW_PODS, self._pods)
+            self.line.notify(calls.WORKER_KNOW_PODS, self._pods)
         self.held_gpus.tell_again()
         if self._stocked:
             await self.line.call(calls.WORKER_TAKE_STOCK, False, timeout_s=_APPLY_S)
@@ -267,7 +267,7 @@ class DistantAgent:
         services.rows, services.known = wanted, True
         in_force, _none = await self.line.call(calls.WORKER_APPLY, rows, timeout_s=_APPLY_S, wait_s=_AWAY_S)
         self.tenants.ready, self.tenants.problems = frozenset(in_force.directories), in_force.unservable
-        self._take_told(in_force.told)
+        self._take_report(in_force.report)
         if in_force.failure is not None:
             failure = in_force.failure
             raise UntakenRowsError(failure.errno, failure.text, failure.filename)
@@ -290,7 +290,7 @@ class _HeldGpusElsewhere(HeldGpus):
     def tell_again(self) -> None:
         """Send pool and holders to the worker again."""
         if self._ledger is not None:
-            self._line.tell(calls.WORKER_KNOW_LEDGER, self._ledger)
+            self._line.notify(calls.WORKER_KNOW_LEDGER, self._ledger)
 
 
 AnyAgent = Agent | DistantAgent

@@ -49,7 +49,7 @@ _ANSWERING_MAX = 128
 _READ = 1 << 16
 """Bytes read in one turn of the loop, some 0.1 ms of parsing."""
 _HEADER = struct.Struct("=IBBQ")
-_CALL, _TELL, _ANSWER, _FAILED = range(4)
+_CALL, _NOTICE, _ANSWER, _FAILED = range(4)
 
 
 class LinkLostError(OSError):
@@ -150,9 +150,9 @@ class PartLink:
             close_all(received)
             raise LinkLostError(f"the answer to {call.name} is none: {error.error_count()} errors") from None
 
-    def tell(self, call: Call[Argument, None], argument: Argument) -> None:
+    def notify(self, call: Call[Argument, None], argument: Argument) -> None:
         """Send a message that has no answer."""
-        self._send(_TELL, 0, _named(call.name, call.argument.dump_json(argument, by_alias=True)), [])
+        self._send(_NOTICE, 0, _named(call.name, call.argument.dump_json(argument, by_alias=True)), [])
 
     def close(self) -> None:
         """Close the socket. Pending calls fail."""
@@ -239,7 +239,7 @@ class PartLink:
             return
         name, _newline, content = body.partition(b"\n")
         table: Mapping[str, tuple[Call[Any, Any], Any]] = (
-            self._service.takes if kind == _TELL else self._service.answers
+            self._service.takes if kind == _NOTICE else self._service.answers
         )
         known = table.get(name.decode(errors="replace"))
         try:
@@ -251,7 +251,7 @@ class PartLink:
         if known is None:
             close_all(descriptors)
             self._break_off(f"a call that is none: {name[:40]!r}")
-        elif kind == _TELL:
+        elif kind == _NOTICE:
             close_all(descriptors)
             known[1](argument)
         else:
@@ -355,10 +355,10 @@ class Line:
             raise LinkLostError("the other process is away")
         return await self._link.call(call, argument, descriptors, timeout_s)
 
-    def tell(self, call: Call[Argument, None], argument: Argument) -> None:
+    def notify(self, call: Call[Argument, None], argument: Argument) -> None:
         """Send the other process a message, if it is connected."""
         if self._link is not None:
-            self._link.tell(call, argument)
+            self._link.notify(call, argument)
 
     async def wait(self) -> None:
         """Wait until the other process is connected."""

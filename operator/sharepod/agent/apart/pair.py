@@ -86,7 +86,7 @@ class _Pair:
         self._niceness = niceness
         self._shelf = DescriptorShelf(kept)
         self._killed: deque[float] = deque(maxlen=MOST_KILLED)
-        self._told_to_end = False
+        self._ends = False
         self._links = 0
         self._privileged: _Child | None = None
         self._worker: _Child | None = None
@@ -109,7 +109,7 @@ class _Pair:
                 signal.signal(number, handler)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        self._told_to_end = self._told_to_end or number in (signal.SIGTERM, signal.SIGINT)
+        self._ends = self._ends or number in (signal.SIGTERM, signal.SIGINT)
         if self._privileged is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._privileged.pid, number)
@@ -130,14 +130,14 @@ class _Pair:
                 self._worker = None
             if ended is privileged and os.WIFEXITED(status):
                 return os.WEXITSTATUS(status)
-            if self._told_to_end and ended is privileged:
+            if self._ends and ended is privileged:
                 return 0
-            if os.WIFEXITED(status) and not self._told_to_end:
+            if os.WIFEXITED(status) and not self._ends:
                 log.error("the process that serves tenants has ended by itself", status=os.WEXITSTATUS(status))
                 return 1
-            if os.WIFSIGNALED(status) and not self._told_to_end and self._gives_up(ended, os.WTERMSIG(status)):
+            if os.WIFSIGNALED(status) and not self._ends and self._gives_up(ended, os.WTERMSIG(status)):
                 return 128 + os.WTERMSIG(status)
-            if ended is worker and self._told_to_end:
+            if ended is worker and self._ends:
                 return self._last_of(privileged)
             with _blocked():
                 if ended is privileged:
@@ -188,7 +188,7 @@ class _Pair:
             return True
         except OSError:
             return False
-        if word == control_end.lost(self._links) and not self._told_to_end:
+        if word == control_end.lost(self._links) and not self._ends:
             log.error("privileged process and worker have lost their link: the worker is killed")
             os.kill(worker.pid, signal.SIGKILL)
         return bool(word)

@@ -69,11 +69,15 @@ class PrivilegedServices:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs.
         kept: Descriptors that survive a kill of this process.
-        told: Called with the worker's facts.
+        on_report: Called with the worker's facts.
     """
 
     def __init__(
-        self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors, told: Callable[[calls.Told], None]
+        self,
+        settings: AgentSettings,
+        inventory: Inventory,
+        kept: KeptDescriptors,
+        on_report: Callable[[calls.WorkerReport], None],
     ) -> None:
         self.residue: Residue = lambda tenant_id: None
         self.owner_of: OwnerOf = lambda pid: None
@@ -95,7 +99,7 @@ class PrivilegedServices:
         """Start time of each process of an earlier agent by pid, by tenant, as recorded by that agent's worker."""
         self._connected: dict[int, tuple[str, int]] = {}
         """Tenant to whose socket a process has connected, and the start time of that process, by pid."""
-        self._told = told
+        self._on_report = on_report
 
     async def prepare(self) -> None:
         """Prepare the state directory and the hook. Raises `StateDirError`."""
@@ -128,7 +132,7 @@ class PrivilegedServices:
             (calls.PRIVILEGED_UNHEARD, self._unheard),
             (calls.PRIVILEGED_UNHEARD_ALL_BUT, self._unheard_all_but),
             (calls.PRIVILEGED_END, self._end),
-            (calls.PRIVILEGED_TOLD, self._told),
+            (calls.PRIVILEGED_REPORT, self._on_report),
         ]
         return PartService(
             {call.name: (call, answer) for call, answer in answers},
@@ -176,7 +180,7 @@ class PrivilegedServices:
                 self._listeners[row.id] = each.listener
                 self._survivors[row.id] = {survivor.pid: survivor.start for survivor in each.left.survivors}
                 opened += each.handover, os.dup(each.listener.fileno())
-                answers.append(_as_told(each))
+                answers.append(_as_files_made(each))
         return tuple(answers), opened
 
     def _opened(self, row: Tenant, slots: int, listener: socket.socket | None) -> _Opened | OSError:
@@ -357,7 +361,7 @@ def _limits_of(row: Tenant) -> str | None:
     return None if row.mode is Mode.EXCLUSIVE else limits_text(row)
 
 
-def _as_told(opened: _Opened) -> calls.FilesMade:
+def _as_files_made(opened: _Opened) -> calls.FilesMade:
     left = opened.left
     handover = calls.HandoverMade(
         opened.slots,

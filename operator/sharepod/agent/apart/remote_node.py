@@ -95,11 +95,11 @@ class RemoteDirectories:
 
     def unheard(self, tenant_id: str) -> None:
         """Close the listening socket of a tenant."""
-        self._line.tell(calls.PRIVILEGED_UNHEARD, tenant_id)
+        self._line.notify(calls.PRIVILEGED_UNHEARD, tenant_id)
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Drop everything that a killed agent has left of other tenants."""
-        self._line.tell(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
+        self._line.notify(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
 
     def shut(self, tenant_id: str) -> None:
         """Have socket and limits removed."""

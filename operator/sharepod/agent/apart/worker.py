@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread yields the interpreter to the event loop (Python's default: 5 ms). A hand-off of a GPU
 waits no longer than this."""
-_TELL_S = 1.0
+_REPORT_S = 1.0
 """Seconds between two reports to the privileged process while only usage changes."""
 _AT_ONCE = 8
 """Tenants whose status is built in one turn of the loop, some 0.1 ms."""
@@ -96,12 +96,12 @@ class Worker:
         gc.collect()
         gc.freeze()  # the collector skips objects that live from the start: shorter pauses between frames
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        telling = self._loop.create_task(self._tell(), name="tell")
+        reporting = self._loop.create_task(self._send_reports(), name="tell")
         try:
             await self._ended.wait()
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
             await http.close()
         return 0
 
@@ -115,8 +115,14 @@ class Worker:
             (calls.WORKER_CLOSE, self._close),
         ]
         takes: list[tuple[Call[Any, Any], Taker]] = [
-            (calls.WORKER_KNOW_LEDGER, lambda told: self._agent.held_gpus.know_ledger(told.pool, told.holders)),
-            (calls.WORKER_KNOW_PODS, lambda told: self._agent.know_plugin_pods(told.given, told.problem, told.offered)),
+            (
+                calls.WORKER_KNOW_LEDGER,
+                lambda facts: self._agent.held_gpus.know_ledger(facts.pool, facts.holders),
+            ),
+            (
+                calls.WORKER_KNOW_PODS,
+                lambda facts: self._agent.know_plugin_pods(facts.given, facts.problem, facts.offered),
+            ),
             (calls.WORKER_TAKEN_IN, self._take_taken_in),
             (calls.WORKER_STAND, self._stand),
         ]
@@ -148,7 +154,7 @@ class Worker:
         tenants = self._agent.tenants
         ready = tuple(row.id for row in rows if tenants.directory(row.id) is not None)
         unservable = {row.id: reason for row in rows if (reason := tenants.unservable(row.id)) is not None}
-        return calls.InForce(ready, unservable, await self._told(moved=True), failure), ()
+        return calls.InForce(ready, unservable, await self._report(moved=True), failure), ()
 
     async def _close(self, _none: None, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
         await self._agent.close()
@@ -169,7 +175,7 @@ class Worker:
         return calls.ReadingWanted(tuple(tenants.leaving), tenants.clients())
 
     def _end_process(self, tenant_id: str, pid: int, _is_the_tenants: object) -> bool:
-        self._line.tell(calls.PRIVILEGED_END, calls.EndWanted(tenant_id, pid))
+        self._line.notify(calls.PRIVILEGED_END, calls.EndWanted(tenant_id, pid))
         return True
 
     def _guard(self) -> MetricsGuard | None:
@@ -180,27 +186,27 @@ class Worker:
 
     # ---- reports
 
-    async def _tell(self) -> None:
+    async def _send_reports(self) -> None:
         """Report the facts to the privileged process when they have changed, and each second."""
         agent = self._agent
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TELL_S):
+                async with asyncio.timeout(_REPORT_S):
                     await agent.changed.wait()
             moved = agent.changed.is_set()
             agent.changed.clear()
             try:
-                told = await self._told(moved)
+                report = await self._report(moved)
             except Exception:
                 log.exception("cannot build the report")
                 continue
             if moved and not self._line.up:
                 agent.changed.set()
-                await asyncio.sleep(_TELL_S)
+                await asyncio.sleep(_REPORT_S)
             else:
-                self._line.tell(calls.PRIVILEGED_TOLD, told)
+                self._line.notify(calls.PRIVILEGED_REPORT, report)
 
-    async def _told(self, moved: bool) -> calls.Told:
+    async def _report(self, moved: bool) -> calls.WorkerReport:
         agent = self._agent
         tenants: list[TenantStatus] = []
         for number, row in enumerate(agent.tenants.rows(), 1):
@@ -210,7 +216,7 @@ class Worker:
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         series, at = agent.consumption
-        return calls.Told(agent.gpus(), agent.gpus_known, tuple(tenants), agent.unhealthy(), series, at, moved)
+        return calls.WorkerReport(agent.gpus(), agent.gpus_known, tuple(tenants), agent.unhealthy(), series, at, moved)
 
 
 async def _review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:

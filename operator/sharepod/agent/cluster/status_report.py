@@ -233,8 +233,8 @@ class StatusReport:
             self._woken.set()
 
     def _drained_untold(self) -> bool:
-        told = _drained(self._written.facts) if self._written is not None else frozenset()
-        return not _drained(self._facts()) <= told
+        reported = _drained(self._written.facts) if self._written is not None else frozenset()
+        return not _drained(self._facts()) <= reported
 
     async def _news(self) -> None:
         """Wait until woken, at most `LOOK_EVERY_S`."""

@@ -235,12 +235,12 @@ class NvmlInventory:
         if remapping is not None and remapping[3]:
             troubles.append("remapping of memory rows has failed; the GPU needs service")
         found: dict[int, int] = {}
-        told = True
+        complete = True
         for kind in ("Compute", "Graphics", "MPSCompute"):
             before = len(troubles)
             listed = ask("its processes", lambda kind=kind: _running(nvml, kind, handle), None)  # type: ignore[misc]
             # Not every GPU supports graphics or MPS. A GPU that does not list its compute processes lists none.
-            told = told and len(troubles) == before and (listed is not None or kind != "Compute")
+            complete = complete and len(troubles) == before and (listed is not None or kind != "Compute")
             for process in listed or ():
                 used = int(process.usedGpuMemory or 0)
                 found[int(process.pid)] = max(found.get(int(process.pid), 0), used)
@@ -255,7 +255,7 @@ class NvmlInventory:
         )
         if troubles:
             gpu = _sick(gpu, "; ".join(dict.fromkeys(troubles)))
-        if not told:
+        if not complete:
             return gpu, None
         sampled = self._samples_of_processes(nvml, uuid, handle)
         processes: list[Process] = []
@@ -281,16 +281,16 @@ class NvmlInventory:
         except nvml.NVMLError as error:
             value = getattr(error, "value", None)
             return {} if value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
-        told: dict[int, dict[int, float]] = {}
+        by_pid: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
             if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:  # others are old or invalid
-                told.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
+                by_pid.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))
         self._sampled[uuid] = newest
         return {
             pid: [UtilizationSample(monotonic - (now - stamp) / 1e6, part) for stamp, part in sorted(each.items())]
-            for pid, each in told.items()
+            for pid, each in by_pid.items()
         }
 
     @staticmethod

@@ -77,7 +77,7 @@ def _utilization(processes: list[Process], *, alone: bool, whole: float | None) 
     processes. Processes of other owners may have just exited.
     """
     each = [process.utilization for process in processes if process.utilization is not None]
-    told = min(1.0, sum(each)) if len(each) == len(processes) else None
+    total = min(1.0, sum(each)) if len(each) == len(processes) else None
     if not alone or whole is None:
-        return told
-    return whole if told is None else min(whole, told)
+        return total
+    return whole if total is None else min(whole, total)

@@ -71,13 +71,13 @@ class Turns:
     """Turns of one tenant.
 
     Args:
-        told: The turns, in nanoseconds of the clock of the samples (which have seconds).
+        turns: The turns, in nanoseconds of the clock of the samples (which have seconds).
         overdue: Also count time that a preempted tenant was charged while others held the GPU.
     """
 
-    def __init__(self, told: TurnSpans, *, overdue: bool) -> None:
-        spans = [(span.begin / 1e9, span.end / 1e9) for span in told.spans if overdue or not span.overdue]
-        self.since = told.since / 1e9
+    def __init__(self, turns: TurnSpans, *, overdue: bool) -> None:
+        spans = [(span.begin / 1e9, span.end / 1e9) for span in turns.spans if overdue or not span.overdue]
+        self.since = turns.since / 1e9
         """Moment in seconds before which no turns are known."""
         self._begins = [begin for begin, _ in spans]
         self._ends = [end for _, end in spans]
@@ -99,23 +99,23 @@ class TurnsOfTenant:
         tell: Returns the tenant's turns up to now, in nanoseconds of the clock of the samples (which have seconds).
     """
 
-    def __init__(self, tell: Callable[[], TurnSpans]) -> None:
-        self._tell = tell
+    def __init__(self, read: Callable[[], TurnSpans]) -> None:
+        self._read = read
 
     @cached_property
     def held(self) -> Turns:
         """The turns that the tenant held."""
-        return Turns(self._told, overdue=False)
+        return Turns(self._spans, overdue=False)
 
     @cached_property
     def charged(self) -> Turns:
         """These turns, and the time that others held before the tenant had drained; `held` itself if there is no such
         time."""
-        return Turns(self._told, overdue=True) if any(span.overdue for span in self._told.spans) else self.held
+        return Turns(self._spans, overdue=True) if any(span.overdue for span in self._spans.spans) else self.held
 
     @cached_property
-    def _told(self) -> TurnSpans:
-        return self._tell()
+    def _spans(self) -> TurnSpans:
+        return self._read()
 
 
 def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float] = _STAMPED) -> Beyond | None:

@@ -27,7 +27,7 @@ class UtilizationMeter:
         self._at: float | None = None
         self._sums: dict[Key, float] = {}
         self._windows: dict[Key, SlidingRate] = {}
-        self._told: frozenset[Key] = frozenset()
+        self._reported: frozenset[Key] = frozenset()
 
     def observe(self, now: float, utilization: Mapping[Key, float], kept: Collection[Key] = ()) -> None:
         """Add one reading.
@@ -39,7 +39,7 @@ class UtilizationMeter:
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
-        self._told = frozenset(utilization)
+        self._reported = frozenset(utilization)
         for key, part in utilization.items():
             self._sums[key] = self._sums.get(key, 0.0) + part * elapsed
             self._windows.setdefault(key, SlidingRate(WINDOW_S)).add(now, self._sums[key])
@@ -53,4 +53,4 @@ class UtilizationMeter:
 
     def ratio(self, key: Key) -> float | None:
         """Return the utilization (0 to 1) over the last `WINDOW_S`; None if the last reading lacked it."""
-        return self._windows[key].rate if key in self._told else None
+        return self._windows[key].rate if key in self._reported else None

@@ -165,14 +165,14 @@ class MemoryLedger:
         self._peak = self._tracked
         self._kept_since_reading.clear()
 
-    def observe(self, driver_bytes: int, told: Collection[int] = ()) -> None:
+    def observe(self, driver_bytes: int, covered: Collection[int] = ()) -> None:
         """Evaluate a reading of the driver.
 
         Args:
             driver_bytes: Bytes that the tenant's processes use on this GPU; bytes beyond the credits count as used.
-            told: Pids whose memory the reading covers in full: credits kept for their lost connections are freed.
+            covered: Pids whose memory the reading covers in full: credits kept for their lost connections are freed.
         """
-        for pid in [pid for pid in self._kept if pid in told and pid not in self._kept_since_reading]:
+        for pid in [pid for pid in self._kept if pid in covered and pid not in self._kept_since_reading]:
             size = self._kept.pop(pid)
             self._tracked -= size
             self._peak -= size

@@ -53,7 +53,7 @@ class PreparedHandOffs:
         prepare: Decides the next hand-off of a GPU; None: there is none that could be prepared.
         made: Called for each hand-off that was carried out, with the preparation and the turn that was used; `seen_at`
         and `sent_at` are nanoseconds of the clock.
-        told: Called once after all of them.
+        reported: Called once after all of them.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class PreparedHandOffs:
         clock: Callable[[], int],
         prepare: Callable[[str], Ready | None],
         made: Callable[[Ready, PreparedHandOff, int, int], None],
-        told: Callable[[], object],
+        reported: Callable[[], object],
     ) -> None:
         self._on_time = clock is time.monotonic_ns
         self._prepare_one = prepare
         self._tell = made
-        self._told = told
+        self._reported = reported
         self._loop: LoopHandOffs | None = None
         self._places: dict[str, int] = {}
         """Number of each GPU that has had a prepared hand-off."""
@@ -109,7 +109,7 @@ class PreparedHandOffs:
         loop: LoopHandOffs | None = None
         if self._on_time:
             loop = getattr(asyncio.get_running_loop(), "hand_offs", None)
-        if loop is None or not loop.claim(self._prepare, self._made, self._told):
+        if loop is None or not loop.claim(self._prepare, self._made, self._reported):
             self._on_time = False
             return False
         self._loop = loop

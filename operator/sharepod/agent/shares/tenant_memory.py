@@ -103,9 +103,9 @@ class TenantMemory:
             if gpu in unread:
                 continue
             by_pid = memory_of.get(gpu, {})
-            told = {pid for pid, size in by_pid.items() if size}
-            told.update(pid for pid in absent if pid not in by_pid)
-            ledger.observe(sum(by_pid.values()), told)
+            covered = {pid for pid, size in by_pid.items() if size}
+            covered.update(pid for pid in absent if pid not in by_pid)
+            ledger.observe(sum(by_pid.values()), covered)
             self._handover.keep_untracked(index, ledger.used - ledger.tracked)
 
     def admit(self, client: MemoryClient) -> None:

@@ -49,7 +49,7 @@ class TenantToken:
     """Clients that wait at their gates, in the order in which they came."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were sent a grant and have not drained -> id of the last grant that each was sent."""
-    told_at: dict[TokenClient, int] = field(default_factory=dict)
+    sent_at: dict[TokenClient, int] = field(default_factory=dict)
     """Moment at which each of the undrained clients was sent its last grant, in nanoseconds of the clock. It is the
     last sign of life before that, if the client gave signs while it waited."""
     disconnected: set[int] = field(default_factory=set)
@@ -116,7 +116,7 @@ class TenantToken:
         if client in self.undrained:
             self._count(client)
         self.undrained.pop(client, None)
-        self.told_at.pop(client, None)
+        self.sent_at.pop(client, None)
         self.ending.pop(client, None)
 
     def begin(self, now: int, grant: TokenGrant) -> dict[TokenClient, None]:
@@ -136,7 +136,7 @@ class TenantToken:
             return None
         return LoggedTurn(tenant_id, self.gpus, self.waited_since, self.begun_at, self.draining_at, self.lost_at, end)
 
-    def tell(
+    def record_sent(
         self,
         client: TokenClient,
         grant: TokenGrant,
@@ -146,27 +146,27 @@ class TenantToken:
         """Record that a client is sent a grant, at a moment of the clock; None: now."""
         if self.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(clock)
-            told_at = clock() if at is None else at
-            self.told_at[client] = min(sign.at, told_at) if sign is not None and sign.waits else told_at
+            sent_at = clock() if at is None else at
+            self.sent_at[client] = min(sign.at, sent_at) if sign is not None and sign.waits else sent_at
         self.undrained[client] = grant.grant_id
         self.ending.pop(client, None)
 
     def signs(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.Sign | None, int]]:
         """For each client with a grant, yield its last sign of life, None where it gives none, and the moment at which
         it was sent the grant."""
-        for client, told_at in self.told_at.items():
-            yield None if client.heartbeat is None else client.heartbeat.read(clock), told_at
+        for client, sent_at in self.sent_at.items():
+            yield None if client.heartbeat is None else client.heartbeat.read(clock), sent_at
 
     def beats(self) -> list[protocol.Beat]:
         """Return the addresses of their signs of life; nothing if one of them gives none."""
         patience_ns = self.silence.patience_ns
         beats = [
-            client.heartbeat.beat(told_at, patience_ns, AHEAD_NS)
-            for client, told_at in self.told_at.items()
+            client.heartbeat.beat(sent_at, patience_ns, AHEAD_NS)
+            for client, sent_at in self.sent_at.items()
             if client.heartbeat is not None
         ]
         known = [beat for beat in beats if beat is not None]
-        return known if len(known) == len(self.told_at) else []
+        return known if len(known) == len(self.sent_at) else []
 
     def frame(self, grant: TokenGrant, *, renews: bool = False) -> protocol.Grant:
         """Return the grant frame for a client. `renews`: new terms of a grant that it has."""

@@ -235,8 +235,8 @@ class Tokens:
         crossed with a newer grant."""
         token = self._tokens[tenant_id]
         disconnected = client.pid in token.disconnected
-        told = token.undrained.get(client, token.grant_id if disconnected else None)
-        if told is None or frame.grant_id != told:
+        drains = token.undrained.get(client, token.grant_id if disconnected else None)
+        if drains is None or frame.grant_id != drains:
             if frame.wanting:
                 self.want(tenant_id, client)
             return
@@ -440,8 +440,8 @@ class Tokens:
                 return True
             # Renewed, or with new terms.
             before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
-            for client, told in () if token.closed else list(token.undrained.items()):
-                if told == action.grant_id:  # clients with an earlier grant end that first
+            for client, held_id in () if token.closed else list(token.undrained.items()):
+                if held_id == action.grant_id:  # clients with an earlier grant end that first
                     self._send_grant(token, client, action, renews=True)
             if before is not None and (token.ends_at is None or token.ends_at > before):
                 self._join(action.tenant, token, action)
@@ -454,11 +454,11 @@ class Tokens:
             log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
         return False
 
-    def _watch_new(self, now: int, tenant_id: str, token: TenantToken, told: Collection[TokenClient]) -> None:
-        """Start the silence watch of a newly granted tenant; `told`: its clients that have been sent the grant."""
+    def _watch_new(self, now: int, tenant_id: str, token: TenantToken, holders: Collection[TokenClient]) -> None:
+        """Start the silence watch of a newly granted tenant; `holders`: its clients that have been sent the grant."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
-        if told and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
-            since = max(token.told_at[client] for client in told)
+        if holders and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
+            since = max(token.sent_at[client] for client in holders)
             self._looks.by(max(now, since + token.silence.patience_ns))
 
     def _prepare(self, gpu: str) -> Ready | None:
@@ -472,12 +472,12 @@ class Tokens:
             return None
         if next_one.closed or next_one.disconnected or next_one.undrained or len(next_one.wanting) != 1:
             return None
-        told = [client for client, grant_id in holder.undrained.items() if grant_id == holder.grant_id]
+        holding = [client for client, grant_id in holder.undrained.items() if grant_id == holder.grant_id]
         [successor] = next_one.wanting
-        if len(told) != 1 or len(holder.undrained) != 1:
+        if len(holding) != 1 or len(holder.undrained) != 1:
             return None
         frames = tuple(next_one.frame(turn.grant) for turn in turns)
-        return Ready(cast(SocketClient, told[0]), cast(SocketClient, successor), tuple(turns), frames)
+        return Ready(cast(SocketClient, holding[0]), cast(SocketClient, successor), tuple(turns), frames)
 
     def _handed_off(self, ready: Ready, turn: PreparedHandOff, seen_at: int, sent_at: int) -> None:
         """Record a hand-off that was carried out: as `drained` and `_pump` do, for the moment at which the holder's
@@ -497,13 +497,13 @@ class Tokens:
         # 2. The successor has its grant.
         token = self._tokens[turn.grant.tenant]
         self._log_turn(seen_at, turn.grant.tenant, token)
-        told = token.begin(seen_at, turn.grant)
+        successors = token.begin(seen_at, turn.grant)
         if turn.grant.concurrent:
             self._sampled[turn.grant.tenant] = token
         self._mark_together()
-        for successor in told:
-            token.tell(successor, turn.grant, self._clock, seen_at)
-        self._watch_new(seen_at, turn.grant.tenant, token, told)
+        for successor in successors:
+            token.record_sent(successor, turn.grant, self._clock, seen_at)
+        self._watch_new(seen_at, turn.grant.tenant, token, successors)
         self.hand_offs.add(sent_at - seen_at)
 
     def _sample(self, now: int) -> None:
@@ -597,7 +597,7 @@ class Tokens:
         return None
 
     def _send_grant(self, token: TenantToken, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
-        token.tell(client, grant, self._clock)
+        token.record_sent(client, grant, self._clock)
         client.send(token.frame(grant, renews=renews))
 
     def _sweep_hints(self) -> bool:

@@ -280,7 +280,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     if words[_BOOT] != _digest([boot_id()]) or words[_GPUS] != _digest(gpus):
         return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
-    *account, told = words[begin : begin + _ACCOUNT]
+    *account, checksum = words[begin : begin + _ACCOUNT]
     survivors: dict[int, Survivor] = {}  # a process has one slot, even if the file has more
     for at in range(first, len(words), width):
         if words[at] == 0:  # a free slot, as most are
@@ -297,7 +297,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     return Inheritance(
         tuple(survivors.values()),
         tuple(_checked(words[at], at) or 0 for at in range(_HEAD, _HEAD + len(gpus))),
-        AccountSnapshot(*account) if account[0] > 0 and told == _sum(_ACCOUNT_WORDS.pack(*account)) else None,
+        AccountSnapshot(*account) if account[0] > 0 and checksum == _sum(_ACCOUNT_WORDS.pack(*account)) else None,
         bool(words[_GREETED]),
     )
 

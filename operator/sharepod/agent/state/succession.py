@@ -32,7 +32,7 @@ _LOOK_S = 0.01
 """Seconds between two checks whether the serving agent has ended: part of the gap between the two."""
 _LATE_S = 1.0
 """Seconds between two checks by later standbys whether the next one serves: a hundred times the time that it needs."""
-_TELL_S = 60.0
+_LOG_S = 60.0
 """Seconds between two log lines about waiting."""
 
 
@@ -85,15 +85,15 @@ class Succession:
     async def turn(self) -> None:
         """Stand by until no other agent serves. Of several standbys, one is next, the others queue behind it."""
         self.stands_by = True
-        began, told = asyncio.get_running_loop().time(), 0.0
+        began, logged_at = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
         awaiting = Awaiting(self._state_dir, self._kept)
         try:
             while not self._turn_has_come(asyncio.get_running_loop().time()):
                 await awaiting.look(_LOOK_S)
                 waited = asyncio.get_running_loop().time() - began
-                if waited - told > _TELL_S:
-                    told = waited
+                if waited - logged_at > _LOG_S:
+                    logged_at = waited
                     log.warning(
                         "another agent still serves: standing by", state_dir=str(self._state_dir), waited_s=waited
                     )

@@ -250,7 +250,7 @@ class Observer:
         """Compare the tenant's busy time by the driver with its turns. Surcharge time beyond the charged time, on the
         GPU where that is most."""
         row, usage = entry.row, self._usage(entry.row.id)
-        told = {
+        busy_s = {
             uuid: seconds
             for uuid in row.gpus
             if self.utilization.ratio((row.id, uuid)) is not None
@@ -259,13 +259,13 @@ class Observer:
         turns = TurnsOfTenant(lambda: self._turns(row.id))
         beyond: dict[str, Beyond] = {}
         most = 0.0
-        for uuid in told:
+        for uuid in busy_s:
             meters = self._time.setdefault((row.id, uuid), _TimeMeters())
             part = entry.seen.utilization.get(uuid, 0.0)
             sums = meters.beyond_turns.observe(now, entry.seen.samples.get(uuid, ()), part, turns)
             beyond[uuid] = sums.held
             most = max(most, meters.surcharge.observe(now, sums.charged))
-        entry.rules.observe_time(now, told, usage.held_ns / 1e9, beyond, usage.overdue_ns / 1e9)
+        entry.rules.observe_time(now, busy_s, usage.held_ns / 1e9, beyond, usage.overdue_ns / 1e9)
         if most > 0:
             self._surcharge(row.id, round(most * 1e9))
 

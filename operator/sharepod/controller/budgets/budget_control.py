@@ -149,11 +149,11 @@ class BudgetControl:
         rules = BudgetRules.of(item.spec)
         stored = self._stored(item, rules, now_ms)
         state = charged(stored, rules, coverage.namespaces, totals, at_ms=now_ms, half_life_s=self._half_life_s)
-        state, told = announced(stored, state, rules)
+        state, announcements = announced(stored, state, rules)
         status = budget_status(item, rules, state, coverage, now_ms=now_ms)
         if not await self._write(item, status, now_ms):
             return
-        for event in told:
+        for event in announcements:
             self._tell(item, event, event_note(event, rules, state, status))
 
     async def _write(self, item: BudgetFacts, status: GPUBudgetStatus, now_ms: int) -> bool:

@@ -46,7 +46,7 @@ class IdleReservations:
         self._acts = acts
         self._clock = clock
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
 
     async def run(self) -> None:
         """Look every `PERIOD_S` until cancelled."""
@@ -74,9 +74,9 @@ class IdleReservations:
         amounts: Counter[str] = Counter()
         for one in idle:
             amounts[one.namespace] += one.milli
-            if one.tenant not in self._told:
+            if one.tenant not in self._announced:
                 self._tell(one)
-        self._told = {one.tenant for one in idle}
+        self._announced = {one.tenant for one in idle}
         metrics.NAMESPACE_IDLE.clear()
         for namespace, milli in amounts.items():
             metrics.NAMESPACE_IDLE.labels(namespace).set(milli / 1000)

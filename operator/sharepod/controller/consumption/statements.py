@@ -83,7 +83,7 @@ class Statements:
         """Namespaces with an unreadable statement, and the reason."""
         self._doubtful: set[str] = set()
         """Namespaces whose last write may or may not have succeeded: read before the next write."""
-        self._told: dict[tuple[str, str, str], int] = {}
+        self._reported: dict[tuple[str, str, str], int] = {}
         """Values of the metrics, by namespace, model and kind."""
         self._round = asyncio.Lock()
         self._lost = asyncio.Event()
@@ -256,8 +256,8 @@ class Statements:
 
     def _count(self, namespace: str, model: str, kind: str, now: int) -> None:
         key = (namespace, model, kind)
-        more = max(0, now - self._told.get(key, 0))
-        self._told[key] = max(now, self._told.get(key, 0))
+        more = max(0, now - self._reported.get(key, 0))
+        self._reported[key] = max(now, self._reported.get(key, 0))
         if kind == "memory":
             metrics.NAMESPACE_MEMORY_SECONDS.labels(namespace, model).inc(more << 20)
         else:

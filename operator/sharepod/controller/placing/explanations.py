@@ -37,12 +37,12 @@ _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
 """Seconds of explaining in each pass, whatever else waits: so reasons appear even with a busy queue."""
-_TOLD_ANEW_PER_S = 50.0
+_REWRITES_PER_S = 50.0
 """Tenants per second whose reason is computed again. Writing and reading back a status costs the operator about 2
 ms."""
-_TOLD_ANEW_AT_ONCE = 5
+_REWRITES_AT_ONCE = 5
 """The same, at once: the 10 ms that these take are not noticed."""
-_TOLD_ANEW_PAUSE_S = 0.1
+_REWRITE_PAUSE_S = 0.1
 """Seconds until the next changed reasons after this many."""
 _IDLE_PER_LOOK = 49
 """Pause after each search for tenants that would have to move or end, as a multiple of the search's duration. A search
@@ -51,12 +51,12 @@ takes some 20 ms with a thousand tenants, in slices."""
 
 @dataclass(slots=True)
 class _Answer:
-    """Refusal of a request, computed `at`, monotonic seconds. `told`: the refusal with the tenants that would have to
-    move or end; None before the search for them."""
+    """Refusal of a request, computed `at`, monotonic seconds. `explained`: the refusal with the tenants that would have
+    to move or end; None before the search for them."""
 
     refusal: Refusal
     at: float
-    told: Refusal | None = None
+    explained: Refusal | None = None
     looking: Iterator[MoveAdvice | Leavers | None] | None = None
     """Steps that are left of looking for these tenants; None: that has not begun."""
 
@@ -109,9 +109,9 @@ class Explanations:
         self._arrived = arrived
         self._rests = rests
         self._next_look = 0.0
-        self._tells_anew_at = NEVER
+        self._rewrites_at = NEVER
         """When changed reasons are handled again."""
-        self._told_anew = RateLimiter(clock(), per_s=_TOLD_ANEW_PER_S, burst=_TOLD_ANEW_AT_ONCE)
+        self._rewrites = RateLimiter(clock(), per_s=_REWRITES_PER_S, burst=_REWRITES_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
         """Answers by request content."""
 
@@ -126,7 +126,7 @@ class Explanations:
         now = self._clock()
         oldest = now - _EXPLAIN_PERIOD_S
         self._answers = {asked: answer for asked, answer in self._answers.items() if answer.at > oldest}
-        paced = now < self._tells_anew_at
+        paced = now < self._rewrites_at
         for waiting in unexplained.due(places, NEVER if paced else oldest):
             if slices.is_over(began):
                 enough = time.monotonic() > ends
@@ -134,7 +134,7 @@ class Explanations:
                 if self._arrived.is_set() or (self._kick.is_set() and enough):
                     return
                 began = time.monotonic()
-            if not unexplained.has(waiting) or (waiting.explained_at > NEVER and not self._may_tell_anew()):
+            if not unexplained.has(waiting) or (waiting.explained_at > NEVER and not self._may_rewrite()):
                 continue
             request = self._request_of(waiting) if places.get(waiting.tenant) is waiting else None
             if request is None or not self._may_act():
@@ -150,19 +150,19 @@ class Explanations:
             if places.get(waiting.tenant) is waiting:
                 unexplained.explained(waiting, self._clock())
                 self._take(waiting, request, answer)
-        told = unexplained.next_after(NEVER if paced else oldest)
-        if told is not None:
-            self._later(self._tells_anew_at if paced else told + _EXPLAIN_PERIOD_S)
+        next_at = unexplained.next_after(NEVER if paced else oldest)
+        if next_at is not None:
+            self._later(self._rewrites_at if paced else next_at + _EXPLAIN_PERIOD_S)
 
-    def _may_tell_anew(self) -> bool:
+    def _may_rewrite(self) -> bool:
         """Return whether one more changed reason may be written now; if not, schedule the rest."""
         now = self._clock()
-        if now < self._tells_anew_at:
+        if now < self._rewrites_at:
             return False
-        if self._told_anew.take(now):
+        if self._rewrites.take(now):
             return True
-        self._tells_anew_at = now + _TOLD_ANEW_PAUSE_S
-        self._later(self._tells_anew_at)
+        self._rewrites_at = now + _REWRITE_PAUSE_S
+        self._later(self._rewrites_at)
         return False
 
     def forget(self) -> None:
@@ -186,16 +186,16 @@ class Explanations:
     def _take(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> None:
         """Store a refusal in the memo, with its remedies, and notify if it has changed."""
         refusal = answer.refusal
-        if answer.told is not None or refusal != waiting.refusal:
-            waiting.told = answer.told
+        if answer.explained is not None or refusal != waiting.refusal:
+            waiting.explained = answer.explained
         waiting.refusal = refusal
         if refusal.outlook is Outlook.WAITING:
-            refusal = waiting.told or refusal
+            refusal = waiting.explained or refusal
             if budget := borrower_advice(self._standing(request.namespace)):
                 refusal = replace(refusal, advice=f"{refusal.advice} {budget}".strip())
-        self.tell(waiting, refusal)
+        self.store(waiting, refusal)
 
-    def tell(self, waiting: WaitingTenant, refusal: Refusal) -> None:
+    def store(self, waiting: WaitingTenant, refusal: Refusal) -> None:
         """Store a refusal in the memo, and notify if it has changed."""
         memo = self._memos.of(waiting.tenant)
         if refusal != memo.refusal:
@@ -205,7 +205,7 @@ class Explanations:
     async def _look_for_tenants(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> bool:
         """Add to a refusal the tenant that would have to move or, if no single move helps, the tenants that would have
         to end. Yields to other tasks. Return False if new requests have arrived: the rest is left to the next time."""
-        if answer.refusal.outlook is not Outlook.WAITING or answer.told is not None:
+        if answer.refusal.outlook is not Outlook.WAITING or answer.explained is not None:
             return True
         if answer.looking is None:
             if time.monotonic() < self._next_look:
@@ -222,7 +222,9 @@ class Explanations:
                 began = time.monotonic()
         self._looked_since(began)
         refusal = answer.refusal
-        answer.told = refusal if found is None else replace(refusal, advice=f"{refusal.advice} {found.advice}".strip())
+        answer.explained = (
+            refusal if found is None else replace(refusal, advice=f"{refusal.advice} {found.advice}".strip())
+        )
         return True
 
     def _tenants_in_steps(self, request: PlacementRequest) -> Iterator[MoveAdvice | Leavers | None]:

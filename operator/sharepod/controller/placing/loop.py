@@ -327,7 +327,7 @@ class PlacementLoop:
             self._alarm.ring_at(until)
             return None
         if (wait := budget_wait(self._standing(request.namespace))) is not None:
-            self._explanations.tell(waiting, wait)
+            self._explanations.store(waiting, wait)
             return None
         return request
 

@@ -79,7 +79,7 @@ class WaitingTenant:
     """Its last request."""
     refusal: Refusal | None = None
     """Placement's last refusal, without remedies."""
-    told: Refusal | None = None
+    explained: Refusal | None = None
     """The same with the tenants that would have to move or end; None before the search for them."""
 
     @property

@@ -117,7 +117,7 @@ class ClaimsSeen:
         if news:
             self._tell(item)
         if before is None or (before.deleting, before.request is None) != (item.deleting, item.request is None):
-            self._tell_siblings(item)
+            self._report_siblings(item)
 
     def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
         """Remove a claim that was deleted, as of `version` if known. `deleted`: a watch has shown the deletion."""
@@ -169,7 +169,7 @@ class ClaimsSeen:
         self._sorted.pop(item.uid, None)
         self.turns.pop(item.uid, None)
         self._tell(item)
-        self._tell_siblings(item)
+        self._report_siblings(item)
 
     def _tell(self, item: ClaimFacts) -> None:
         """Report a claim that was changed or deleted."""
@@ -180,13 +180,13 @@ class ClaimsSeen:
         elif has_name_of_self_test(item.name):
             self.on_self_test(item.uid)
 
-    def _tell_siblings(self, item: ClaimFacts) -> None:
+    def _report_siblings(self, item: ClaimFacts) -> None:
         """Report the other claims of each placeable Pod that uses a claim: the Pod waits for all of them."""
-        told: set[str] = set()
+        siblings: set[str] = set()
         for pod in self.users(item):
             if 1 < len(pod.entries) <= MAX_CLAIMS:
-                told.update(claim.uid for claim in self.of_pod(pod))
-        for uid in told:
+                siblings.update(claim.uid for claim in self.of_pod(pod))
+        for uid in siblings:
             self._on_changed(uid)
 
     def share_claim(self, name: str, namespace: str, pod: str) -> ClaimFacts | None:

@@ -358,12 +358,12 @@ class ClaimReconciler:
         return None, None
 
     def _tell(self, snapshot: ClaimSnapshot, claim: ClaimFacts, note: Note) -> None:
-        tell = self._events.warning if note.warning else self._events.normal
-        tell(claims.KIND, claim, note.reason, note.action, note.message)
+        emit = self._events.warning if note.warning else self._events.normal
+        emit(claims.KIND, claim, note.reason, note.action, note.message)
         for pod in islice(snapshot.pods, MOST_TOLD):
             if pod.waits or (note.reason == LOST and pod.runs):
                 text = note.message if claim.by_line else f"claim {claim.name}: {note.message}"
-                tell("Pod", pod, note.reason, note.action, text)
+                emit("Pod", pod, note.reason, note.action, text)
 
 
 def _for_something_else(refusal: str) -> bool:

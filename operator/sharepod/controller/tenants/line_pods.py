@@ -87,7 +87,7 @@ class LinePods:
             await self._pod_control.delete(pod, memo, snapshot.now, disrupts=True)
         return None
 
-    def tell(self, snapshot: TenantSnapshot, memo: TenantMemo) -> None:
+    def announce(self, snapshot: TenantSnapshot, memo: TenantMemo) -> None:
         """Announce what the Pod waits for, or what it got."""
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or pod is None or pod.deleting or pod.ended:

@@ -246,8 +246,8 @@ class PodControl:
         else:
             until = self.retries.next_try(sharepod.namespace, sharepod.uid, now, _BACKOFF.pause_s(tries))
         memo.blocked = Blocked(reason, message, until, tries, pod)
-        tell = self._events.normal if waits else self._events.warning
-        tell(sharepod.kind, sharepod, reason, "Bind", message)
+        emit = self._events.normal if waits else self._events.warning
+        emit(sharepod.kind, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts, memo: TenantMemo, now: float, *, disrupts: bool = False) -> float | None:
         """Begin to delete a Pod, once. Return the seconds until the next check if the deletion is already accepted.

@@ -149,7 +149,7 @@ class TenantReconciler:
             snapshot = self._snapshots.take(tenant, memo)
         sharepod = snapshot.sharepod
         if sharepod is not None and sharepod.plain:
-            self.line_pods.tell(snapshot, memo)
+            self.line_pods.announce(snapshot, memo)
             await self._evict(snapshot, sharepod, memo)
         elif sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
             written = await self._status.sync(snapshot, sharepod, memo, finish)

@@ -197,8 +197,8 @@ class StatusWriter:
         found, memo.announced = announcements(wanted, finish, inputs.seen, announced)
         for item in found:
             normal = self._events.hint if item.hint else self._events.normal
-            tell = self._events.warning if item.warning else normal
-            tell(KIND, sharepod, item.reason, item.action, item.message)
+            emit = self._events.warning if item.warning else normal
+            emit(KIND, sharepod, item.reason, item.action, item.message)
         return True
 
     async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:

@@ -55,10 +55,10 @@ class WebhookServer:
         await self._keeper.ready.wait()
 
         async def respond(request: web.Request) -> web.Response:
-            return await _respond(request, answer, turns, told)
+            return await _respond(request, answer, turns, limiter)
 
         turns = ReviewTurns()
-        told = RateLimiter(time.monotonic(), per_s=_TOLD_PER_S, burst=_TOLD_AT_ONCE)
+        limiter = RateLimiter(time.monotonic(), per_s=_TOLD_PER_S, burst=_TOLD_AT_ONCE)
 
         application = web.Application(client_max_size=LARGEST_REVIEW)
         application.add_routes([web.post(path, respond) for path in HANDLERS])
@@ -71,7 +71,7 @@ class WebhookServer:
             await server.close()
 
 
-async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, told: RateLimiter) -> web.Response:
+async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, limiter: RateLimiter) -> web.Response:
     address = request.remote or ""
     size = LARGEST_REVIEW if request.content_length is None else request.content_length
     try:
@@ -90,7 +90,7 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, tol
     except web.HTTPRequestEntityTooLarge:
         return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
     except Exception as error:  # any input: it affects only its sender
-        if told.take(time.monotonic()):
+        if limiter.take(time.monotonic()):
             log.warning("a review cannot be answered", error=repr(error)[:200])
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")
 

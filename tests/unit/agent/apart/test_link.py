@@ -139,7 +139,7 @@ async def test_errors_keep_their_type_and_text(ends: tuple[Line, Far]) -> None:
 async def test_messages_arrive_in_order_and_before_the_answer_of_a_later_call(ends: tuple[Line, Far]) -> None:
     near, far = ends
     for number in range(100):
-        near.tell(NOTE, number)
+        near.notify(NOTE, number)
     await near.call(ECHO, "")
     assert far.noted == list(range(100))
 
@@ -154,7 +154,7 @@ async def test_calls_under_way_fail_when_the_other_process_goes_and_a_new_link_g
     assert not near.up
     with pytest.raises(LinkLostError):
         await near.call(ECHO, "x")
-    near.tell(NOTE, 1)  # nobody to tell
+    near.notify(NOTE, 1)  # nobody to tell
     waiting = asyncio.ensure_future(near.call(ECHO, "again", wait_s=20))
     await asyncio.sleep(0)
     ours, theirs = socket.socketpair()
@@ -235,7 +235,7 @@ async def test_a_process_to_which_too_much_is_told_without_its_reading_loses_its
     far = Far()
     far.line.connect(theirs)
     for _ in range(100):
-        far.line.tell(ECHO, "x" * (1 << 20))  # type: ignore[arg-type]
+        far.line.notify(ECHO, "x" * (1 << 20))  # type: ignore[arg-type]
     assert not far.line.up
     ours.close()
 

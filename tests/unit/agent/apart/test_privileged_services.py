@@ -36,7 +36,7 @@ class World:
 
     def __init__(self, settings: AgentSettings) -> None:
         inventory = SimulatedInventory(settings.state_dir.parent / "inventory.yaml")
-        self.privileged = PrivilegedServices(settings, inventory, NOTHING_KEPT, lambda told: None)
+        self.privileged = PrivilegedServices(settings, inventory, NOTHING_KEPT, lambda report: None)
         self.worker, self.there = Line(PartService({}, {}, calls.ERRORS)), Line(self.privileged.service())
         ours, theirs = socket.socketpair()
         self.worker.connect(ours)
@@ -213,11 +213,11 @@ async def test_no_process_is_ended_but_the_tenants_and_none_without_the_policy(w
     strangers = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
     world.privileged.owner_of = lambda pid: "a" if pid == strangers[0].pid else None
     for tenant, process in (("a", strangers[1]), ("b", strangers[0]), ("c", strangers[0])):
-        world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted(tenant, process.pid))
-    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", 1))
+        world.worker.notify(calls.PRIVILEGED_END, calls.EndWanted(tenant, process.pid))
+    world.worker.notify(calls.PRIVILEGED_END, calls.EndWanted("a", 1))
     await world.ask(calls.PRIVILEGED_EXISTING, None)
     assert all(process.returncode is None for process in strangers)
-    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", strangers[0].pid))
+    world.worker.notify(calls.PRIVILEGED_END, calls.EndWanted("a", strangers[0].pid))
     assert await asyncio.wait_for(strangers[0].wait(), 20) == -9
     strangers[1].kill()
     await strangers[1].wait()
@@ -247,7 +247,7 @@ async def test_a_process_that_the_worker_writes_into_the_handover_file_is_not_en
     close_all(descriptors)
     assert [pid for pid, _start, _bytes in made.handover.survivors] == [stranger.pid]
     _there, pidfds = await world.ask(calls.PRIVILEGED_WATCH, (calls.WatchWanted("a", stranger.pid),))
-    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", stranger.pid))
+    world.worker.notify(calls.PRIVILEGED_END, calls.EndWanted("a", stranger.pid))
     await world.ask(calls.PRIVILEGED_EXISTING, None)
     os.kill(stranger.pid, signal.SIGTERM)
     assert await stranger.wait() == -signal.SIGTERM
@@ -269,7 +269,7 @@ async def test_a_process_that_has_a_pid_after_the_one_that_connected_is_not_ende
     client, accepted = await _connected(world, "a")
     identity, (pidfd,) = await world.ask(calls.PRIVILEGED_IDENTIFY, "a", accepted.fileno())
     assert (identity.pid, identity.start) == (later.pid, None)
-    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", later.pid))
+    world.worker.notify(calls.PRIVILEGED_END, calls.EndWanted("a", later.pid))
     await world.ask(calls.PRIVILEGED_EXISTING, None)
     os.kill(later.pid, signal.SIGTERM)
     assert await later.wait() == -signal.SIGTERM

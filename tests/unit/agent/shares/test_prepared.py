@@ -396,7 +396,7 @@ async def test_gpus_are_prepared_in_the_order_in_which_they_changed() -> None:
     asked: list[str] = []
     loop = on_time.LoopHandOffs()
     prepared = PreparedHandOffs(time.monotonic_ns, asked.append, lambda *_: None, lambda: None)
-    assert loop.claim(prepared._prepare, prepared._made, prepared._told)
+    assert loop.claim(prepared._prepare, prepared._made, prepared._reported)
     prepared._loop = loop
     prepared.change(gpus)
     loop.prepare()

@@ -291,11 +291,11 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
     async with playing() as world:
         await world.runs("full", 1.0, memory="1Gi")
         told: list[str] = []
-        tell = world.loop._explanations.tell
+        store = world.loop._explanations.store
 
         def counted(waiting: WaitingTenant, refusal: Refusal) -> None:
             told.append(waiting.tenant)
-            tell(waiting, refusal)
+            store(waiting, refusal)
 
         world.leading = False
         for number in range(_MANY):
