@@ -59,7 +59,7 @@ class Sight:
     ready: bool = False
     deleted_at: float | None = None
     bound_at: float | None = None
-    gone: bool = False
+    deleted: bool = False
 
 
 class Watched:
@@ -220,10 +220,10 @@ class Case:
 
     # Observation
 
-    def _see_pod(self, pod: Object, gone: bool) -> None:
+    def _see_pod(self, pod: Object, deleted: bool) -> None:
         now, metadata = time.monotonic(), pod["metadata"]
         sight = self._pods.setdefault(metadata["uid"], Sight(metadata["name"]))
-        sight.gone = sight.gone or gone
+        sight.deleted = sight.deleted or deleted
         if "deletionTimestamp" in metadata and sight.deleted_at is None:
             sight.deleted_at = now
         if pod["spec"].get("nodeName") and sight.bound_at is None:
@@ -231,8 +231,10 @@ class Case:
         conditions = pod.get("status", {}).get("conditions") or []
         sight.ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-    def _see_ledger(self, gpunode: Object, gone: bool) -> None:
-        rows = set() if gone else {row["podUID"] for row in gpunode["spec"].get("tenants") or [] if row.get("podUID")}
+    def _see_ledger(self, gpunode: Object, deleted: bool) -> None:
+        rows = (
+            set() if deleted else {row["podUID"] for row in gpunode["spec"].get("tenants") or [] if row.get("podUID")}
+        )
         name = gpunode["metadata"]["name"]
         left = self._rows.get(name, set()) - rows
         self._rows[name] = rows
@@ -243,7 +245,7 @@ class Case:
         return {
             uid: sight
             for uid, sight in list(self._pods.items())
-            if sight.ready and sight.deleted_at is None and not sight.gone
+            if sight.ready and sight.deleted_at is None and not sight.deleted
         }
 
     def _addresses(self) -> list[str]:

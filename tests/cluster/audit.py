@@ -133,7 +133,7 @@ class Audit:
                         version = None
                         break
                     version = event["object"]["metadata"]["resourceVersion"]
-                    self._see(path, event["object"], gone=event["type"] == "DELETED")
+                    self._see(path, event["object"], deleted=event["type"] == "DELETED")
                 watch.close()
             except ApiError:
                 version = None
@@ -145,19 +145,19 @@ class Audit:
         with self._lock:
             (self._rows if path == GPUNODES else self._pods).clear()
         for item in items:
-            self._see(path, item, gone=False)
+            self._see(path, item, deleted=False)
 
-    def _see(self, path: str, item: Object, *, gone: bool) -> None:
+    def _see(self, path: str, item: Object, *, deleted: bool) -> None:
         with self._lock:
             if path == GPUNODES:
-                self._judge(item, gone)
+                self._judge(item, deleted)
                 return
             labels, uid = item["metadata"].get("labels", {}), item["metadata"]["uid"]
             tenant = labels.get(TENANT_LABEL) or (uid if DOOR_LABEL in labels else None)
             tenant = uid if tenant == LINE_TENANT else tenant
             if tenant is None:
                 return
-            if gone:
+            if deleted:
                 self._pods.pop(uid, None)
             else:
                 self._pods[uid] = item
@@ -166,9 +166,9 @@ class Audit:
                 if item["metadata"]["namespace"] in self.returning:
                     self._returned.add(tenant)
 
-    def _judge(self, gpunode: Object, gone: bool) -> None:
+    def _judge(self, gpunode: Object, deleted: bool) -> None:
         name = gpunode["metadata"]["name"]
-        rows = [] if gone else gpunode["spec"].get("tenants") or []
+        rows = [] if deleted else gpunode["spec"].get("tenants") or []
         self._rows[name] = {row["id"]: row for row in rows}
         time_of: Counter[str] = Counter()
         memory_of: Counter[str] = Counter()

@@ -105,6 +105,6 @@ def test_no_policy_keeps_a_finalizer_from_being_removed(server: Cluster) -> None
     server.api.create(SHAREPODS, body)
     server.api.delete(path)
     server.api.patch(path, {"metadata": {"annotations": {"gemini/gpu_request": "wrong"}, "finalizers": None}})
-    with pytest.raises(ApiError) as gone:
+    with pytest.raises(ApiError) as refused:
         server.api.get(path)
-    assert gone.value.code == 404
+    assert refused.value.code == 404

@@ -250,8 +250,10 @@ def test_a_lowered_share_makes_room_that_kube_scheduler_believes(world: World) -
 def test_a_node_that_has_lost_the_resources_gets_them_again(world: World) -> None:
     (node,) = world.nodes("lost")
     wait(lambda: advertised(world, node)[0] == "2k", what="the node advertises its GPUs")
-    gone = [{"op": "remove", "path": f"/status/{kind}/sharepod.dev~1gpu-milli"} for kind in ("capacity", "allocatable")]
-    world.api.patch(f"/api/v1/nodes/{node}/status", gone, content_type="application/json-patch+json")
+    removal = [
+        {"op": "remove", "path": f"/status/{kind}/sharepod.dev~1gpu-milli"} for kind in ("capacity", "allocatable")
+    ]
+    world.api.patch(f"/api/v1/nodes/{node}/status", removal, content_type="application/json-patch+json")
     wait(lambda: advertised(world, node)[0] == "2k", what="the node advertises them again")
 
 

@@ -108,12 +108,12 @@ class HolderFaults:
         wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         if node.phase(heir) == "Failed":
             self.log.append("  the kubelet refused the pod that waited: it still counted the deleted holder")
-            gone = self._natives.pop()
+            ended = self._natives.pop()
         else:
             assert node.seen_by(heir) == [lost]
-            gone = self._natives.pop(0)
+            ended = self._natives.pop(0)
         with suppress_reason("NotFound"):
-            node.cluster.api.delete(f"{PODS}/{gone}", grace=0)
+            node.cluster.api.delete(f"{PODS}/{ended}", grace=0)
         self._back()
         self._native()
 

@@ -87,8 +87,8 @@ class ActingLife:
     def _judge(self, change: Change) -> None:
         if change.kind.plural == "gpunodes" and change.before is not None and change.after is not None:
             node = change.after["metadata"]["name"]
-            gone = _rows(change.before).keys() - _rows(change.after).keys()
-            if gone and node in self.processes.values() and not self._gone(node):
+            removed = _rows(change.before).keys() - _rows(change.after).keys()
+            if removed and node in self.processes.values() and not self._gone(node):
                 self.problems.append(f"the share on {node} was given away while a process lives there")
         if change.kind.plural == "pods" and change.before is None and self.processes:
             self.problems.append(f"a Pod was created while {self.processes} live")

@@ -242,8 +242,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def pod_goes(self, data: st.DataObject) -> None:
-        gone = data.draw(st.lists(st.sampled_from(sorted(self.pods)), max_size=3, unique=True)) if self.pods else []
-        for uid in gone:
+        deleted = data.draw(st.lists(st.sampled_from(sorted(self.pods)), max_size=3, unique=True)) if self.pods else []
+        for uid in deleted:
             if not uid.startswith("holder"):
                 del self.pods[uid]
                 self.cluster.remove_pod(uid)

@@ -170,15 +170,15 @@ def test_the_order_moves_in_steps_of_a_half() -> None:
 @given(terms(), TIMES, st.integers(1, 100_000), st.integers(1, 10**6))
 def test_a_forecast_comes_true_at_an_even_rate(of: Terms, start_ms: int, rate: int, further_s: int) -> None:
     account = opened(of, start_ms)
-    gone = gone_at_ms(account, of, rate * MICRO / 1000)
-    until = account.at_ms + further_s * 1000 if gone is None else gone
+    spent_at = gone_at_ms(account, of, rate * MICRO / 1000)
+    until = account.at_ms + further_s * 1000 if spent_at is None else spent_at
     spent = rate * (MICRO // 1000) * (until - account.at_ms) // 1000
     same_period = span_of(of.period, until).start_ms == account.period_start_ms
     later = advanced(account, of, Consumed(spent, spent), until)
     slack = rate * MICRO // 500 + of.amount // 1000
-    if gone is None and of.refill is Refill.PERIOD_START and same_period:
+    if spent_at is None and of.refill is Refill.PERIOD_START and same_period:
         assert later.left(of) > 0
-    if gone is not None and same_period:
+    if spent_at is not None and same_period:
         assert later.left(of) <= slack
 
 

@@ -46,7 +46,7 @@ class PlayedAgents:
         self.now = Moment(5 * NS, 1_767_225_600_000)
         self.begun = self.now.monotonic_ns
         self.tenants: dict[str, PlayedTenant] = {}
-        self.gone: list[PlayedTenant] = []
+        self.ended: list[PlayedTenant] = []
         self.books: dict[str, int] | None = None
         self.file: KeptConsumption | None = None
         self.unserved: set[str] = set()
@@ -67,8 +67,8 @@ class PlayedAgents:
         self.unserved = set(self.tenants)
         for tenant in self.tenants.values():
             self.update(tenant)
-        for gone in set(self.meter.tenants) - set(self.tenants):
-            self.meter.end(gone, None)
+        for ended in set(self.meter.tenants) - set(self.tenants):
+            self.meter.end(ended, None)
         self.count()
 
     def time(self) -> GpuTime | None:
@@ -95,7 +95,7 @@ class PlayedAgents:
         assert self.meter is not None
         self.meter.enter_gpu(GPU, self.time(), self.account_of)
         tenant = self.tenants.pop(tenant_id)
-        self.gone.append(tenant)
+        self.ended.append(tenant)
         self.meter.end(tenant_id, tenant.usage)
         if not self.tenants:
             self.books = None
@@ -174,7 +174,7 @@ def test_the_uses_of_a_gpu_are_its_time_and_the_series_are_the_accounts_whenever
     books = node.meter.gpu_books(GPU)
     assert books is not None
     assert sum(books.values()) == node.now.monotonic_ns - node.begun
-    everybody = [*node.tenants.values(), *node.gone]
+    everybody = [*node.tenants.values(), *node.ended]
     assert books["held"] == sum(tenant.held_ns for tenant in everybody)
     assert books["unmetered"] <= unmetered_at_most
     assert {name: total.held_seconds for name, total in node.meter.totals().items()} == {

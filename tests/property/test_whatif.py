@@ -30,8 +30,8 @@ def everybody(world: SmallCluster) -> dict[TenantId, Movable]:
     return {row.tenant: Movable(request=world.requests[row.tenant]) for row in rows}
 
 
-def places(world: SmallCluster, request: PlacementRequest, gone: frozenset[str]) -> bool:
-    return Engine(world.without(gone, frozenset())).find(request) is not None
+def places(world: SmallCluster, request: PlacementRequest, leaving: frozenset[str]) -> bool:
+    return Engine(world.without(leaving, frozenset())).find(request) is not None
 
 
 @pytest.mark.promise("placement-advice-helps")

@@ -97,7 +97,7 @@ class Program:
     step_begins: int = 0
     in_step: int = 0
     ends: deque[int] = field(default_factory=deque)
-    gone: bool = False
+    exited: bool = False
 
     @property
     def left_ns(self) -> int:
@@ -227,7 +227,7 @@ class TimeSlicedGpu:
             program.finished += 1
         order = self._neighbours(program)
         expired = self.now >= device.slice_since + SLICE_NS
-        if program.queue and not program.gone and not (expired and any(other.queue for other in order[:-1])):
+        if program.queue and not program.exited and not (expired and any(other.queue for other in order[:-1])):
             order = [program]
             device.slice_since = self.now if expired else device.slice_since
         for other in order:
@@ -257,7 +257,7 @@ class TimeSlicedGpu:
 
     def leave(self, program: Program) -> None:
         """End the program, whatever it does: its work on the GPU ends at once."""
-        program.gone = True
+        program.exited = True
         del self.programs[program.id]
         program.queue.clear()
         device = self._devices[program.gpu]
@@ -273,7 +273,7 @@ class TimeSlicedGpu:
             self._tick()
 
     def _launch(self, program: Program) -> None:
-        if program.gone:
+        if program.exited:
             return
         if not self._may_launch(program):
             program.held_back = True
@@ -340,7 +340,7 @@ class TimeSlicedGpu:
         return True
 
     def _open(self, program: Program, grant: TokenGrant) -> None:
-        if program.gone:
+        if program.exited:
             return
         renews = program.granted is not None
         if grant.grant_id in (program.draining_id, program.drained_id):
@@ -382,13 +382,13 @@ class TimeSlicedGpu:
         self.at(self.now + max(0, expected - _ANNOUNCED_NS) + FRAME_NS, lambda: self._announce(program, grant_id))
 
     def _announce(self, program: Program, grant_id: int) -> None:
-        if not program.gone and program.draining_id == grant_id and self.scheduler is not None:
+        if not program.exited and program.draining_id == grant_id and self.scheduler is not None:
             self._read()
             self.scheduler.draining(self.now, program.id, expected_ns=program.left_ns)
             self._tick()
 
     def _drained(self, program: Program, grant_id: int) -> None:
-        if program.gone or program.draining_id != grant_id:
+        if program.exited or program.draining_id != grant_id:
             return
         program.draining_id, program.drained_id = None, grant_id
         wanting = program.asked = program.held_back
@@ -398,7 +398,7 @@ class TimeSlicedGpu:
         self.at(self.now + FRAME_NS, lambda: self._tell_drained(program, wanting))
 
     def _sample(self, program: Program) -> None:
-        if program.gone or (program.granted is None and program.draining_id is None):
+        if program.exited or (program.granted is None and program.draining_id is None):
             return
         program.samples += 1
         program.in_flight += bool(program.queue)
@@ -407,13 +407,13 @@ class TimeSlicedGpu:
     # ---- the agent
 
     def _want(self, program: Program) -> None:
-        if not program.gone and self.scheduler is not None:
+        if not program.exited and self.scheduler is not None:
             self._read()
             self.scheduler.want(self.now, program.id)
             self._tick()
 
     def _tell_drained(self, program: Program, wanting: bool) -> None:
-        if not program.gone and self.scheduler is not None:
+        if not program.exited and self.scheduler is not None:
             self._read()
             self.scheduler.drained(self.now, program.id, wanting=wanting)
             self._tick()

@@ -175,7 +175,7 @@ class Simulation:
 
         self.at(time, resize)
 
-    def replace(self, gone: int, back: int, program: Program) -> None:
+    def replace(self, exits_at: int, back: int, program: Program) -> None:
         """Let the program end at `gone`, at any point of its work, and an equal program start at `back`."""
 
         def leave() -> None:
@@ -191,7 +191,7 @@ class Simulation:
             self._set_tenant(program)
             self._wake(program)
 
-        self.at(gone, leave)
+        self.at(exits_at, leave)
         self.at(back, come)
 
     def _set_tenant(self, program: Program) -> None:

@@ -280,7 +280,7 @@ def exported() -> Round:
         driver.call("cuMemSetAccess", address, ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
         return address
 
-    def gone(address: ctypes.c_ulonglong) -> None:
+    def assert_freed(address: ctypes.c_ulonglong) -> None:
         driver.call("cuMemUnmap", address, ctypes.c_size_t(size))
         driver.call("cuMemAddressFree", address, ctypes.c_size_t(size))
 
@@ -296,14 +296,14 @@ def exported() -> Round:
         driver.call("cuCtxSynchronize")
         driver.call("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, 1, ctypes.c_ulonglong(0))
         driver.call("cuMemRelease", handle)
-        gone(address)
+        assert_freed(address)
         driver.call("cuMemImportFromShareableHandle", ctypes.byref(again), ctypes.c_void_p(descriptor.value), 1)
         os.close(descriptor.value)
         address = mapped(again)
         value = ctypes.c_uint()
         last = ctypes.c_ulonglong(address.value + size - 4)
         driver.call("cuMemcpyDtoH_v2", ctypes.byref(value), last, ctypes.c_size_t(4))
-        gone(address)
+        assert_freed(address)
         driver.call("cuMemRelease", again)
         return value.value == number[0]
 

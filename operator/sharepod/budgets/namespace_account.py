@@ -115,8 +115,8 @@ def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present:
                 entry.series, reading.node, entry.model, entry.since, max(reading.at, begin), was + grown
             )
             if known is None:
-                for gone in places.add(taken):
-                    series.pop(gone, None)
+                for dropped in places.add(taken):
+                    series.pop(dropped, None)
             totals[entry.model] = totals.get(entry.model, NOTHING) + grown
             for month, amounts in spread(grown, begin, reading.at):
                 models = months.setdefault(month, {})
@@ -144,9 +144,9 @@ class _Places:
         known = self._by_place().setdefault((taken.node, taken.model), [])
         known.append((taken.since, taken.series))
         known.sort()
-        gone = [name for _, name in known[:-SERIES_OF_A_NODE]]
+        dropped = [name for _, name in known[:-SERIES_OF_A_NODE]]
         del known[:-SERIES_OF_A_NODE]
-        return gone
+        return dropped
 
     def _by_place(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
         if self._known is None:

@@ -265,8 +265,8 @@ class NodeReconciler:
         before, rows = seen.rows, gpunode.rows
         if seen.generation == gpunode.generation:
             return False
-        gone = [uid for uid in before if uid not in rows]
-        if any(self._state.pod_of(uid) or self._state.seen_claims.claims.get(uid) for uid in gone):
+        removed = [uid for uid in before if uid not in rows]
+        if any(self._state.pod_of(uid) or self._state.seen_claims.claims.get(uid) for uid in removed):
             return True
         lines = (self._line_of(uid, row, gpunode.name) for uid, row in rows.items() if before.get(uid) is not row)
         return any(line is not None and line.beyond for line in lines)

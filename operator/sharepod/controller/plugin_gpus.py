@@ -86,7 +86,7 @@ class HolderReconciler:
         self._settings = settings
         self._clock = clock
         self._retry = retry
-        self._gone: set[str] = set()
+        self._ended: set[str] = set()
         """Ids of holders whose Pods' end is confirmed, until their rows are removed."""
         self._without: set[str] = set()
         """Ids of holders that have not been shown with their GPU for too long."""
@@ -109,7 +109,7 @@ class HolderReconciler:
         self._since.clear()
         self._failing_since.clear()
         self._unshown_since.clear()
-        self._gone.clear()
+        self._ended.clear()
         self._without.clear()
 
     def want(self, request: PlacementRequest, place: NewHolder) -> None:
@@ -130,7 +130,7 @@ class HolderReconciler:
             base.status.gpus,
             in_use=self._in_use(base),
             giving_back=self._seen.giving_back,
-            gone=self._gone,
+            ended=self._ended,
             without=self._without,
         )
 
@@ -144,7 +144,7 @@ class HolderReconciler:
         5. Create the wanted holders: last, because an API server that creates no Pods may still delete them.
         """
         gpunode = self._state.gpunodes.named(node)
-        await self._confirm_gone(node, gpunode)
+        await self._confirm_ends(node, gpunode)
         if gpunode is not None and gpunode.ledger_error is None:
             self._look_for_lost(gpunode)
             self._give_back(gpunode)
@@ -220,20 +220,20 @@ class HolderReconciler:
 
     # Ends
 
-    async def _confirm_gone(self, node: str, gpunode: GpuNodeFacts | None) -> None:
+    async def _confirm_ends(self, node: str, gpunode: GpuNodeFacts | None) -> None:
         """Confirm by live reads which holders without a known Pod have ended."""
         for pod in self._seen.lost_on(node):
             if await self._has_ended(pod.name, pod.uid):
-                self._gone.add(pod.uid)
+                self._ended.add(pod.uid)
                 row = next((each for each in (gpunode.spec.holders if gpunode else ()) if each.id == pod.uid), None)
                 if row is None or row.state is HolderState.PENDING:
                     self._give_up(node, pod.tenant, "did not give a holder a GPU: its Pod has ended")
             self._seen.lost.pop(pod.uid, None)
         rows = gpunode.spec.holders if gpunode is not None else ()
         for row in rows:
-            unseen = row.id not in self._gone and self._seen.there(row.id) is None
+            unseen = row.id not in self._ended and self._seen.there(row.id) is None
             if unseen and row.pod_name and await self._has_ended(row.pod_name, row.id):
-                self._gone.add(row.id)
+                self._ended.add(row.id)
         if gpunode is not None:
             self._forget_all_but(gpunode)
 
@@ -260,7 +260,7 @@ class HolderReconciler:
     def _forget_all_but(self, gpunode: GpuNodeFacts) -> None:
         """Forget holders of which neither a row nor a Pod is left."""
         rows = {row.id for item in self._state.gpunodes for row in item.spec.holders}
-        self._gone &= rows
+        self._ended &= rows
         self._without &= rows
         kept = {uid for uid in self._seen.giving_back if uid in rows or self._seen.there(uid) is not None}
         self._seen.giving_back.intersection_update(kept)

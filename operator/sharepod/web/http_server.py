@@ -79,7 +79,7 @@ class _Connection:
     answered: bool = False
     """True once a request on it has been answered, if the connection is kept."""
 
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         """Return whether the connection is closed."""
         return self.handed_over and (self.transport is None or self.transport.is_closing())
 
@@ -189,7 +189,7 @@ class HttpServer:
 
     def _make_room(self, address: str) -> bool:
         """Close connections as needed for one more of an address. Return whether there is room."""
-        for protocol in [protocol for protocol, connection in self._connections.items() if connection.gone()]:
+        for protocol in [protocol for protocol, connection in self._connections.items() if connection.is_closed()]:
             del self._connections[protocol]
         own = [protocol for protocol, connection in self._connections.items() if connection.address == address]
         if len(own) >= self._open_each:

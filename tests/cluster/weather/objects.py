@@ -53,7 +53,7 @@ def old_answer(weather: Weather) -> float:
     def watches_tenants(call: Call) -> bool:
         return call.verb == "watch" and of_tenants(call)
 
-    gone = weather.proxy.expect('"DELETED"', f'"namespace":"{namespace}"', '"kind":"Pod"')
+    deletion = weather.proxy.expect('"DELETED"', f'"namespace":"{namespace}"', '"kind":"Pod"')
     with weather.proxy.weather(asks), weather.proxy.paused(watches_tenants):
         world.api.create(
             f"{path}/binding", {**BINDING, "metadata": {"name": "one"}, "target": {"kind": "Node", "name": node}}
@@ -61,7 +61,7 @@ def old_answer(weather: Weather) -> float:
         world.cluster.wait_for(path, lambda pod: pod and pod["status"]["phase"] == "Running", what="a Pod that runs")
         assert hold.held.wait(90), "the operator never asked for the Pod"
         world.api.delete(path, grace=0)
-    assert gone.wait(30), "the Pod's end did not reach the operator"
+    assert deletion.wait(30), "the Pod's end did not reach the operator"
     world.apply(namespace, "next", {"request": 0.2}, on="ghost")
     world.phase(namespace, "next", "Running")  # so the watch's earlier events are recorded
     hold.release()

@@ -238,9 +238,9 @@ async def test_an_eviction_marks_the_pod_and_a_budget_forbids_it(client: Client,
     with pytest.raises(ConflictError):
         await client.evict("one", "n", uid="another")
     await client.evict("one", "n", uid=uid)
-    gone = await client.get(PODS, "one", "n")
-    assert gone["metadata"]["deletionTimestamp"]
-    assert gone["status"]["conditions"][0]["type"] == "DisruptionTarget"
+    evicted = await client.get(PODS, "one", "n")
+    assert evicted["metadata"]["deletionTimestamp"]
+    assert evicted["status"]["conditions"][0]["type"] == "DisruptionTarget"
 
 
 def unread(*_: object) -> None:

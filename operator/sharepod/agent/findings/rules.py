@@ -161,8 +161,8 @@ class FindingRules:
             overdue_s: seconds for which it had not drained while others held the GPU, since a fixed moment.
         """
         self._overdue.add(now, overdue_s)
-        for gone in self._windows.keys() - busy_s.keys():
-            del self._windows[gone]
+        for absent in self._windows.keys() - busy_s.keys():
+            del self._windows[absent]
         worst, where, span = 0.0, "", 0.0
         for uuid, busy in busy_s.items():
             window_s = self._config.busy_window_s

@@ -132,7 +132,7 @@ class TenantMemory:
             raise ProtocolError(str(error)) from None
         self._arm()
 
-    def gone(self, client: MemoryClient, *, alive: bool) -> None:
+    def disconnected(self, client: MemoryClient, *, alive: bool) -> None:
         """Drop a closed connection. Unless its process is still `alive`, its credits are freed."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):

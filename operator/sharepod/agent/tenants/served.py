@@ -427,7 +427,7 @@ class ServedTenant:
             self._users.discard(client)
             if not self._users or not client.samples_progress:
                 self._connected()
-        self.memory.gone(client, alive=alive)
+        self.memory.disconnected(client, alive=alive)
         self._changed()
 
 

@@ -112,8 +112,10 @@ def event_note(event: BudgetEvent, rules: BudgetRules, state: BudgetState, statu
             f"the budget of {amount} GPU-seconds is spent: {_FOLLOWS[rules.when_spent]}. It counts again at "
             f"{refill_text(state, rules)}"
         )
-    gone = f"; at the present rate of {status.rate} GPUs it is gone at {status.gone_at}" if status.gone_at else ""
-    return f"{status.percent} % of the budget is used, {status.left} of {amount} GPU-seconds are left{gone}"
+    at_this_rate = (
+        f"; at the present rate of {status.rate} GPUs it is gone at {status.gone_at}" if status.gone_at else ""
+    )
+    return f"{status.percent} % of the budget is used, {status.left} of {amount} GPU-seconds are left{at_this_rate}"
 
 
 def same_but_time(one: GPUBudgetStatus, other: GPUBudgetStatus) -> bool:

@@ -69,7 +69,7 @@ class StatusInputs:
     """Usage has moved, and may be written now."""
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
-    gone: tuple[str, ...] = ()
+    missing_gpus: tuple[str, ...] = ()
     """UUIDs of the row's GPUs that the agent of that node no longer reports."""
     consumed: SharePodConsumption | None = None
     """Totals to be written now; None: they stay as they are."""
@@ -234,9 +234,9 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
     if inputs.row is None or inputs.gpus is None or over:
         return former
     failed = [gpu for gpu in inputs.gpus if gpu.health is Health.UNHEALTHY]
-    if failed or inputs.gone:
+    if failed or inputs.missing_gpus:
         ill = (f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
-        lost = (f"{uuid} of {inputs.node} is gone: its agent no longer reports it" for uuid in inputs.gone)
+        lost = (f"{uuid} of {inputs.node} is gone: its agent no longer reports it" for uuid in inputs.missing_gpus)
         which = "; ".join((*ill, *lost))
         advice = "programs on it may fail or hang; to place the SharePod on another GPU, delete its pod"
         if inputs.snapshot.sharepod is not None and inputs.snapshot.sharepod.restart_policy is RestartPolicy.NEVER:

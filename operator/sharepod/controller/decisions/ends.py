@@ -210,13 +210,13 @@ _REASONS: dict[str, EndCause] = {
 """Causes by the reason in a SharePod's condition while its disrupted Pod is being deleted."""
 
 
-def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: bool) -> RunEnd:
+def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_lost: bool) -> RunEnd:
     """Return the end of a run whose Pod no longer exists: as in the Pod's last known state, or as lost.
 
     Args:
         status: The SharePod's status.
         lost: The Pod's last known facts; None if none.
-        node_gone: Its node is deleted or out of service.
+        node_lost: Its node is deleted or out of service.
     """
     if lost is not None and status.pod_uid in (None, lost.uid):
         if lost.ended:
@@ -227,7 +227,7 @@ def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: boo
     for condition in status.conditions if status.pod_uid is not None else ():
         if condition.type == CONDITION_POD_READY and condition.reason in _REASONS:
             return RunEnd(_REASONS[condition.reason], condition.reason, condition.message, Absence.POD)
-    cause = EndCause.NODE_LOST if node_gone else EndCause.DELETED
+    cause = EndCause.NODE_LOST if node_lost else EndCause.DELETED
     return RunEnd(cause, EndReason.POD_LOST, "the pod is gone and had not ended", Absence.POD)
 
 

@@ -24,7 +24,7 @@ def holder_rows(
     *,
     in_use: Collection[str],
     giving_back: Collection[str],
-    gone: Collection[str],
+    ended: Collection[str],
     without: Collection[str] = (),
 ) -> tuple[PluginHolder, ...]:
     """Return the rows of a node's holders.
@@ -35,7 +35,7 @@ def holder_rows(
         gpus: The GPUs in the agent's report.
         in_use: UUIDs of the GPUs that tenants have, by the ledger or by a decision.
         giving_back: Ids of the holders to return.
-        gone: Ids of the holders whose Pods' end is confirmed.
+        ended: Ids of the holders whose Pods' end is confirmed.
         without: Ids of the holders that were reported without their GPU for too long.
     """
     there = {pod.uid: pod for pod in pods}
@@ -45,8 +45,8 @@ def holder_rows(
     result: list[PluginHolder] = []
     for row in rows:
         pod = there.get(row.id)
-        lost = row.id in gone or row.id in without or (pod is not None and pod.deleting)
-        if row.id in gone and row.uuid not in in_use:
+        lost = row.id in ended or row.id in without or (pod is not None and pod.deleting)
+        if row.id in ended and row.uuid not in in_use:
             continue
         uuid = shown.get(row.id)
         given_back = row.id in giving_back and row.uuid not in in_use

@@ -331,8 +331,8 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
 
 def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod_uid: str) -> Step:
     """Return the consequence of a run whose Pod was created and is deleted."""
-    gone = any(reserved.override is not None for reserved in snapshot.reserved)
-    end = ends.end_of_lost(sharepod.status, snapshot.lost, node_gone=gone)
+    node_lost = any(reserved.override is not None for reserved in snapshot.reserved)
+    end = ends.end_of_lost(sharepod.status, snapshot.lost, node_lost=node_lost)
     return _conclude(snapshot, sharepod, end, pod_uid)
 
 

@@ -178,7 +178,7 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
         inputs.node,
         inputs.row,
         inputs.gpus,
-        inputs.gone,
+        inputs.missing_gpus,
         (seen.connected, seen.enforced, seen.findings) if seen is not None else None,
         (seen.held_milli, seen.progress_milli, seen.memory) if seen is not None and inputs.usage_due else None,
         inputs.usage_due,

@@ -346,7 +346,7 @@ class ClusterState:
             return
         self._say_unreadable("GPUNode", item)
         if replaced is not None:
-            self.ledgers.gone(replaced)
+            self.ledgers.remove(replaced)
         if before is None or before.generation != item.generation:
             self.ledgers.load(item)
             self.holders.follow(item.name)
@@ -369,7 +369,7 @@ class ClusterState:
         """Remove a deleted GPUNode with its ledger, as of `version` if known."""
         item = self.gpunodes.drop(uid, version)
         if item is not None:
-            self.ledgers.gone(item)
+            self.ledgers.remove(item)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
 

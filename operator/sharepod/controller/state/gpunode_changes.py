@@ -49,7 +49,9 @@ def tenants_concerned(
     health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
     turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
     gpus = {uuid for row in now.spec.tenants for uuid in row.gpus}
-    turned.update(set(now.gone(gpus)).symmetric_difference(before.gone(gpus)))  # an agent serves again without one
+    turned.update(
+        set(now.missing_gpus(gpus)).symmetric_difference(before.missing_gpus(gpus))
+    )  # an agent serves again without one
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}

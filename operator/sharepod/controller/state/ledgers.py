@@ -101,7 +101,7 @@ class Ledgers:
             return known
         return Reservation.of_row(row, owner=owner, needs=needs)
 
-    def gone(self, item: GpuNodeFacts) -> None:
+    def remove(self, item: GpuNodeFacts) -> None:
         """Remove the ledger of a deleted GPUNode from placement's view."""
         tenants = {*item.rows, *(row.tenant for row in self._cluster.reservations(item.name))}
         self._cluster.drop_ledger(item.name)

@@ -88,8 +88,8 @@ class ClaimMemo:
 class TenantMemo:
     """Memory of one tenant. Times are monotonic seconds."""
 
-    gone: bool = False
-    """Its SharePod is deleted, by a watch, a live read or a write: an id is never reused."""
+    tenant_deleted: bool = False
+    """Its SharePod, Pod or claim is deleted, by a watch, a live read or a write: an id is never reused."""
     refusal: Refusal | None = None
     """Last refusal of a place; None if the tenant was placed or not tried."""
     resize_refusal: Refusal | None = None

@@ -93,7 +93,7 @@ class ClaimReconciler:
         # 1. Take a snapshot. A live read confirms the claim's deletion, unless the watch has shown it.
         snapshot = self._take(uid, memo)
         if snapshot.claim is None and snapshot.reserved:
-            if not await self._gone(uid, snapshot.reserved, memo):
+            if not await self._is_deleted(uid, snapshot.reserved, memo):
                 return
             snapshot = self._take(uid, memo)
         # 2. Decide the next step, and 3. do it.
@@ -171,17 +171,17 @@ class ClaimReconciler:
         foreign = pod.scheduler != DEFAULT_SCHEDULER
         return self._settings.bind_timeout if foreign or elsewhere else self._settings.start_timeout
 
-    async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
+    async def _is_deleted(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
         """Confirm that a claim with a row is deleted."""
-        memo.gone = memo.gone or self._state.seen_claims.saw_deleted(uid)
-        if not memo.gone:
+        memo.tenant_deleted = memo.tenant_deleted or self._state.seen_claims.saw_deleted(uid)
+        if not memo.tenant_deleted:
             if not self._listed():
                 self.queue.add_after(uid, LOOK_AGAIN_S)
                 return False
             row = reserved[0].wanted
             name = row.claim.name if row.claim is not None else ""
-            memo.gone = await self._writer.gone(name, row.namespace, uid)
-        return memo.gone
+            memo.tenant_deleted = await self._writer.deleted(name, row.namespace, uid)
+        return memo.tenant_deleted
 
     # Actions
 

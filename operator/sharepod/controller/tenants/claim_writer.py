@@ -136,7 +136,7 @@ class ClaimWriter:
         except (ConflictError, InvalidError, NotFoundError):
             return  # the Pod has changed, and its next reconciliation writes again
 
-    async def gone(self, claim_name: str, namespace: str, uid: str) -> bool:
+    async def deleted(self, claim_name: str, namespace: str, uid: str) -> bool:
         """Confirm by a live read that a claim is deleted; record it if it exists."""
         try:
             raw = await self._client.get(CLAIMS, claim_name, namespace)
@@ -165,7 +165,7 @@ class ClaimWriter:
         return True
 
     async def _refresh(self, claim: ClaimFacts) -> None:
-        if await self.gone(claim.name, claim.namespace, claim.uid):
+        if await self.deleted(claim.name, claim.namespace, claim.uid):
             self._seen.drop_claim(claim.uid)
 
     async def _patch(self, claim: ClaimFacts, operations: list[Json]) -> Json:

@@ -62,8 +62,8 @@ class Confirmations:
                 row is None or row.state is TenantState.RELEASING
             )
         if finish.absence is Absence.POD:
-            gone = await self._pod_control.absent(name, namespace, tenant)
-            return gone and self._state.pod_of(tenant) is None
+            absent = await self._pod_control.absent(name, namespace, tenant)
+            return absent and self._state.pod_of(tenant) is None
         return True
 
     async def _read_gpunode(self, name: str) -> None:

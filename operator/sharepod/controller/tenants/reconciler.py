@@ -122,10 +122,10 @@ class TenantReconciler:
         # 1. Take a snapshot. A live read confirms the SharePod's deletion, unless a watch or write has shown it.
         snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
-            memo.gone = memo.gone or self._state.saw_deleted(tenant)
-            if not memo.gone:
-                memo.gone = await self._is_gone(snapshot, tenant)
-                if not memo.gone:
+            memo.tenant_deleted = memo.tenant_deleted or self._state.saw_deleted(tenant)
+            if not memo.tenant_deleted:
+                memo.tenant_deleted = await self._is_deleted(snapshot, tenant)
+                if not memo.tenant_deleted:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # the state may have changed during the read
         # 2. Decide the next step, and 3. perform it. A created Pod requests its place at once, and a Pod whose claim
@@ -191,7 +191,7 @@ class TenantReconciler:
         unwritten = all(reserved.written is None for reserved in snapshot.reserved)
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
-    async def _is_gone(self, snapshot: TenantSnapshot, tenant: str) -> bool:
+    async def _is_deleted(self, snapshot: TenantSnapshot, tenant: str) -> bool:
         """Confirm by a GET that the SharePod or plain Pod is deleted; record it if it exists."""
         name, namespace = self._name(snapshot)
         if is_line(snapshot, tenant):

@@ -101,7 +101,7 @@ class Snapshots:
             return False
         gpus = [gpunode.gpus.get(uuid) for uuid in reserved.written.gpus]
         ill = any(gpu is not None and gpu.health is Health.UNHEALTHY for gpu in gpus)
-        return ill or bool(gpunode.gone(reserved.written.gpus))
+        return ill or bool(gpunode.missing_gpus(reserved.written.gpus))
 
     def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> ReservationSnapshot:
         gpunode = self._state.gpunodes.named(node)

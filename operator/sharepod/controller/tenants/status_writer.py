@@ -86,7 +86,7 @@ class StatusWriter:
         if inputs.consumed is None:
             return True
         try:
-            return await self._write(snapshot, sharepod, memo, None, inputs) or memo.gone
+            return await self._write(snapshot, sharepod, memo, None, inputs) or memo.tenant_deleted
         except (ForbiddenError, InvalidError) as error:
             log.warning("totals are lost", sharepod=f"{sharepod.namespace}/{sharepod.name}", error=error.message)
             return True
@@ -173,7 +173,7 @@ class StatusWriter:
             self._events.warning(KIND, sharepod, "StatusRefused", "Watch", text)
             raise
         except NotFoundError:
-            memo.gone = True  # a read would give no more information
+            memo.tenant_deleted = True  # a read would give no more information
             self._state.drop_sharepod(sharepod.uid)
             return False
         except ConflictError:
@@ -230,10 +230,10 @@ class StatusWriter:
         row = reserved.written if reserved is not None else None
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
         gpus, seen, totals = None, None, None
-        gone: tuple[str, ...] = ()
+        missing_gpus: tuple[str, ...] = ()
         if row is not None and gpunode is not None:
             gpus, seen = status.gpus_of(row, gpunode.status.gpus), gpunode.seen(row.id)
-            gone = gpunode.gone(row.gpus)
+            missing_gpus = gpunode.missing_gpus(row.gpus)
             was = snapshot.sharepod.status.consumed if snapshot.sharepod is not None else None
             totals = totals_to_write(was, seen, drained=reserved is not None and reserved.drained, last=last)
         return StatusInputs(
@@ -241,7 +241,7 @@ class StatusWriter:
             node=reserved.node if reserved is not None else None,
             row=row,
             gpus=gpus,
-            gone=gone,
+            missing_gpus=missing_gpus,
             seen=seen,
             refusal=memo.refusal,
             resize_refusal=memo.resize_refusal,

@@ -262,8 +262,8 @@ def _ranked(gpus: Sequence[GpuAccount], request: PlacementRequest) -> list[GpuAc
 
 def account_after(node: NodeAccount, plan: PreemptionPlan, victims: Victims) -> NodeAccount:
     """Return the node's account after the plan."""
-    gone = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
-    account = _without(node, [*gone, *plan.evict])
+    leaving = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
+    account = _without(node, [*leaving, *plan.evict])
     for tenant in plan.lower:
         row = account.rows.get(tenant)
         if row is not None:

@@ -101,11 +101,11 @@ def listing(version: int, *items: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_after_a_410_the_ledger_is_listed_again(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
-    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+    expired = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
     plays(
         scripted,
         [listing(5, gpunode(5, "a")), listing(9, gpunode(9, "a", "c"))],
-        [[{"type": "MODIFIED", "object": gpunode(6, "a", "b")}, gone], []],
+        [[{"type": "MODIFIED", "object": gpunode(6, "a", "b")}, expired], []],
     )
     follower = Follower(api, tmp_path)
     await follower.until(lambda: follower.ledger.generation == 9)

@@ -162,9 +162,9 @@ def test_what_an_earlier_agent_found_out_stands_until_this_one_has_looked_for_as
         assert (len(after.findings) == 2) is (now <= 103), "of memory nothing is to be seen any more"
     after.observe_unhooked(105, set())
     assert not after.findings
-    gone = FindingRules(FindingThresholds(unhooked_after_s=3), before.findings[:1])
-    gone.observe_unhooked(100, set())
-    assert not gone.findings, "where there is no such process nothing has to be waited for"
+    restarted = FindingRules(FindingThresholds(unhooked_after_s=3), before.findings[:1])
+    restarted.observe_unhooked(100, set())
+    assert not restarted.findings, "where there is no such process nothing has to be waited for"
 
 
 def test_the_gravest_finding_comes_first() -> None:

@@ -143,15 +143,15 @@ async def test_a_thousand_that_are_lost_at_once_are_let_go_in_turns(tmp_path: Pa
         honest = await Client.connect(tenants.directory("b"))
         [served] = [each for each in served_in(tenants) if each.row.id == "a"]
         crowd = [await Client.connect(tenants.directory("a")) for _ in range(200)]
-        slow, let_go = served.memory.gone, 0
+        slow, let_go = served.memory.disconnected, 0
 
-        def gone(client: HookConnection, *, alive: bool) -> None:
+        def disconnected(client: HookConnection, *, alive: bool) -> None:
             nonlocal let_go
             let_go += 1
             time.sleep(0.001)
             slow(client, alive=alive)
 
-        served.memory.gone = gone  # type: ignore[method-assign, assignment]
+        served.memory.disconnected = disconnected  # type: ignore[method-assign, assignment]
         for client in crowd:
             client.close()
         honest.send(protocol.MemInfo(1, 0))

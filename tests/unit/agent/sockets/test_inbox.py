@@ -82,13 +82,13 @@ async def test_frames_that_a_turn_has_no_time_for_are_handled_in_later_turns(inb
 async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_ones(inbox: Inbox) -> None:
     """The next connection gets the descriptor of the one that has ended, while frames of that are still to be
     handled."""
-    gone, following = Pair(), Pair()
-    inbox.add(gone.reader)
-    gone.say(1, 2, 3)
-    await gone.reader.given.wait()
-    number = gone.reader.fileno()
-    inbox.remove(gone.reader)
-    gone.close()
+    removed, following = Pair(), Pair()
+    inbox.add(removed.reader)
+    removed.say(1, 2, 3)
+    await removed.reader.given.wait()
+    number = removed.reader.fileno()
+    inbox.remove(removed.reader)
+    removed.close()
     os.dup2(following.reader.fileno(), number)
     following.reader.sock.close()
     following.reader.sock = socket.socket(fileno=number)
@@ -96,5 +96,5 @@ async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_
     following.say(9)
     await until(lambda: bool(following.reader.frames))
     assert following.reader.frames == [protocol.Drained(9)]
-    assert gone.reader.frames == [protocol.Drained(1)]
+    assert removed.reader.frames == [protocol.Drained(1)]
     following.close()

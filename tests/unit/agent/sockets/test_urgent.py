@@ -61,11 +61,11 @@ async def test_what_a_tenants_turn_reads_about_time_is_handled_before_what_it_re
 async def test_a_client_that_ends_leaves_no_frame_behind(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, frames_per_s=100), [row("a")]) as tenants:
         [served] = served_in(tenants)
-        gone, stays = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+        closed, stays = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
         for seq in range(1, 101):
-            gone.send(protocol.MemInfo(seq, 0))
+            closed.send(protocol.MemInfo(seq, 0))
         await until(lambda: served.throttled > 0)
-        gone.close()
+        closed.close()
         await until(lambda: served.connected == 1)
         stays.send(protocol.MemInfo(7, 0))
         assert (await stays.expect(protocol.Memory)).seq == 7

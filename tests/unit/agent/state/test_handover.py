@@ -63,11 +63,11 @@ def test_whenever_the_agent_is_killed_the_file_has_what_was_written_last(
 def test_only_the_same_process_is_restored(tmp_path: Path, other: int) -> None:
     path = tmp_path / "a"
     kept, _left = Handover.open(path, (GPU0,), 4)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as gone:
-        kept.add(gone.pid)
-        kept.keep(gone.pid, 0, GI)
-        assert [survivor.pid for survivor in read(path, (GPU0,)).survivors] == [gone.pid]
-        gone.communicate(b"\n")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        kept.add(process.pid)
+        kept.keep(process.pid, 0, GI)
+        assert [survivor.pid for survivor in read(path, (GPU0,)).survivors] == [process.pid]
+        process.communicate(b"\n")
     assert read(path, (GPU0,)).survivors == ()
     started = start_time(other)
     assert started is not None

@@ -97,9 +97,9 @@ async def test_each_standby_gets_all_sockets_and_a_disconnected_one_is_dropped(
 ) -> None:
     (tmp_path / "file").touch()
     kept = KeptDescriptors()
-    gone = await _standing_by(tmp_path, serving, KeptDescriptors())
+    closed = await _standing_by(tmp_path, serving, KeptDescriptors())
     awaiting = await _standing_by(tmp_path, serving, kept)
-    gone.close(serves=False)
+    closed.close(serves=False)
     await until(lambda: len(serving._waiting) == 1)
     with (tmp_path / "file").open() as file:
         await serving.pass_on({f"socket t{number}": KeptDescriptor(file.fileno(), str(number)) for number in range(40)})

@@ -540,7 +540,7 @@ async def test_a_list_that_is_to_be_read_again_is_read_no_further_and_nothing_is
     for name in names:
         idle.create(name)
     await idle.reflector.list_all()
-    page, asked, gone = idle.client.page, itertools.count(), list[str]()
+    page, asked, removed = idle.client.page, itertools.count(), list[str]()
 
     async def noticed(*arguments: Any, **options: Any) -> Json:
         found = await page(*arguments, **options)
@@ -549,9 +549,9 @@ async def test_a_list_that_is_to_be_read_again_is_read_no_further_and_nothing_is
         return found
 
     monkeypatch.setattr(idle.client, "page", noticed)
-    monkeypatch.setattr(idle.mirror, "drop", lambda uid, _version, _last: gone.append(uid))
+    monkeypatch.setattr(idle.mirror, "drop", lambda uid, _version, _last: removed.append(uid))
     await idle.reflector.list_all()
-    assert (gone, next(asked), idle.mirror.names()) == ([], 1 + 3, names)
+    assert (removed, next(asked), idle.mirror.names()) == ([], 1 + 3, names)
     await idle.client.close()
 
 

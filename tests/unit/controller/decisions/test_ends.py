@@ -62,15 +62,15 @@ def test_what_follows_is_the_table(cause: EndCause) -> None:
 def test_a_pod_shows_why_it_ended(fields: Json, cause: EndCause) -> None:
     ended = pod(node="node-a", **fields)
     assert end_of(ended).cause is cause
-    assert end_of_lost(SharePodStatus(), ended, node_gone=False).cause is cause
+    assert end_of_lost(SharePodStatus(), ended, node_lost=False).cause is cause
 
 
 def test_a_missing_pod_counts_as_deleted_unless_its_node_is_missing_too() -> None:
     running = pod(node="node-a", phase="Running")
-    assert end_of_lost(SharePodStatus(), running, node_gone=False).cause is EndCause.DELETED
-    assert end_of_lost(SharePodStatus(), None, node_gone=True).cause is EndCause.NODE_LOST
+    assert end_of_lost(SharePodStatus(), running, node_lost=False).cause is EndCause.DELETED
+    assert end_of_lost(SharePodStatus(), None, node_lost=True).cause is EndCause.NODE_LOST
     drained = pod(node="node-a", phase="Running", conditions=disruption("EvictionByEvictionAPI"))
-    assert end_of_lost(SharePodStatus(), drained, node_gone=False).cause is EndCause.DRAINED
+    assert end_of_lost(SharePodStatus(), drained, node_lost=False).cause is EndCause.DRAINED
 
 
 @pytest.mark.promise("operator-deleted-first")

@@ -30,9 +30,9 @@ def rows(
     gpus: Collection[Gpu] = (),
     in_use: Collection[str] = (),
     giving_back: Collection[str] = (),
-    gone: Collection[str] = (),
+    ended: Collection[str] = (),
 ) -> list[PluginHolder]:
-    return [*holder_rows(before, pods, gpus, in_use=in_use, giving_back=giving_back, gone=gone)]
+    return [*holder_rows(before, pods, gpus, in_use=in_use, giving_back=giving_back, ended=ended)]
 
 
 def test_each_pod_gets_a_row_and_a_gpu_once_the_agent_has_seen_it() -> None:
@@ -53,13 +53,13 @@ def test_a_holder_whose_pod_ends_is_releasing_until_the_pod_is_deleted(before: P
     (after,) = rows(before, pods=[pod(deleting=True)], gpus=[gpu()], in_use=["GPU-0"])
     assert after.state is HolderState.RELEASING
     assert rows(after) == [after], "absence that nobody has confirmed"
-    assert rows(after, gone=["h1"]) == []
+    assert rows(after, ended=["h1"]) == []
 
 
 def test_the_row_of_a_lost_gpu_stays_until_its_tenants_are_gone() -> None:
-    assert rows(HELD, gone=["h1"], in_use=["GPU-0"]) == [RELEASING]
-    assert rows(RELEASING, gone=["h1"], in_use=["GPU-0"]) == [RELEASING]
-    assert rows(RELEASING, gone=["h1"]) == []
+    assert rows(HELD, ended=["h1"], in_use=["GPU-0"]) == [RELEASING]
+    assert rows(RELEASING, ended=["h1"], in_use=["GPU-0"]) == [RELEASING]
+    assert rows(RELEASING, ended=["h1"]) == []
 
 
 def test_a_gpu_that_another_pod_has_is_lost() -> None:

@@ -156,9 +156,9 @@ def test_a_pod_refused_by_kube_scheduler_for_long_is_withdrawn() -> None:
 
 @pytest.mark.promise("operator-unbound-node-gone")
 def test_a_pending_pod_on_a_deleted_node_is_withdrawn_at_once() -> None:
-    gone = reserved(override=RemovalReason.NODE_GONE)
-    assert step(made(), pod(), gone, unstarted_since=10.0, now=11.0) == TakeBackPod(pod(), "the Node is gone")
-    assert step(made(), pod(node="node-a"), gone, unstarted_since=10.0, now=11.0) == Wait(1810.0)
+    node_deleted = reserved(override=RemovalReason.NODE_GONE)
+    assert step(made(), pod(), node_deleted, unstarted_since=10.0, now=11.0) == TakeBackPod(pod(), "the Node is gone")
+    assert step(made(), pod(node="node-a"), node_deleted, unstarted_since=10.0, now=11.0) == Wait(1810.0)
 
 
 @pytest.mark.promise("operator-bound-stays")
@@ -258,8 +258,8 @@ def test_nothing_is_concluded_while_a_row_cannot_be_read() -> None:
 
 
 def test_a_pod_that_was_bound_and_is_gone_is_not_made_again_though_its_uid_was_never_written() -> None:
-    gone = pod(node="node-a", phase="Running")
-    finish = step(sharepod(), None, reserved(), lost=gone)
+    last_seen = pod(node="node-a", phase="Running")
+    finish = step(sharepod(), None, reserved(), lost=last_seen)
     assert isinstance(finish, Finish)
     assert finish.reason == "PodLost"
     assert step(sharepod(), None, reserved(), lost=pod()) == RemoveRow("node-a", NEVER_BOUND)

@@ -44,8 +44,8 @@ def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase,
     assert isinstance(found, Finish)
     assert (found.phase, found.reason) == (phase, reason)
     # The same, where it is only known from what was last seen of it.
-    gone = step(made(), None, reserved(), lost=ended)
-    assert gone == found
+    conclusion = step(made(), None, reserved(), lost=ended)
+    assert conclusion == found
 
 
 @pytest.mark.promise("operator-evicted")

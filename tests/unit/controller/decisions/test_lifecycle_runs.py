@@ -48,12 +48,12 @@ def test_between_runs_the_pod_goes_first_then_the_share_then_time_passes() -> No
     failed = pod(node="node-a", phase="Failed")
     assert step(between(), running, reserved(pod_uid="pod-1")) == DeletePod(running)
     assert step(between(), ending, reserved(pod_uid="pod-1")) == Wait()
-    for gone in (None, failed):
-        assert step(between(), gone, reserved(pod_uid="pod-1"), wall=200.0) == BeginRelease("node-a")
-        assert step(between(), gone, reserved(pod_uid="pod-1", releasing=True), wall=200.0) == Wait()
+    for last in (None, failed):
+        assert step(between(), last, reserved(pod_uid="pod-1"), wall=200.0) == BeginRelease("node-a")
+        assert step(between(), last, reserved(pod_uid="pod-1", releasing=True), wall=200.0) == Wait()
         drained = reserved(pod_uid="pod-1", releasing=True, drained=True)
-        assert step(between(), gone, drained) == RemoveRow("node-a", RemovalReason.DRAINED)
-        assert step(between(), gone, wall=90.0, now=7.0) == Wait(17.0)
+        assert step(between(), last, drained) == RemoveRow("node-a", RemovalReason.DRAINED)
+        assert step(between(), last, wall=90.0, now=7.0) == Wait(17.0)
     assert step(between(), failed, wall=100.0) == DeletePod(failed), "its log was there to be read until now"
     assert step(between(), pod(node="node-a", phase="Failed", deleting=True), wall=100.0) == Wait()
     assert step(between(), None, wall=100.0) == CreatePod()

@@ -119,14 +119,14 @@ def test_a_pod_that_comes_while_the_row_is_being_released_gets_a_row_after_it() 
 
 @pytest.mark.promise("operator-scheduler-pool-elsewhere")
 def test_a_pod_that_waits_for_a_held_claim_may_have_it_anywhere_once_it_is_refused_or_the_node_is_gone() -> None:
-    held, gone = claim(pods=False, hold=True), RemovalReason.NODE_GONE
+    held, node_lost = claim(pods=False, hold=True), RemovalReason.NODE_GONE
     assert step(held, row(), pods=WAITS) == Wait()
     assert step(held, row(), pods=WAITS, now=59.0, due=60.0) == Wait(60.0)
     assert step(held, row(), pods=WAITS, now=60.0, due=60.0) == BeginRelease("node-a")
-    assert step(held, row(override=gone), pods=WAITS) == BeginRelease("node-a")
-    assert step(held, row(releasing=True, override=gone), pods=WAITS) == RemoveRow("node-a", gone)
+    assert step(held, row(override=node_lost), pods=WAITS) == BeginRelease("node-a")
+    assert step(held, row(releasing=True, override=node_lost), pods=WAITS) == RemoveRow("node-a", node_lost)
     assert step(held, pods=WAITS) == LetClaimGo(held)
-    assert step(claim(hold=True), row(override=gone), pods=RUNS, now=60.0, due=60.0) == Wait(), "it is used"
+    assert step(claim(hold=True), row(override=node_lost), pods=RUNS, now=60.0, due=60.0) == Wait(), "it is used"
     assert step(claim(), row(), pods=WAITS, now=60.0, due=60.0) == Wait(), "without a hold kube-scheduler takes it back"
 
 

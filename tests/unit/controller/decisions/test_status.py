@@ -225,7 +225,7 @@ def test_a_failed_gpu_is_reported_to_its_tenants_only() -> None:
     assert "GPUHealthy" not in {item.type for item in other.conditions}
     own = again(sick)
     assert says(compose(own, placed(own, running, gpus=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"
-    lost = compose(own, placed(own, running, gpus=(), gone=("GPU-0",)))
+    lost = compose(own, placed(own, running, gpus=(), missing_gpus=("GPU-0",)))
     assert says(lost, "GPUHealthy") == ("False", "GpuFailed")
     message = next(item.message for item in lost.conditions if item.type == "GPUHealthy")
     assert "GPU-0 of node-a is gone" in message

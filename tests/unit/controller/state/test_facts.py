@@ -373,12 +373,12 @@ def test_a_pod_fails_by_the_container_that_failed_first_and_not_by_a_sidecar_tha
 def test_only_a_serving_agents_report_makes_a_gpu_lost() -> None:
     gpu: Json = {"uuid": "GPU-0", "index": 0, "model": "T", "memory": 1}
 
-    def gone(ready: str | None, **status: object) -> tuple[str, ...]:
+    def missing_gpus(ready: str | None, **status: object) -> tuple[str, ...]:
         told = [{"type": "AgentReady", "status": ready, "reason": "R"}] if ready is not None else []
         raw = {"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"conditions": told, **status}}
-        return gpunode_facts(raw).gone(("GPU-0", "GPU-1"))
+        return gpunode_facts(raw).missing_gpus(("GPU-0", "GPU-1"))
 
-    assert gone("True", gpus=[gpu]) == ("GPU-1",)
-    assert gone("True") == ("GPU-0", "GPU-1")
-    assert [gone(ready, gpus=[gpu]) for ready in ("False", "Unknown", None)] == [(), (), ()]
-    assert gone("True", gpus=[{**gpu, "memory": "much"}]) == (), "what cannot be read is not gone"
+    assert missing_gpus("True", gpus=[gpu]) == ("GPU-1",)
+    assert missing_gpus("True") == ("GPU-0", "GPU-1")
+    assert [missing_gpus(ready, gpus=[gpu]) for ready in ("False", "Unknown", None)] == [(), (), ()]
+    assert missing_gpus("True", gpus=[{**gpu, "memory": "much"}]) == (), "what cannot be read is not gone"

@@ -37,7 +37,7 @@ class World:
     """A preemptor over a cluster state; it stands in for the API server, the Events and the loop's preemptions."""
 
     protected: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class World:
         (self.asked if dry_run else self.evicted).append(uid)
         if namespace in self.hangs:
             await asyncio.Event().wait()
-        if uid in self.gone:
+        if uid in self.missing:
             raise NotFoundError("evict", 404, "NotFound", "no such pod")
         if uid in self.protected:
             raise UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget")
@@ -167,7 +167,7 @@ async def test_a_disruption_budget_prevents_the_whole_eviction() -> None:
 
 
 async def test_one_that_is_gone_or_going_is_passed_over() -> None:
-    world = World(gone={"pod-one"})
+    world = World(missing={"pod-one"})
     world.tenant("one")
     world.tenant("two", deleting=True)
     world.tenant("three")

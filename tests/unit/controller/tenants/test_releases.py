@@ -101,7 +101,7 @@ async def test_a_sharepod_survives_a_while_in_which_its_kind_is_not_served(world
     with pytest.raises(UnavailableError, match="NotServed"):
         await world.tenants.reconcile(world.tenant)
     assert world.server.made("delete", "pods") == []
-    assert not world.memo.gone
+    assert not world.memo.tenant_deleted
     world.server.unserved.clear()
     await world.look()
     assert world.status()["phase"] == "Running"

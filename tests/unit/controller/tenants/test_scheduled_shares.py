@@ -115,8 +115,8 @@ async def test_where_the_device_plugin_gives_the_gpus_away_nothing_is_entered_be
     assert uid not in world.rows()
     told = world.told("ReservationLost")
     assert any("advertises nvidia.com/gpu.shared: NVIDIA's device plugin" in note for note in told)
-    gone = dict.fromkeys(plugin, "0")
-    world.change("nodes", "node-a", lambda item: item["status"]["allocatable"].update(gone), status=True)
+    none_left = dict.fromkeys(plugin, "0")
+    world.change("nodes", "node-a", lambda item: item["status"]["allocatable"].update(none_left), status=True)
     await world.look_at_claim(times=3)
     await world.until(lambda: uid in world.rows())
 

@@ -11,12 +11,12 @@ from sharepod.controller.webhook.review_turns import HELD, HELD_EACH, SMALL, Rev
 LARGE = 4 << 20
 
 
-async def answer(turns: ReviewTurns, address: str, order: list[str], gone: list[str]) -> None:
+async def answer(turns: ReviewTurns, address: str, order: list[str], answered: list[str]) -> None:
     await turns.begin(address)
     order.append(address)
     await asyncio.sleep(0)
     assert order[-1] == address, "another review was answered meanwhile"
-    gone.append(address)
+    answered.append(address)
     turns.end()
 
 
@@ -33,11 +33,11 @@ async def test_addresses_take_turns_and_one_is_answered_at_a_time() -> None:
 async def test_a_request_that_gives_up_delays_no_other() -> None:
     turns = ReviewTurns()
     await turns.begin("a")
-    gone = asyncio.create_task(turns.begin("b"))
+    cancelled = asyncio.create_task(turns.begin("b"))
     order: list[str] = []
     last = asyncio.create_task(answer(turns, "c", order, []))
     await asyncio.sleep(0)
-    gone.cancel()
+    cancelled.cancel()
     turns.end()
     await last
     for _ in range(3):  # at each moment, also that in which its turn comes

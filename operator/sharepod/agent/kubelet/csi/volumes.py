@@ -157,14 +157,14 @@ class Volumes:
 
     async def forget_all_but(self, tenant_ids: Collection[str]) -> None:
         """Drop all tenants that are not in `tenant_ids` and have no published volume."""
-        gone = [
+        removed = [
             tenant_id
             for tenant_id, tenant in self._tenants.items()
             if tenant_id not in tenant_ids and not tenant.targets
         ]
-        for tenant_id in gone:
+        for tenant_id in removed:
             del self._tenants[tenant_id]
-        if gone:
+        if removed:
             await self._save_if_possible()
 
     async def _publish(self, target: Path, source: Path, tenant: _Tenant) -> None:

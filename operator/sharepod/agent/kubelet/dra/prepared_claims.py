@@ -150,14 +150,14 @@ class PreparedClaims:
 
     async def forget_all_but(self, tenant_ids: Collection[str]) -> None:
         """Drop all tenants that are not in `tenant_ids` and have no prepared claim."""
-        gone = [
+        removed = [
             tenant_id
             for tenant_id, tenant in self._tenants.items()
             if tenant_id not in tenant_ids and not tenant.claims
         ]
-        for tenant_id in gone:
+        for tenant_id in removed:
             del self._tenants[tenant_id]
-        if gone:
+        if removed:
             await self._save_if_possible()
 
     async def close(self) -> None:

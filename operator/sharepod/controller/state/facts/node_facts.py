@@ -129,7 +129,7 @@ class GpuNodeFacts(ObjectFacts):
         known = self.lists.tenants.read.get(tenant)
         return known[1] if known is not None else None
 
-    def gone(self, gpus: Iterable[str]) -> tuple[str, ...]:
+    def missing_gpus(self, gpus: Iterable[str]) -> tuple[str, ...]:
         """Return the given GPUs that the agent no longer reports; none unless the agent reports that it serves."""
         missing = tuple([uuid for uuid in gpus if uuid not in self.gpus])
         if not missing:

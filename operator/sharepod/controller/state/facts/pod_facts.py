@@ -324,11 +324,11 @@ def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
     """
     if not metadata.get("deletionTimestamp"):
         return True
-    gone = seconds(str(metadata["deletionTimestamp"]))
+    deadline = seconds(str(metadata["deletionTimestamp"]))
     ended = [seconds(str((_ended_state(container)).get("finishedAt") or "")) for container in containers]
-    if gone is None or not ended:
+    if deadline is None or not ended:
         return False
-    asked = gone - whole_number(metadata.get("deletionGracePeriodSeconds"))
+    asked = deadline - whole_number(metadata.get("deletionGracePeriodSeconds"))
     return all(time is not None and time < asked for time in ended)
 
 
