@@ -74,8 +74,8 @@ def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {unit_of(path): set() for path in texts}
     for path, text in texts.items():
         for quoted, bracketed in _INCLUDE.findall(text):
-            beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), quoted)) if quoted else ""
-            target = next((name for name in (beside, posixpath.normpath(quoted or bracketed)) if name in texts), None)
+            relative = posixpath.normpath(posixpath.join(posixpath.dirname(path), quoted)) if quoted else ""
+            target = next((name for name in (relative, posixpath.normpath(quoted or bracketed)) if name in texts), None)
             if target is not None:
                 arrows[unit_of(path)].add(unit_of(target))
     return {unit: targets - {unit} for unit, targets in arrows.items()}

@@ -110,10 +110,10 @@ class Kubectl:
             ends.start()
             try:
                 assert forwarding.stdout is not None and forwarding.stderr is not None  # noqa: PT018
-                said = _FORWARDED.match(forwarding.stdout.readline())
-                if said is None:
+                match = _FORWARDED.match(forwarding.stdout.readline())
+                if match is None:
                     raise _error_of(forwarding.stderr.read().strip() or "kubectl port-forward ended or did not answer")
-                yield int(said.group(1))
+                yield int(match.group(1))
             finally:
                 ends.cancel()
                 forwarding.kill()

@@ -213,14 +213,14 @@ def quantity(value: object) -> int | None:
     """Return a quantity of Kubernetes, such as `4Gi`, as a whole number; None where it is something else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    said = str(value).strip()
-    scale = next((1 << power for unit, power in _UNITS.items() if said.endswith(unit)), 0)
-    said = said[:-2] if scale else said
+    digits = str(value).strip()
+    scale = next((1 << power for unit, power in _UNITS.items() if digits.endswith(unit)), 0)
+    digits = digits[:-2] if scale else digits
     if not scale:
-        scale = next((10**power for unit, power in _DECIMAL.items() if said.endswith(unit)), 0)
-        said = said[:-1] if scale else said
+        scale = next((10**power for unit, power in _DECIMAL.items() if digits.endswith(unit)), 0)
+        digits = digits[:-1] if scale else digits
     try:
-        return int(float(said) * (scale or 1))
+        return int(float(digits) * (scale or 1))
     except (ValueError, OverflowError):
         return None
 

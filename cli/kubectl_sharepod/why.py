@@ -226,9 +226,9 @@ def _of_line(pod: Json) -> Wanted | None:
         memory += quantity(limits.get("sharepod.dev/gpu-memory-mib")) or 0
     if not time:
         return None
-    said = mapping(mapping(pod.get("metadata")).get("annotations"))
-    count = quantity(said.get(f"{_PREFIX}count")) or max(1, time // WHOLE_MILLI)
-    exclusive = said.get(f"{_PREFIX}mode") == "Exclusive"
+    annotated = mapping(mapping(pod.get("metadata")).get("annotations"))
+    count = quantity(annotated.get(f"{_PREFIX}count")) or max(1, time // WHOLE_MILLI)
+    exclusive = annotated.get(f"{_PREFIX}mode") == "Exclusive"
     return Wanted(time // count, (memory << 20) // count if memory else None, count, exclusive)
 
 

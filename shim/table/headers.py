@@ -101,9 +101,9 @@ def read(include: Path) -> Header:
     release = _RELEASE.search(plain)
     if release is None:
         raise HeaderError(f"{include / 'cuda.h'}: no CUDA_VERSION; is this NVIDIA's cuda.h?")
-    beside = [name for name in _INTEROP if (include / f"{name}.h").is_file()]
+    interop = [name for name in _INTEROP if (include / f"{name}.h").is_file()]
     functions = dict(_WITHOUT_HEADER)
-    for name in ("cuda", *beside):
+    for name in ("cuda", *interop):
         declared = _FUNCTION.findall(_preprocessed(include, f"{name}.h"))
         functions |= {symbol: _tidy(parameters) for symbol, parameters in declared}
     forms: dict[str, list[_Form]] = {}

@@ -85,7 +85,10 @@ def _amounts(by_model: Mapping[str, Amounts]) -> tuple[StatementAmount, ...]:
     )
 
 
-def _read(said: StatementAmount | StatementSeries) -> Amounts:
+def _read(amounts: StatementAmount | StatementSeries) -> Amounts:
     return Amounts(
-        said.held_milliseconds, said.borrowed_milliseconds, said.reserved_milliseconds, said.memory_mebibyte_seconds
+        amounts.held_milliseconds,
+        amounts.borrowed_milliseconds,
+        amounts.reserved_milliseconds,
+        amounts.memory_mebibyte_seconds,
     )

@@ -391,10 +391,10 @@ async def _lines(
             parts.append(rest)
 
 
-def _of_event(call: str, said: Json) -> ApiError:
+def _of_event(call: str, event_body: Json) -> ApiError:
     """Return the error of an ERROR event."""
-    code = said.get("code")
-    error = refusal(call, code if isinstance(code, int) else 500, json.dumps(said).encode())
+    code = event_body.get("code")
+    error = refusal(call, code if isinstance(code, int) else 500, json.dumps(event_body).encode())
     if isinstance(error, GoneError):
         return error
     return ErrorEventError(call, error.status, error.reason, error.message, retry_after_s=error.retry_after_s)

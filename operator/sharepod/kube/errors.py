@@ -120,9 +120,9 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
     details: object = None
     causes: object = None
     try:
-        said = json.loads(answer)
-        reason, message = str(said.get("reason", "")), str(said.get("message", ""))
-        details = said.get("details")
+        body = json.loads(answer)
+        reason, message = str(body.get("reason", "")), str(body.get("message", ""))
+        details = body.get("details")
     except (ValueError, AttributeError, RecursionError):
         reason, message = "", answer[:LONGEST_MESSAGE].decode(errors="replace").strip()
     wait_s = _seconds(retry_after, date)

@@ -80,8 +80,8 @@ def _could_run(state: NodeState, room: Resources, needs: PodNeeds) -> bool:
 
 def _most_held(node: NodeAccount) -> int:
     """Return the most GPUs of a node that holders may have at a time."""
-    said = node.state.labels.get(MAX_HELD_LABEL) if node.state is not None else None
-    return len(node.gpus) if said is None else integer(said) or 0
+    label = node.state.labels.get(MAX_HELD_LABEL) if node.state is not None else None
+    return len(node.gpus) if label is None else integer(label) or 0
 
 
 def left_to_give(node: NodeAccount) -> int:

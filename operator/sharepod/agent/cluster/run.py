@@ -187,7 +187,7 @@ async def run(agent: AnyAgent) -> None:
             facts=agent.facts,
             readiness=lambda: {
                 **conditions(),
-                **({CONDITION_SLICES_PUBLISHED: said} if (said := slices.verdict) is not None else {}),
+                **({CONDITION_SLICES_PUBLISHED: verdict} if (verdict := slices.verdict) is not None else {}),
             },
             consumption=lambda: agent.consumption,
             woken=agent.changed,

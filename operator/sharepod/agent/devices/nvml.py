@@ -340,10 +340,10 @@ def _utilization(nvml: Any, handle: Any) -> float | None:
 
 def _driver(nvml: Any) -> str:
     try:
-        said = nvml.nvmlSystemGetDriverVersion()
+        version = nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError:
         return ""
-    return said.decode() if isinstance(said, bytes) else str(said)
+    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def _kind_of(nvml: Any, one: Any, other: Any) -> str | None:

@@ -52,7 +52,7 @@ def _cannot(name: str) -> str:
 def _pods() -> list[dict[str, Any]]:
     containers = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
     tenant = f"!({OF_NO_SHAREPOD})"
-    says = f"{containers}.exists(c, {asks(MEMORY)})"
+    takes_memory = f"{containers}.exists(c, {asks(MEMORY)})"
     first = f"{containers}.filter(c, {asks(MILLI)})[0]"
     whole = "a Pod of mode Exclusive takes memory that is not counted, and belongs in another namespace"
     return _policy(
@@ -66,10 +66,10 @@ def _pods() -> list[dict[str, Any]]:
                 f"{_cannot(MILLI)}; the operator writes it a few seconds after the policies were applied'",
             ),
             refuse(
-                f"!{_counts(MEMORY)} || {says} || {tenant}",
+                f"!{_counts(MEMORY)} || {takes_memory} || {tenant}",
                 f"{limit_field(MEMORY, first)}is required {_cannot(MEMORY)}; write MiB such as 4096; {whole}'",
             ),
-            refuse(f"!{_counts(MEMORY)} || {says}", f"'spec.gpu.memory: {_memory()}'"),
+            refuse(f"!{_counts(MEMORY)} || {takes_memory}", f"'spec.gpu.memory: {_memory()}'"),
         ],
     )
 

@@ -438,7 +438,7 @@ class Reflector:
         metrics.UNREADABLE.labels(self.kind).inc()
         why = item.why[:_LONGEST_WHY]
         named = {key: str(item.metadata.get(key) or "")[:_LONGEST_WHY] for key in ("namespace", "name", "uid")}
-        self._unreadable_log.say(self.kind, why, **named)
+        self._unreadable_log.warn(self.kind, why, **named)
         if not _uid(item.metadata):
             return
         try:

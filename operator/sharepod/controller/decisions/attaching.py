@@ -87,8 +87,8 @@ def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
     """Return whether a node attaches GPUs by claims, and why not; None while it starts or cannot take SharePods."""
     if node.error is not None or node.spec.pool is Pool.SCHEDULER or not any(gpu.shareable for gpu in node.status.gpus):
         return None, ""
-    said = {item.type: item for item in node.status.conditions}
-    devices, shown = said.get(CONDITION_CDI_DEVICES), said.get(CONDITION_CLAIMS_ATTACH)
+    conditions = {item.type: item for item in node.status.conditions}
+    devices, shown = conditions.get(CONDITION_CDI_DEVICES), conditions.get(CONDITION_CLAIMS_ATTACH)
     if devices is None or shown is None:
         return False, _OLDER_AGENT
     if devices.status == "False":

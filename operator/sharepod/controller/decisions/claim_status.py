@@ -104,7 +104,7 @@ def _since(condition: Json, former: Json | None, now: str) -> Json:
     return condition | {"lastTransitionTime": former["lastTransitionTime"] if same and former is not None else now}
 
 
-def says(entries: Sequence[Any]) -> list[Json]:
+def without_times(entries: Sequence[Any]) -> list[Json]:
     """Return entries of `status.devices` without times."""
     return [
         {

@@ -211,16 +211,16 @@ def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
     if row.mode is Mode.EXCLUSIVE:
         return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant uses its GPUs")
     findings = seen.findings if seen is not None else ()
-    said = {finding.reason: finding.message for finding in findings}
+    messages = {finding.reason: finding.message for finding in findings}
     message = "; ".join(finding.message for finding in findings)
-    if seen is None or (seen.enforced is None and FindingReason.PROCESSES_NOT_TOLD not in said):
+    if seen is None or (seen.enforced is None and FindingReason.PROCESSES_NOT_TOLD not in messages):
         message = "; ".join(filter(None, ("no process of the pod has used CUDA yet", message)))
         return _condition(CONDITION_ENFORCED, "Unknown", "NoCudaCall", message)
     if seen.enforced is None:
         return _condition(CONDITION_ENFORCED, "Unknown", FindingReason.PROCESSES_NOT_TOLD.value, message)
     if seen.enforced:
         return _condition(CONDITION_ENFORCED, "True", "HookConnected", message)
-    reason = next((reason for reason in BYPASSES if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
+    reason = next((reason for reason in BYPASSES if reason in messages), FindingReason.PROCESS_WITHOUT_HOOK)
     text = message or (
         "a process of the pod uses the GPU without the hook, so its share is not enforced; "
         "images built on musl (Alpine) do not load it: use one built on glibc"
@@ -284,8 +284,8 @@ _STALLING = frozenset({"Invalid", "NeverFits", "AffinityConflict", "PodNameTaken
 def overall(phase: Phase, placed: Stated | None, pod_ready: Stated | None) -> tuple[Stated, ...]:
     """Return the condition Ready, and Reconciling or Stalled where it is False, as kstatus reads them."""
     if phase is Phase.SUCCEEDED:
-        said = pod_ready.message if pod_ready is not None else ""
-        return (_condition(CONDITION_READY, "True", EndReason.COMPLETED, said),)
+        text = pod_ready.message if pod_ready is not None else ""
+        return (_condition(CONDITION_READY, "True", EndReason.COMPLETED, text),)
     if pod_ready is not None and pod_ready.status == "True":
         return (_condition(CONDITION_READY, "True", "Ready"),)
     cause = pod_ready

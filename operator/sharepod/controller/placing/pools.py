@@ -46,7 +46,7 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
 
 def withdrawn(base: GpuNodeFacts) -> bool:
     """Return whether the agent has applied this very ledger and publishes no device."""
-    said = any(
+    reported = any(
         item.type == CONDITION_SLICES_PUBLISHED and item.reason == SLICES_WITHDRAWN for item in base.status.conditions
     )
-    return said and (base.status.observed_generation or 0) >= base.generation
+    return reported and (base.status.observed_generation or 0) >= base.generation

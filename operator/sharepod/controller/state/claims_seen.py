@@ -217,7 +217,7 @@ class ClaimsSeen:
         self._resort(item)
         if item.node is not None:
             self._unused.difference_update(claim.uid for claim in self._followed(item))
-        if before is None or before.says() != item.says():
+        if before is None or before.content() != item.content():
             self._tell_claims_of(item)
         return item
 

@@ -206,7 +206,7 @@ class ClusterState:
                 self._pods_of[item.tenant] = (*mine, item.uid)
             self.lost_pods.pop(item.tenant, None)
         self._count_pod(item)
-        differs = before is None or before.says() != item.says() or asks_otherwise
+        differs = before is None or before.content() != item.content() or asks_otherwise
         if news and item.tenant is not None and differs:
             self.on_tenant_changed(item.tenant)
 
@@ -359,7 +359,7 @@ class ClusterState:
 
     def _say_unreadable(self, kind: str, item: NodeFacts | GpuNodeFacts) -> None:
         if item.error is not None:
-            self._unreadable_log.say(kind, item.error, follows="it takes no tenants", name=item.name)
+            self._unreadable_log.warn(kind, item.error, follows="it takes no tenants", name=item.name)
 
     def _status_written(self, tenant: str) -> SharePodStatus | None:
         sharepod = self.sharepods.get(tenant)

@@ -117,8 +117,8 @@ def _fails_self_test(gpunode: GpuNodeFacts) -> str | None:
 
 def _no_claims(gpunode: GpuNodeFacts) -> str | None:
     """Return why GPUs cannot be attached by claims on a node, or None."""
-    said = {item.type: item for item in gpunode.status.conditions}
-    devices, shown = said.get(CONDITION_CDI_DEVICES), said.get(CONDITION_CLAIMS_ATTACH)
+    conditions = {item.type: item for item in gpunode.status.conditions}
+    devices, shown = conditions.get(CONDITION_CDI_DEVICES), conditions.get(CONDITION_CLAIMS_ATTACH)
     if devices is None:
         return "has an agent that does not attach GPUs by claims; upgrade it"
     if devices.status != "True":

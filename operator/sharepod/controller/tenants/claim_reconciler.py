@@ -374,6 +374,6 @@ def _for_something_else(refusal: str) -> bool:
 
 def _refused(snapshot: ClaimSnapshot) -> str:
     """Return why kube-scheduler has deallocated a claim, as text that follows "the node"."""
-    said = next((pod.unschedulable for pod in snapshot.pods if pod.waits), "")
-    why = f": {said}" if said and "cannot allocate all claims" not in said else ", where the pod does not fit"
+    reason = next((pod.unschedulable for pod in snapshot.pods if pod.waits), "")
+    why = f": {reason}" if reason and "cannot allocate all claims" not in reason else ", where the pod does not fit"
     return f"was refused by kube-scheduler{why}"

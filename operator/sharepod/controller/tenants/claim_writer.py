@@ -20,7 +20,7 @@ from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_FINALIZER, GPUS_ANNOTATION, SHARE_REQUEST
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.apiserver.client import CLAIMS, PODS, Client
-from sharepod.controller.decisions.claim_status import allocation, devices, says
+from sharepod.controller.decisions.claim_status import allocation, devices, without_times
 from sharepod.controller.state.claims_seen import ClaimsSeen
 from sharepod.controller.state.facts.claim_facts import ClaimFacts, ClaimPodFacts
 from sharepod.kube import ApiError, ConflictError, InvalidError, Json, NotFoundError
@@ -112,7 +112,7 @@ class ClaimWriter:
     async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | SpecError | None) -> None:
         """Write `status.devices`, if it differs."""
         wanted = devices(node, row, resize, claim.shown, self._now())
-        if says(wanted) != says(claim.shown):
+        if without_times(wanted) != without_times(claim.shown):
             await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
 
     async def name_gpus(self, pod: ClaimPodFacts, row: Tenant) -> None:

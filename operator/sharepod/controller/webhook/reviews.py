@@ -71,8 +71,8 @@ def _pod(pod: Mapping[str, Any], held: Callable[[Mapping[str, Any]], dict[str, A
     left: dict[str, Any] = {name: value[:_LONGEST_NAME] for name, value in names.items() if isinstance(value, str)}
     if isinstance(labels := metadata.get("labels"), Mapping):
         left["labels"] = {name: value for name, value in labels.items() if name in (LINE_LABEL, TENANT_LABEL)}
-    if isinstance(said := metadata.get("annotations"), Mapping):
-        left["annotations"] = {name: value for name, value in said.items() if name in _ANNOTATIONS}
+    if isinstance(written := metadata.get("annotations"), Mapping):
+        left["annotations"] = {name: value for name, value in written.items() if name in _ANNOTATIONS}
     return {"metadata": left, "spec": held(_map(pod.get("spec")))}
 
 

@@ -88,9 +88,9 @@ class CdiGenerator:
         assert process.stderr is not None
         try:
             async with asyncio.timeout(self._timeout_s):
-                said = b""
+                output = b""
                 while part := await process.stderr.read(4096):
-                    said = (said + part)[-_OUTPUT_BYTES_MAX:]
+                    output = (output + part)[-_OUTPUT_BYTES_MAX:]
                 status = await process.wait()
         except TimeoutError:
             return f"no end after {self._timeout_s:.0f} s"
@@ -101,7 +101,7 @@ class CdiGenerator:
                 await process.wait()
         if status == 0:
             return None
-        lines = said.decode(errors="replace").strip().splitlines()
+        lines = output.decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else f"status {status}"
 
 

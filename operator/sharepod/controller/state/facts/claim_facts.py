@@ -174,7 +174,7 @@ class ClaimPodFacts(ObjectFacts):
         """True if it is bound and may have processes."""
         return self.node is not None and not self.ended
 
-    def says(self) -> tuple[object, ...]:
+    def content(self) -> tuple[object, ...]:
         """Return all facts except the version."""
         return (
             self.entries,
@@ -250,9 +250,9 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
         return (
             _scheduled_facts(raw, common, held) if was or _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
         )
-    said = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
+    written = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
     by_line = of_line(raw)
-    asks: Json = {"metadata": {"annotations": said}, "spec": spec}
+    asks: Json = {"metadata": {"annotations": written}, "spec": spec}
     request: ClaimRequest | None = None
     error: SpecError | None = None
     if before is not None and before.ours and before.asks == asks:

@@ -76,8 +76,8 @@ def whole_number(value: object) -> int:
 
 def grace_s(spec: Json) -> int:
     """Return the grace period of a Pod by its spec, in seconds."""
-    said = spec.get("terminationGracePeriodSeconds")
-    return 30 if said is None else whole_number(said)
+    period = spec.get("terminationGracePeriodSeconds")
+    return 30 if period is None else whole_number(period)
 
 
 def controller_of(metadata: Json, kind: str | None) -> str | None:

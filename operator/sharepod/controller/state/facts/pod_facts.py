@@ -155,12 +155,12 @@ class PodFacts(ObjectFacts):
         """Scheduling gates that are not the operator's."""
         return tuple(gate for gate in self.gates if gate != SHARE_GATE)
 
-    def says(self) -> tuple[object, ...]:
+    def content(self) -> tuple[object, ...]:
         """Return all facts except the version, cheap to compare."""
-        return _said_by_pod(self)
+        return _content_of(self)
 
 
-_said_by_pod: Callable[[PodFacts], tuple[object, ...]] = attrgetter(
+_content_of: Callable[[PodFacts], tuple[object, ...]] = attrgetter(
     *(item.name for item in fields(PodFacts) if item.name != "version")
 )
 
@@ -363,9 +363,9 @@ def _message(status: Json) -> str:
     containers = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
     for container in sorted(filter(_exit_code, containers), key=_ended_at)[:1]:
         ended = _ended_state(container)
-        said = f": {ended['message']}" if ended.get("message") else ""
+        detail = f": {ended['message']}" if ended.get("message") else ""
         how = f"exit code {ended['exitCode']} ({ended.get('reason')})"
-        return f"container {container.get('name')} ended with {how}{said}"
+        return f"container {container.get('name')} ended with {how}{detail}"
     return ""
 
 

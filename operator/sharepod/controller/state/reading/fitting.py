@@ -43,7 +43,7 @@ def texts(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         return {}
     some = islice(value.items(), MAX_ITEMS)
-    return {key: said for key, said in some if isinstance(key, str) and isinstance(said, str)}
+    return {key: entry for key, entry in some if isinstance(key, str) and isinstance(entry, str)}
 
 
 def cpu_and_memory(value: Any) -> dict[str, Any]:

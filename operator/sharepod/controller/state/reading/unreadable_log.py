@@ -8,7 +8,7 @@ import structlog
 
 from sharepod.rate_limit import RateLimiter
 
-_SAID_EVERY_S = 10.0
+_LOGGED_EVERY_S = 10.0
 """Least seconds between two log lines about objects of one kind. A kubelet writes its Node often, and a user can create
 thousands of unreadable objects."""
 
@@ -22,7 +22,7 @@ class UnreadableLog:
         self._clock = clock
         self._limiters: dict[str, RateLimiter] = {}
 
-    def say(self, kind: str, error: str, *, follows: str = "it is passed over", **named: str) -> None:
+    def warn(self, kind: str, error: str, *, follows: str = "it is passed over", **named: str) -> None:
         """Log why an object is unreadable, unless another of its kind was logged within the last `_SAID_EVERY_S`.
 
         Args:
@@ -32,6 +32,6 @@ class UnreadableLog:
             named: Its name, namespace and uid.
         """
         now = self._clock()
-        limiter = self._limiters.setdefault(kind, RateLimiter(now, per_s=1 / _SAID_EVERY_S, burst=1))
+        limiter = self._limiters.setdefault(kind, RateLimiter(now, per_s=1 / _LOGGED_EVERY_S, burst=1))
         if limiter.take(now):
             log.warning(f"object cannot be read; {follows}", kind=kind, error=error, **named)
