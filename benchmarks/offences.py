@@ -100,7 +100,7 @@ class Measured:
         """Let `each` tenants offend one after the other, and wait until the last process has ended."""
         containers = TenantContainers(self.root)
         self.stack.callback(containers.close)
-        self.tell()
+        self.print_progress()
         changes = {"inventory_interval_s": 1.0, "hook_file": PACKAGED_HOOK}
         settings = settings_in(self.root, unenforced_policy=UnenforcedPolicy.KILL, **changes)
         assert settings.inventory_file is not None
@@ -140,9 +140,9 @@ class Measured:
         """Let the driver show the process."""
         self.offences.append(offence)
         offence.begun = time.monotonic()
-        self.tell()
+        self.print_progress()
 
-    def tell(self) -> None:
+    def print_progress(self) -> None:
         """Write the driver's present view."""
         gpu = {"uuid": GPU0, "index": 0, "model": "Simulated", "memory": 1 << 40}
         shown = [
@@ -168,7 +168,7 @@ class Measured:
             if not offence.ended and now - offence.begun > _LONGEST_S:
                 raise SystemExit(f"{self.kind.reason} of {offence.tenant} was not ended within {_LONGEST_S:.0f} s")
         if ended:
-            self.tell()
+            self.print_progress()
 
     def rows(self) -> list[Row]:
         """Return the figures."""

@@ -188,7 +188,7 @@ def replay(
         rows += latency_rows(case, outcome.decisions)
         print(f"{case}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     for load, away_of in turned.items() if options.paired else ():
-        rows += paired_rows(f"{name} load {load:g}", away_of, beside="SharePod")
+        rows += paired_rows(f"{name} load {load:g}", away_of, against="SharePod")
     return rows, outcomes
 
 
@@ -253,8 +253,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         found = sorted(options.trace.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))
         options.pods = options.pods or sorted(options.trace.glob("*pod_list*.csv"))
         options.nodes = options.nodes or (found[0] if found else None)
-        beside = options.trace / "published.csv"
-        options.published = options.published or (beside if beside.exists() else None)
+        published_csv = options.trace / "published.csv"
+        options.published = options.published or (published_csv if published_csv.exists() else None)
         if options.nodes is None or not options.pods:
             parser.error(f"{options.trace} has no *node_list*.csv or no *pod_list*.csv")
     if bool(options.nodes) != bool(options.pods):

@@ -275,5 +275,5 @@ def mix_rows(seeds: Sequence[int], loads: Sequence[float], begins: str = "") -> 
             away = {policy: [turned_away(make, mix, seed, load) for seed in seeds] for policy, make in POLICIES.items()}
             case = f"{name}, load {load:g}"
             rows += [Row(f"{case} {policy}", "turned_away", "%", fmean(values)) for policy, values in away.items()]
-            rows += paired_rows(case, away, beside="SharePod")
+            rows += paired_rows(case, away, against="SharePod")
     return rows

@@ -23,10 +23,10 @@ from results import Row, write
 def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
     """Return whether kubectl refused the case as expected, and its message without the common parts."""
     answer = cluster.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
-    said = (answer.stdout + answer.stderr).strip()
-    good = answer.returncode != 0 and case.names in said and case.mend in said
-    said = re.sub(r"(?s)^.*?(denied request: |is invalid: \n?(?:\* )?|strict decoding error: )", "", said)
-    return good, re.sub(r"\n\* <nil>.*", "", said)
+    message = (answer.stdout + answer.stderr).strip()
+    good = answer.returncode != 0 and case.names in message and case.mend in message
+    message = re.sub(r"(?s)^.*?(denied request: |is invalid: \n?(?:\* )?|strict decoding error: )", "", message)
+    return good, re.sub(r"\n\* <nil>.*", "", message)
 
 
 def main() -> int:
@@ -36,10 +36,10 @@ def main() -> int:
         install(cluster)
         begun = time.monotonic()
         for number, case in enumerate(CASES, start=1):
-            good, said = answer_to(cluster, case)
+            good, message = answer_to(cluster, case)
             rows.append(Row(case.title, "refused_with_field_and_mend", "bool", int(good)))
             print(f"{number:3} {case.title}{'' if good else '   <-- NOT AS IT SHOULD BE'}")
-            print(textwrap.fill(said, 116, initial_indent="      ", subsequent_indent="      "), flush=True)
+            print(textwrap.fill(message, 116, initial_indent="      ", subsequent_indent="      "), flush=True)
         seconds = time.monotonic() - begun
     rows.append(Row("all", "cases", "count", len(CASES)))
     rows.append(Row("all", "refused_with_field_and_mend", "count", sum(row.value for row in rows[: len(CASES)])))

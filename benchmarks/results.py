@@ -30,16 +30,16 @@ class Row:
     value: float
 
 
-def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, beside: str) -> list[Row]:
+def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, against: str) -> list[Row]:
     """Return the difference of `beside` to each other policy on the same seeds, and its standard error."""
     rows = []
     for policy, values in of_policy.items():
-        if policy == beside or beside not in of_policy:
+        if policy == against or against not in of_policy:
             continue
-        more = [one - other for one, other in zip(of_policy[beside], values, strict=True)]
-        rows.append(Row(f"{case} {beside} - {policy}", "turned_away", "points", fmean(more)))
+        more = [one - other for one, other in zip(of_policy[against], values, strict=True)]
+        rows.append(Row(f"{case} {against} - {policy}", "turned_away", "points", fmean(more)))
         if len(more) > 1:
-            rows.append(Row(f"{case} {beside} - {policy}", "standard_error", "points", stdev(more) / len(more) ** 0.5))
+            rows.append(Row(f"{case} {against} - {policy}", "standard_error", "points", stdev(more) / len(more) ** 0.5))
     return rows
 
 

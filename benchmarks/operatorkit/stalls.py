@@ -49,8 +49,8 @@ class Stalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._probe is not None
-        said, _ = self._probe.communicate(timeout=60)
-        self.longest = float(said or 0.0)
+        output, _ = self._probe.communicate(timeout=60)
+        self.longest = float(output or 0.0)
 
 
 def main() -> None:

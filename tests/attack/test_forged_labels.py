@@ -55,7 +55,7 @@ def without(path: str) -> Forge:
     return change
 
 
-def beside(**added: Any) -> Forge:
+def add_mount(**added: Any) -> Forge:
     """Adds a mount."""
 
     def change(pod: Object) -> None:
@@ -76,11 +76,11 @@ FORGED: dict[str, tuple[Forge, str]] = {
     "a part of the directory": (mount(SOCKET, subPath="more"), "remove your own mounts"),
     "a part by a variable": (mount(SOCKET, subPathExpr="$(A)"), "remove your own mounts"),
     "a file over the hook's library": (
-        beside(name="mine", mountPath=f"{SOCKET}/libsharepod.so"),
+        add_mount(name="mine", mountPath=f"{SOCKET}/libsharepod.so"),
         "remove your own mounts",
     ),
     **{
-        f"a file at {path}": (beside(name="mine", mountPath=path), "remove your own mounts")
+        f"a file at {path}": (add_mount(name="mine", mountPath=path), "remove your own mounts")
         for path in (
             "/etc//ld.so.preload",
             "/etc/./ld.so.preload",
@@ -91,7 +91,7 @@ FORGED: dict[str, tuple[Forge, str]] = {
         )
     },
     "the volume over itself": (
-        beside(name="sharepod-gpu", mountPath=f"{SOCKET}/libsharepod.so", subPath="limits", readOnly=True),
+        add_mount(name="sharepod-gpu", mountPath=f"{SOCKET}/libsharepod.so", subPath="limits", readOnly=True),
         "remove your own mounts",
     ),
 }

@@ -148,7 +148,7 @@ def test_a_hand_off_by_the_event_loops_wait_shows_the_effective_user(world: Worl
     successor: Pair = world.pairs[1]
     successor.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     world.put()
-    world.pairs[0].says(protocol.Drained(7, wanting=True))
+    world.pairs[0].sends(protocol.Drained(7, wanting=True))
     os.setresuid(LARGEST_OF_A_POD + 9, SHOWN, -1)
     try:
         world.wait()

@@ -101,11 +101,11 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     sharepods = {name for name in names if doors[name] is Door.SHAREPOD}
     taken = chance.sample(sorted(sharepods - to_delete), asked.taken)
 
-    told = _Stages()
+    stage = _Stages()
     audit.forbidden |= strangers
     world.agents.strangers(strangers)
     world.nodes(prefix, asked.nodes)
-    told(f"{asked.nodes} nodes are there")
+    stage(f"{asked.nodes} nodes are there")
     namespace = world.cluster.namespace(prefix)
     over = threading.Event()
     preempting = (
@@ -140,7 +140,7 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     failed: list[str] = []
     for thread in threads:
         failed += _join(thread, killing, deadline)
-        told(f"{thread.name} is done")
+        stage(f"{thread.name} is done")
     over.set()
     if storm is not None:
         storm.stop()
@@ -149,7 +149,7 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
             world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
 
     failed += _settle(world, audit, namespace, killing, deadline, preempting)
-    told("it is over" if failed else "all is at rest")
+    stage("it is over" if failed else "all is at rest")
     outcome = _outcome(world, audit, namespace, killing, failed, time.monotonic() - begun, preempting)
     audit.expecting = False
     return outcome

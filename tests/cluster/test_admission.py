@@ -20,10 +20,10 @@ from sharepod.api.gpunode import Pool
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title.replace(" ", "-"))
 def test_a_refusal_names_the_field_and_the_mend(server: Cluster, case: Case) -> None:
     answer = server.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
-    said = answer.stdout + answer.stderr
-    assert answer.returncode != 0, f"accepted: {said}"
-    assert case.names in said
-    assert case.mend in said
+    output = answer.stdout + answer.stderr
+    assert answer.returncode != 0, f"accepted: {output}"
+    assert case.names in output
+    assert case.mend in output
 
 
 def test_a_refusal_blames_no_field_that_the_manifest_does_not_have(server: Cluster) -> None:
@@ -153,8 +153,8 @@ def test_the_limit_is_a_whole_gpu_where_none_is_written(server: Cluster) -> None
         assert made["spec"]["gpu"]["limit"] == 1
     server.api.patch(f"{SHAREPODS}/limitless", {"spec": {"gpu": {"limit": 0.5}}})
     assert server.api.patch(f"{SHAREPODS}/limitless", {"spec": {"gpu": {"limit": None}}})["spec"]["gpu"]["limit"] == 1
-    said = {"sharepod.dev/gpu-mode": "Exclusive", "sharepod.dev/gpu-limit": "1"}
-    server.api.create(SHAREPODS, sharepod("alone-too", annotations=said))
+    written = {"sharepod.dev/gpu-mode": "Exclusive", "sharepod.dev/gpu-limit": "1"}
+    server.api.create(SHAREPODS, sharepod("alone-too", annotations=written))
 
 
 def test_the_largest_sharepod_of_the_bounds_is_within_the_cost_budget_of_the_rules(server: Cluster) -> None:

@@ -46,7 +46,7 @@ def sized(milli: str | None, mib: str | None = None, **annotations: str) -> Obje
     return pod
 
 
-def beside(key: str, value: Any) -> Object:
+def with_field(key: str, value: Any) -> Object:
     """A container with a line and this among its resources."""
     body = container()
     body["resources"] = {**body["resources"], key: value}
@@ -215,11 +215,11 @@ FORGED: dict[str, tuple[Object, str]] = {
     "the gate of SharePods": (line_pod(schedulingGates=[{"name": "sharepod.dev/share"}]), "spec.schedulingGates"),
     "a volume in place of the claim": (by_volume(line_pod()), "spec.schedulingGates[sharepod.dev/share]"),
     "a part of the line's claim": (
-        line_pod(beside("claims", [{"name": "sharepod", "request": "another"}])),
+        line_pod(with_field("claims", [{"name": "sharepod", "request": "another"}])),
         "spec.containers[main].resources.claims[sharepod].request",
     ),
     "a plugin's GPU beside the line": (
-        line_pod(beside("limits", {MILLI: "400", "nvidia.com/gpu": "1"})),
+        line_pod(with_field("limits", {MILLI: "400", "nvidia.com/gpu": "1"})),
         "spec.containers[main].resources.limits[nvidia.com/gpu]",
     ),
     "a MIG slice in another container": (
@@ -343,7 +343,7 @@ def test_in_a_namespace_that_is_left_out_a_line_is_refused_and_says_why(api: Api
     assert "sharepod.dev/plain-pods=disabled" in message
     assert LINE in message
     assert answer(api, line_pod({"name": "main", "image": "test"}), "left-out") == ""
-    by_hand = line_pod(beside("claims", [{"name": "sharepod"}]))
+    by_hand = line_pod(with_field("claims", [{"name": "sharepod"}]))
     by_hand["spec"]["resourceClaims"] = [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
     assert answer(api, by_hand) == ""
     assert "gives no share in namespace left-out" in answer(api, by_hand, "left-out")

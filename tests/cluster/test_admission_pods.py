@@ -80,8 +80,8 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         ({"annotations": {"sharepod.dev/mine": "x"}, "labels": {"sharepod.dev/mine": "x"}}, True),
     ):
         code, answer = as_user(server, mallory, *patch, json.dumps({"metadata": change}))
-        told = "on the Pod of the next run, and mallory may not create pods" in answer
-        assert (code == 0, told) == (allowed, not allowed), answer
+        explained = "on the Pod of the next run, and mallory may not create pods" in answer
+        assert (code == 0, explained) == (allowed, not allowed), answer
     server.api.delete(f"{SHAREPODS}/present")
 
 

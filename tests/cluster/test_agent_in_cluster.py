@@ -193,8 +193,8 @@ def test_an_agent_may_write_nothing_but_its_own_status_and_lease(node: OneNode) 
 def test_an_agent_says_whether_the_policy_on_agents_is_in_force(node: OneNode) -> None:
     node.make_gpunode()
     node.start_agent()
-    told = "the verdict"
-    held = node.await_status(lambda seen: condition(seen, "OwnNodeOnly").get("status") == "True", told)
+    goal = "the verdict"
+    held = node.await_status(lambda seen: condition(seen, "OwnNodeOnly").get("status") == "True", goal)
     assert condition(held, "OwnNodeOnly")["reason"] == "Held"
 
     async def look() -> Readiness:
@@ -254,12 +254,12 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
     node.publish(mine)
     renamed = {"metadata": {**mine["metadata"], "name": "pod-of-b"}}
     reborn = {"metadata": {**mine["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
-    for pod, says in (
+    for pod, message in (
         (unreserved, "no share of a GPU is reserved on node"),
         (renamed, "is for the pod with UID another"),
         (reborn, f"is for the pod with UID {uid_of(mine)}"),
     ):
-        with pytest.raises(grpc.RpcError, match=says):
+        with pytest.raises(grpc.RpcError, match=message):
             node.publish(pod)
     # The row arrives shortly after the kubelet's call.
     waiting = node.make_pod("pod-of-e", "e")

@@ -51,7 +51,7 @@ def condition(world: World, namespace: str, name: str, kind: str, reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ({}, "write gpuTime: 1000h, or gpuSeconds: 3600000"),
         ({"gpuTime": "1h", "gpuSeconds": 3600}, "exactly one of gpuTime and gpuSeconds is needed"),
@@ -72,10 +72,10 @@ def condition(world: World, namespace: str, name: str, kind: str, reason: str) -
         ),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused_with_what_to_write(world: World, spec: Object, says: str) -> None:
+def test_a_budget_that_makes_no_sense_is_refused_with_what_to_write(world: World, spec: Object, message: str) -> None:
     with pytest.raises(ApiError) as refused:
         world.api.create(path("default"), budget("wrong", **spec))
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_what_the_reference_shows_is_taken_and_has_its_defaults(world: World) -> None:

@@ -148,15 +148,15 @@ def test_a_watch_falls_silent_with_its_connection_open(cluster: Cluster, proxy: 
 
 def test_a_watch_is_told_an_error_or_cut(proxy: FaultProxy, api: Api) -> None:
     version = api.get(MAPS)["metadata"]["resourceVersion"]
-    told = api.watch(MAPS, resourceVersion=version)
-    assert proxy.tell(expired()) == 1
-    events = list(told)
+    events_of = api.watch(MAPS, resourceVersion=version)
+    assert proxy.send(expired()) == 1
+    events = list(events_of)
     assert [(event["type"], event["object"]["code"]) for event in events] == [("ERROR", 410)]
-    told.close()
+    events_of.close()
     with proxy.weather(Rule(ErrorEvent(500, "InternalError"), verbs=("watch",), times=1)):
-        told = api.watch(MAPS, resourceVersion=version)
-        assert [event["object"]["code"] for event in told] == [500]
-        told.close()
+        events_of = api.watch(MAPS, resourceVersion=version)
+        assert [event["object"]["code"] for event in events_of] == [500]
+        events_of.close()
     cut = api.watch(MAPS, resourceVersion=version)
     assert proxy.cut(lambda call: call.resource == "pods") == 0
     assert proxy.cut() == 1

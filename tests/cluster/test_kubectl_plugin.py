@@ -145,8 +145,8 @@ def test_a_cordoned_gpu_takes_no_new_tenants_and_a_drained_one_loses_those_that_
     world.apply(namespace, "waits", {"request": 0.1, "memory": "1Gi"}, on="cordon")
 
     def refusal(seen: Object) -> bool:
-        said = {item["type"]: item for item in seen.get("status", {}).get("conditions") or ()}
-        return "an admin has cordoned it" in said.get("Placed", {}).get("message", "")
+        conditions = {item["type"]: item for item in seen.get("status", {}).get("conditions") or ()}
+        return "an admin has cordoned it" in conditions.get("Placed", {}).get("message", "")
 
     world.until(namespace, "waits", refusal, what="the reason", timeout=40)
     assert {"first", "stays"} <= {row["podName"] for row in world.rows(node)}

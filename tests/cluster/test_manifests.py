@@ -235,9 +235,9 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
     }
     (patch,) = documents(MANIFESTS / "line-webhook" / "operator.yaml")
     (environment,) = (each["env"] for each in patch["spec"]["template"]["spec"]["containers"])
-    says = {each["name"]: each["value"] for each in environment}
+    variables = {each["name"]: each["value"] for each in environment}
     assert found == {
-        ("operator", "webhook"): int(says["SHAREPOD_WEBHOOK_PORT"]),
+        ("operator", "webhook"): int(variables["SHAREPOD_WEBHOOK_PORT"]),
         ("operator", "health"): OperatorSettings.model_fields["health_port"].default,
         ("operator", "metrics"): OperatorSettings.model_fields["metrics_port"].default,
         ("agent", "metrics"): AgentSettings.model_fields["http_port"].default,

@@ -378,8 +378,8 @@ def test_what_kube_scheduler_allocates_takes_nothing_of_a_gpu_and_its_owner_is_t
             make_pod(world, namespace, name, on=on, claims=(name,))
 
         def answered(name: str) -> bool:
-            told = {reason for reason, _ in world.events(namespace, name)}
-            return bool(told & {expected, "NoRoom"}) or row_of(world, node, name) is not None
+            reasons = {reason for reason, _ in world.events(namespace, name)}
+            return bool(reasons & {expected, "NoRoom"}) or row_of(world, node, name) is not None
 
         wait(lambda: len(world.rows(node)) == 2, what="the operator assigns all shares", timeout=40)
         wait(lambda: all(map(answered, names)), what="each has a share or an Event that it has none", timeout=40)

@@ -173,10 +173,10 @@ def test_force_release_gives_away_what_no_agent_confirms_but_never_what_runs(wor
     wait(lambda: world.row(node, "dead") is None, what="the forced release")
     assert world.row(node, "live") is not None
 
-    def told(reason: str) -> bool:
+    def reported(reason: str) -> bool:
         return any(reason == found for found, _ in world.events("default", node))
 
-    wait(lambda: told("ShareGivenAway") and told("ForceReleaseRefused"), what="both Events")
+    wait(lambda: reported("ShareGivenAway") and reported("ForceReleaseRefused"), what="both Events")
     world.api.patch(f"{GPUNODES}/{node}", {"metadata": {"annotations": {annotation: made["dead"]}}})
     wait(
         lambda: annotation not in world.api.get(f"{GPUNODES}/{node}")["metadata"].get("annotations", {}),

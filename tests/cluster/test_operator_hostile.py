@@ -105,13 +105,13 @@ def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> 
     assert "than 64" in refused["number 0 asked of memory"]
     good_ones_run(world, "hostile")
 
-    def told(seen: Object) -> bool:
+    def reported(seen: Object) -> bool:
         return bool(condition_of(seen, "Placed"))
 
     assert "metadata.annotations: has 20000 entries" in refused["many foreign annotations"]
     assert "metadata.labels: has 20000 entries" in refused["many labels"]
     for name in created:
-        seen = world.until(namespace, created[name], told, what=f"{name}: a word to its owner", timeout=60)
+        seen = world.until(namespace, created[name], reported, what=f"{name}: a word to its owner", timeout=60)
         assert len(condition_of(seen, "Placed").get("message", "")) <= 1024
     for name, words in INVALID.items():
         message = world.condition(namespace, created[name], "Placed", status="False", reason="Invalid")

@@ -86,13 +86,13 @@ def test_what_agents_count_is_in_the_statement_over_operators_that_die_and_nodes
     )
     assert statement is not None
     assert [month["month"] for month in statement["status"]["months"]] == ["2026-01", "2026-02"]
-    told = world.cluster.wait_for(
+    taken_in = world.cluster.wait_for(
         f"{GPUNODES}/{first}",
         lambda seen: seen and (seen["metadata"].get("annotations") or {}).get("sharepod.dev/consumption-taken-in"),
         what="the agent is notified",
     )
-    assert told is not None
-    assert told["metadata"]["annotations"]["sharepod.dev/consumption-taken-in"] == f"s-{first}"
+    assert taken_in is not None
+    assert taken_in["metadata"]["annotations"]["sharepod.dev/consumption-taken-in"] == f"s-{first}"
     wait(
         lambda: world.metric("sharepod_namespace_gpu_seconds_total", "third") == pytest.approx(7200.4 * 2.25),
         what="the metrics",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.weather import objects
-from cluster.weather.world import TIMES, Weather, bad_weather, told
+from cluster.weather.world import TIMES, Weather, bad_weather, report
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,19 +20,19 @@ def hasty() -> Iterator[Weather]:
 
 @pytest.mark.promise("operator-no-ghost")
 def test_an_answer_older_than_an_end_brings_no_pod_back(hasty: Weather) -> None:
-    told("an answer after the Pod's end", objects.old_answer(hasty))
+    report("an answer after the Pod's end", objects.old_answer(hasty))
 
 
 def test_a_namespace_that_is_being_deleted_takes_no_gpu(weather: Weather) -> None:
-    told("a namespace that is being deleted", objects.terminating_namespace(weather))
+    report("a namespace that is being deleted", objects.terminating_namespace(weather))
 
 
 def test_a_node_that_went_and_came_back_without_its_label_is_told(weather: Weather) -> None:
-    told("a Node deleted and unlabelled", objects.deleted_node(weather))
+    report("a Node deleted and unlabelled", objects.deleted_node(weather))
 
 
 def test_a_pod_name_that_is_taken_holds_no_gpu(weather: Weather) -> None:
-    told("a Pod's name is taken", objects.taken_name(weather))
+    report("a Pod's name is taken", objects.taken_name(weather))
 
 
 @pytest.fixture

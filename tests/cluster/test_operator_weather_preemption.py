@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cluster.weather import preemption
-from cluster.weather.world import Weather, told
+from cluster.weather.world import Weather, report
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -19,4 +19,4 @@ def _priority(sky: Weather) -> None:
 @pytest.mark.promise("placement-preempt-weather")
 @pytest.mark.parametrize("fault", preemption.FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_amid_a_preemption_ends_nobody_for_nothing(weather: Weather, fault: Callable[[Weather], float]) -> None:
-    told(f"{fault.__name__} amid a preemption", fault(weather))
+    report(f"{fault.__name__} amid a preemption", fault(weather))

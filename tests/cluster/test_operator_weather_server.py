@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.weather import server
-from cluster.weather.world import Weather, bad_weather, told
+from cluster.weather.world import Weather, bad_weather, report
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,30 +20,30 @@ def own() -> Iterator[Weather]:
 
 @pytest.mark.promise("operator-late-kinds")
 def test_a_minute_of_503_is_outlived(weather: Weather) -> None:
-    told("503 for a minute", server.outage(weather))
+    report("503 for a minute", server.outage(weather))
 
 
 def test_retry_after_is_honoured(weather: Weather) -> None:
-    told("429: later than told", server.too_many_requests(weather))
+    report("429: later than told", server.too_many_requests(weather))
 
 
 @pytest.mark.promise("operator-no-second-run")
 def test_writes_whose_answers_are_lost_happen_once(weather: Weather) -> None:
-    told("lost answers and resets", server.lost_answers(weather))
+    report("lost answers and resets", server.lost_answers(weather))
 
 
 def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:
-    told("401 for good, until the process ends", server.unauthorized(weather))
+    report("401 for good, until the process ends", server.unauthorized(weather))
 
 
 @pytest.mark.promise("operator-late-kinds")
 def test_crds_that_come_late_are_replaced_in_place_or_are_gone_for_a_while_are_picked_up(own: Weather) -> None:
-    told("late CRDs", server.late_crds(own))
-    told("CRDs replaced in place, three times", server.replaced_crds(own))
-    told("CRDs gone and back, until ready", server.crds_gone_and_back(own))
+    report("late CRDs", server.late_crds(own))
+    report("CRDs replaced in place, three times", server.replaced_crds(own))
+    report("CRDs gone and back, until ready", server.crds_gone_and_back(own))
 
 
 @pytest.mark.promise("operator-restored-backup")
 def test_a_store_restored_from_an_older_backup_is_noticed(own: Weather) -> None:
     own.start()
-    told("restored backup", server.restored_backup(own))
+    report("restored backup", server.restored_backup(own))

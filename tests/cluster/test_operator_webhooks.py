@@ -112,8 +112,8 @@ def test_a_webhook_that_fails_is_told_and_its_pods_run_once_it_answers(world: Wo
         webhook.fail()
         for number in range(4):
             world.apply(namespace, f"p{number}", _SHARE, on="failing")
-        said = world.condition(namespace, "p0", "PodReady", status="False", reason="PodForbidden")
-        assert "failed calling webhook" in said
+        message = world.condition(namespace, "p0", "PodReady", status="False", reason="PodForbidden")
+        assert "failed calling webhook" in message
         others_run(world, "failing")
         webhook.allow()
         all_run(world, namespace, 4)

@@ -48,13 +48,13 @@ def start(world: World, namespace: str, name: str, *containers: Object, on: str,
 def test_a_line_becomes_a_gate_and_a_volume_and_gets_its_share(world: World) -> None:
     (node,) = world.nodes("vol")
     namespace = world.cluster.namespace("vol")
-    beside = {"name": "beside", "image": "test"}
+    sidecar = {"name": "beside", "image": "test"}
     made = start(
         world,
         namespace,
         "one",
         container(milli="400", mib="4096"),
-        beside,
+        sidecar,
         on="vol",
         annotations={"sharepod.dev/gpu-limit": "0.8"},
     )

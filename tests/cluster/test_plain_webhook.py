@@ -60,8 +60,8 @@ def test_a_line_becomes_a_claim_and_gets_its_share(world: World) -> None:
     (node,) = world.nodes("hook")
     namespace = world.cluster.namespace("hook")
     path = f"/api/v1/namespaces/{namespace}/pods"
-    beside = {"name": "beside", "image": "test"}
-    body = line_pod(container(milli="400", mib="4096"), beside, name="one", nodeSelector={"test": "hook"})
+    sidecar = {"name": "beside", "image": "test"}
+    body = line_pod(container(milli="400", mib="4096"), sidecar, name="one", nodeSelector={"test": "hook"})
     made = world.api.create(path, body)
     assert made["metadata"]["labels"]["sharepod.dev/line"] == "true"
     assert made["spec"]["resourceClaims"] == [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]

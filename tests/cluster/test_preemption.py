@@ -218,8 +218,8 @@ def test_operators_killed_amid_a_move_move_one_and_over_commit_nothing(world: Wo
         wait(ended, what="the mover's end")
         wait(lambda: world.sharepod(namespace, "mover")["status"].get("movesTo"), what="where it goes")
         kill_and_start(world)
-        beside = [gpu["uuid"] for gpu in world.sharepod(namespace, "fixed")["status"]["gpus"]]
-        world.apply(namespace, "slips", {"request": 0.4, "memory": "1Gi", "uuids": beside}, on="moved")
+        same_gpus = [gpu["uuid"] for gpu in world.sharepod(namespace, "fixed")["status"]["gpus"]]
+        world.apply(namespace, "slips", {"request": 0.4, "memory": "1Gi", "uuids": same_gpus}, on="moved")
         wait(lambda: world.sharepod(namespace, "mover")["status"].get("podUID") is None, what="the end of its run")
         kill_and_start(world)
         for name in ("waits", "mover", "fixed"):

@@ -352,10 +352,10 @@ def test_a_quota_on_claims_counts_them_and_their_gpus_and_what_fits_is_placed(wo
     make_template(world, namespace, "shares", time_milli=900)
     make_pod(world, namespace, "two", on="claims", template="shares")
 
-    def told() -> bool:
+    def reported() -> bool:
         return any("exceeded quota: gpu" in note for _, note in world.events(namespace, "two"))
 
-    wait(told, what="an Event on the Pod whose claim is not made")
+    wait(reported, what="an Event on the Pod whose claim is not made")
     world.api.delete(claim_path(namespace, "pair"))
     runs(world, namespace, "two")
     assert used(world, path) == {CLAIM_COUNT: "2", CLAIM_GPUS: "2"}

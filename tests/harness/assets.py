@@ -119,10 +119,10 @@ def _executable(program: Path) -> bool:
 
 def _version(program: Path) -> tuple[int, int, int]:
     """Return the version that a Kubernetes program prints."""
-    said = _run_version(program)
-    match = re.search(r"Kubernetes v(\d+)\.(\d+)\.(\d+)", said)
+    output = _run_version(program)
+    match = re.search(r"Kubernetes v(\d+)\.(\d+)\.(\d+)", output)
     if match is None:
-        raise AssetsError(f"`{program} --version` names no version of Kubernetes but says {said.strip()[:200]!r}")
+        raise AssetsError(f"`{program} --version` names no version of Kubernetes but says {output.strip()[:200]!r}")
     major, minor, patch = (int(part) for part in match.groups())
     return major, minor, patch
 
@@ -137,8 +137,8 @@ def _run_version(program: Path) -> str:
     except OSError as error:  # for another processor, for instance
         raise AssetsError(f"{program} does not run here ({error.strerror}): {_way_out()}") from error
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[:200]
-        raise AssetsError(f"`{program} --version` failed ({done.returncode}), {said!r}: {_way_out()}")
+        output = (done.stderr or done.stdout).strip()[:200]
+        raise AssetsError(f"`{program} --version` failed ({done.returncode}), {output!r}: {_way_out()}")
     return done.stdout
 
 

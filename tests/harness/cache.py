@@ -45,7 +45,7 @@ def acquire(path: Path, *, what: str, timeout: float) -> int:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + timeout
-    told = False
+    logged = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,9 +55,9 @@ def acquire(path: Path, *, what: str, timeout: float) -> int:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
                 raise HarnessError(f"{path} is held by process {holder}: {what}") from None
-            if not told:
+            if not logged:
                 print(f"waiting for process {holder}: {what}", file=sys.stderr, flush=True)
-                told = True
+                logged = True
             time.sleep(0.1)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -90,7 +90,7 @@ class Cluster:
         self.bin = self._programs.bin
         self.node_lifecycle = node_lifecycle
         self.keep_logs = keep_logs
-        gates = [f"--feature-gates={said}"] if (said := os.environ.get(FEATURE_GATES)) else []
+        gates = [f"--feature-gates={gates_set}"] if (gates_set := os.environ.get(FEATURE_GATES)) else []
         own = any(argument.startswith("--feature-gates") for argument in apiserver_args)
         self._apiserver_args = [*([] if own else gates), *apiserver_args]
         self._scheduler_args = gates

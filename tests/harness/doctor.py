@@ -134,8 +134,8 @@ def _node() -> Finding:
     for release in (releases.CONTAINERD, releases.DEVICE_PLUGIN):
         if build.built(release) is None:
             later.append(f"{release.name} will be built from Go modules, {release.duration}")
-    told = f" ({'; '.join(later)})" if later else ""
-    return Finding(f"a real node: root, cgroups, namespaces, a free subnet{told}", required=False)
+    later_text = f" ({'; '.join(later)})" if later else ""
+    return Finding(f"a real node: root, cgroups, namespaces, a free subnet{later_text}", required=False)
 
 
 def _ask(command: list[str], timeout: float, directory: str | None = None) -> str | None:

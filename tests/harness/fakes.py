@@ -302,7 +302,7 @@ def _containers(pod: Object, *, ready: bool, state: Object) -> list[Object]:
 
 
 def _seconds(pod: Object, name: str, default: float) -> float:
-    said: Any = pod["metadata"].get("annotations", {}).get(ANNOTATION + name)
-    if said is None:
+    value: Any = pod["metadata"].get("annotations", {}).get(ANNOTATION + name)
+    if value is None:
         return default
-    return _NEVER if said == "never" else float(said)
+    return _NEVER if value == "never" else float(value)

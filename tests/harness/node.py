@@ -183,10 +183,10 @@ class Node:
         """The last lines of the kubelet's log, under a heading that names the file."""
         return self._kubelet.log_tail(lines)
 
-    def restart_kubelet(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def restart_kubelet(self, while_down: Callable[[], object] = lambda: None) -> None:
         """Kill the kubelet and start it again; containers continue. `meanwhile`: called while there is none."""
         self._kubelet.stop()
-        meanwhile()
+        while_down()
         self._kubelet = self._start_kubelet()
 
     def signal_kubelet(self, number: signal.Signals) -> None:

@@ -112,8 +112,8 @@ def why_no_node() -> str | None:
 
 def why_no_user_namespaces() -> str | None:
     """Return why no Pod on a real node here can have its own user namespace; None if it can."""
-    told = subprocess.run(["runc", "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
-    version = told.split()[2]
+    version_text = subprocess.run(["runc", "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    version = version_text.split()[2]
     major, minor = (int(part) for part in version.split(".")[:2])
     return f"runc {version} has no user namespaces for Pods: 1.2 and newer have" if (major, minor) < (1, 2) else None
 
@@ -147,8 +147,8 @@ def _install(missing: Sequence[str]) -> None:
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
     if _apt(command, "installing " + " ".join(missing)) is not None:
         _apt(["apt-get", "update"], "updating the package lists")
-        if (said := _apt(command, "installing " + " ".join(missing))) is not None:
-            raise NodeUnavailableError(f"`{' '.join(command)}` failed: {said}")
+        if (error := _apt(command, "installing " + " ".join(missing))) is not None:
+            raise NodeUnavailableError(f"`{' '.join(command)}` failed: {error}")
 
 
 def _apt(command: list[str], label: str) -> str | None:

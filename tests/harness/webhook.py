@@ -158,8 +158,8 @@ class Webhook:
         with self._lock:
             self.asked.append(request)
         self._may_answer.wait()
-        said: Object = {"uid": request["uid"], "allowed": True}
-        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": said}
+        answer: Object = {"uid": request["uid"], "allowed": True}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
         content = json.dumps(review).encode()
         try:
             to.send_response(self._status)

@@ -324,7 +324,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
         f"do mkdir -p $root/outlives/pod{uid} && break; done; "
         f"echo $$ >$root/outlives/pod{uid}/cgroup.procs && echo ready && exec sleep 600"
     )
-    says = "1 process of its pod still runs"
+    message = "1 process of its pod still runs"
     left = bench.node.start("outlives", ["sh", "-c", script])
     try:
         wait_until(lambda: "ready" in left.log.read_text(), what="the process in its cgroup", timeout=10)
@@ -333,13 +333,13 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
         bench.await_gone(pod)
         first = bench.agent
         assert first is not None
-        wait_until(lambda: says in first.log.read_text(), what="the agent seeing it", timeout=15)
+        wait_until(lambda: message in first.log.read_text(), what="the agent seeing it", timeout=15)
         assert bench.tenant(row["id"])["drained"] is False
         # The agent's record of a pod survives a restart.
         first.signal(signal.SIGKILL)
         first.wait(10)
         second = bench.start_agent()
-        wait_until(lambda: says in second.log.read_text(), what="the next agent seeing it", timeout=15)
+        wait_until(lambda: message in second.log.read_text(), what="the next agent seeing it", timeout=15)
         assert bench.tenant(row["id"])["drained"] is False
     finally:
         left.stop(0)

@@ -63,7 +63,7 @@ def test_no_pod_fails_when_its_node_is_registered_again_and_the_line_is_readvert
     wait_until(lambda: len(system.rows()) == 2, what="two rows", timeout=30)
     node = f"/api/v1/nodes/{system.machine.node}"
     before = system.cluster.api.get(node)["metadata"]["uid"]
-    system.machine.real.restart_kubelet(meanwhile=lambda: system.cluster.api.delete(node))
+    system.machine.real.restart_kubelet(while_down=lambda: system.cluster.api.delete(node))
     wait_until(lambda: uid(system, node) not in ("", before), what="another Node", timeout=30)
     system.installation.add_to_pool(system.machine.node)
     wait_until(lambda: allocatable(system).get(MILLI) == "1k", what="the line advertised again", timeout=30)

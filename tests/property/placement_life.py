@@ -54,7 +54,7 @@ class Life(RuleBasedStateMachine):
         self.states = {state.name: state for state in states}
         self.ledgers = {name: Ledger() for name in self.states}
         self.most: dict[TenantId, tuple[int, int]] = {}
-        self.told: dict[TenantId, Reservation] = {}  # written rows, as last reported to the operator
+        self.reported: dict[TenantId, Reservation] = {}  # written rows, as last reported to the operator
         self.unanswered: list[tuple[str, Reservation, int]] = []
         self.left: set[TenantId] = set()  # tenants whose ledger row is known to be releasing
         self.pods: dict[str, Pod] = {}
@@ -98,9 +98,9 @@ class Life(RuleBasedStateMachine):
         ((_, row),) = self.cluster.reservations_of(tenant)
         return row
 
-    def decided(self, row: Reservation, *, told: Reservation | None = None) -> None:
+    def decided(self, row: Reservation, *, reported: Reservation | None = None) -> None:
         """Record the most that the ledger may hold for a row, as far as reported to the operator."""
-        before = (told.request_milli, told.memory) if told else self.most.get(row.tenant, (0, 0))
+        before = (reported.request_milli, reported.memory) if reported else self.most.get(row.tenant, (0, 0))
         self.most[row.tenant] = (max(before[0], row.request_milli), max(before[1], row.memory))
 
     def learn(self, rows: Iterable[Reservation]) -> None:
@@ -141,7 +141,7 @@ class Life(RuleBasedStateMachine):
         self.cluster.nothing_in_flight(name)
         assert self.rows(name) == before
         for row in before:
-            self.decided(row, told=row)
+            self.decided(row, reported=row)
 
     @rule()
     def answer(self) -> None:
@@ -149,10 +149,10 @@ class Life(RuleBasedStateMachine):
             before = self.rows(name)
             self.cluster.read_back(name, row, generation)
             assert self.rows(name) == before, "what was decided meanwhile stays"
-            self.told[row.tenant] = row
+            self.reported[row.tenant] = row
             # Decisions between this row and the present one may be in flight: all of them count until written.
             present = self.only_row(row.tenant)
-            self.decided(present, told=row if present == row else None)
+            self.decided(present, reported=row if present == row else None)
             self.learn([row])
         self.unanswered.clear()
 
@@ -208,16 +208,16 @@ class Life(RuleBasedStateMachine):
         pending = self.cluster.pending(name)
         for row in before:
             written = ledger.rows.get(row.tenant)
-            if written is not None and written != self.told.get(row.tenant):
-                self.told[row.tenant] = written
-                self.decided(row, told=None if row in pending else row)
+            if written is not None and written != self.reported.get(row.tenant):
+                self.reported[row.tenant] = written
+                self.decided(row, reported=None if row in pending else row)
 
     def revert(self, name: str, tenant: TenantId) -> None:
         self.cluster.revert(name, tenant)
         if tenant in self.ledgers[name].rows:
             row = self.only_row(tenant)
             assert row == self.ledgers[name].rows[tenant]
-            self.decided(row, told=row)
+            self.decided(row, reported=row)
 
     # Nodes, and other Pods on them
 
@@ -312,7 +312,7 @@ class Life(RuleBasedStateMachine):
             assert self.cluster.load(name, list(ledger.rows.values()), ledger.generation) == ()
             self.cluster.upsert_node(self.states[name])
         rows = [row for ledger in self.ledgers.values() for row in ledger.rows.values()]
-        self.told = {row.tenant: row for row in rows}
+        self.reported = {row.tenant: row for row in rows}
         self.most = {row.tenant: (row.request_milli, row.memory) for row in rows}
 
     # Invariants

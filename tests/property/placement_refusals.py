@@ -61,9 +61,9 @@ def _check_counts(rules: Rules, refusal: Refusal, request: PlacementRequest, *, 
     assert others.get("Affinity", 0) == elsewhere, refusal.message
 
 
-def _check_each(refusal: Refusal, told: Iterable[Obstacle], items: list[Item]) -> None:
+def _check_each(refusal: Refusal, listed: Iterable[Obstacle], items: list[Item]) -> None:
     total = 0
-    for obstacle in told:
+    for obstacle in listed:
         total += obstacle.count
         assert obstacle.count <= sum(obstacle.what in why for _, why in items), refusal.message
     assert total == sum(bool(why) for _, why in items), refusal.message
@@ -72,10 +72,10 @@ def _check_each(refusal: Refusal, told: Iterable[Obstacle], items: list[Item]) -
 def _check_figures(rules: Rules, refusal: Refusal) -> None:
     """Check that the free amounts are true, rounded down."""
     for item in refusal.obstacles:
-        if told := re.search(r"most free: (\S+) of (\S+) GPU (\d+);", item.text):
-            node = rules.states[told[2]]
-            time, memory = rules.free_of_gpu(node, next(gpu for gpu in node.gpus if gpu.index == int(told[3])))
-            assert told[1] == (format_fraction(time) if item.what == "Time" else size_down(memory)), refusal.message
+        if match := re.search(r"most free: (\S+) of (\S+) GPU (\d+);", item.text):
+            node = rules.states[match[2]]
+            time, memory = rules.free_of_gpu(node, next(gpu for gpu in node.gpus if gpu.index == int(match[3])))
+            assert match[1] == (format_fraction(time) if item.what == "Time" else size_down(memory)), refusal.message
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:

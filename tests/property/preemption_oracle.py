@@ -206,19 +206,19 @@ def _sets(world: SmallCluster, eligible: list[str]) -> Iterator[tuple[frozenset[
 
 def cost(world: SmallCluster, evicted: frozenset[str], lowered: frozenset[str]) -> Cost:
     """Return the cost of a set, in the order that docs/design.md gives."""
-    nobody = -(1 << 40)
+    lowest = -(1 << 40)
     facts = {
         unit: [fact for fact in world.victims.values() if fact.unit == unit and not fact.leaving]
         for unit in evicted | lowered
     }
     return (
         sum(any(fact.protected for fact in facts[unit]) for unit in evicted),
-        max((fact.priority for unit in evicted for fact in facts[unit]), default=nobody),
+        max((fact.priority for unit in evicted for fact in facts[unit]), default=lowest),
         len(evicted),
         -sum(max(fact.over_budget_milli for fact in facts[unit]) for unit in evicted),
         -min((fact.started for unit in evicted for fact in facts[unit]), default=0),
         sum(max(fact.lost_seconds for fact in facts[unit]) for unit in evicted),
-        max((fact.priority for unit in lowered for fact in facts[unit]), default=nobody),
+        max((fact.priority for unit in lowered for fact in facts[unit]), default=lowest),
         len(lowered),
         -sum(max(fact.over_budget_milli for fact in facts[unit]) for unit in lowered),
     )

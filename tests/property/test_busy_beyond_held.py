@@ -92,12 +92,12 @@ def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
     # lies in turns.
     part, period = min(1.0, beyond / (1 - 0.375) if kind == "overruns" else beyond), 0.1
 
-    def beside(moment: float) -> float:
+    def outside_turns(moment: float) -> float:
         rounds, rest = divmod(max(0.0, moment - BEGINS_S), period)
         return rounds * part * period + min(rest, part * period)
 
     def busy(begin: float, end: float) -> float:
-        outside = beside(end) - beside(begin)
+        outside = outside_turns(end) - outside_turns(begin)
         if kind != "overruns":
             return outside
         held = ran(offender, simulation, begin, end)

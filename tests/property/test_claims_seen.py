@@ -45,45 +45,45 @@ _FIXED = ("name", "namespace", "of_line", "entries", "line")
 """Fields that stay while an object lives."""
 
 
-def claim(said: Json, version: int) -> Json:
-    metadata: Json = {"uid": said["uid"], "name": said["name"], "namespace": said["namespace"]}
-    metadata |= {"resourceVersion": str(version), "annotations": {MADE_FOR: said["entry"]}}
-    if said["owner"] is not None:
-        metadata["ownerReferences"] = [{"kind": "Pod", "uid": said["owner"], "name": "any", "controller": True}]
-    if said["deleting"]:
+def claim(item: Json, version: int) -> Json:
+    metadata: Json = {"uid": item["uid"], "name": item["name"], "namespace": item["namespace"]}
+    metadata |= {"resourceVersion": str(version), "annotations": {MADE_FOR: item["entry"]}}
+    if item["owner"] is not None:
+        metadata["ownerReferences"] = [{"kind": "Pod", "uid": item["owner"], "name": "any", "controller": True}]
+    if item["deleting"]:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     exactly: Json = {"deviceClassName": "sharepod.dev", "allocationMode": "ExactCount", "count": 1}
-    if not said["of_line"]:
+    if not item["of_line"]:
         exactly["capacity"] = {"requests": {"timeMilli": "400"}}
-    given_to = [{"resource": "pods", "name": uid, "uid": uid} for uid in said["given"]]
+    given_to = [{"resource": "pods", "name": uid, "uid": uid} for uid in item["given"]]
     return {
         "metadata": metadata,
-        "spec": {"devices": {"requests": [{"name": "line" if said["of_line"] else "gpu", "exactly": exactly}]}},
+        "spec": {"devices": {"requests": [{"name": "line" if item["of_line"] else "gpu", "exactly": exactly}]}},
         "status": {"reservedFor": given_to},
     }
 
 
-def pod(said: Json, version: int) -> Json:
+def pod(item: Json, version: int) -> Json:
     entries = [
         {"name": entry, **({"resourceClaimTemplateName": "sharepod"} if name is None else {"resourceClaimName": name})}
-        for entry, name in said["entries"].items()
+        for entry, name in item["entries"].items()
     ]
-    limits = {"sharepod.dev/gpu-milli": "100"} if said["line"] else {}
+    limits = {"sharepod.dev/gpu-milli": "100"} if item["line"] else {}
     return {
         "metadata": {
-            "uid": said["uid"],
-            "name": said["uid"],
-            "namespace": said["namespace"],
+            "uid": item["uid"],
+            "name": item["uid"],
+            "namespace": item["namespace"],
             "resourceVersion": str(version),
         },
         "spec": {
-            "nodeName": said["node"],
+            "nodeName": item["node"],
             "resourceClaims": entries,
             "containers": [{"name": "main", "resources": {"limits": limits}}],
         },
         "status": {
             "resourceClaimStatuses": [
-                {"name": entry, "resourceClaimName": name} for entry, name in said["made"].items()
+                {"name": entry, "resourceClaimName": name} for entry, name in item["made"].items()
             ],
         },
     }
@@ -108,25 +108,25 @@ class Known:
         if isinstance(step, str):
             self._gone(self.uid(step))
             return
-        said = {**step, "uid": self.uid(step["uid"])}
-        before = self.there.get(said["uid"], {})
-        said |= {field: before[field] for field in _FIXED if field in before}
-        if "owner" in said:
-            said |= {"owner": said["owner"] and self.uid(said["owner"]), "given": [*map(self.uid, said["given"])]}
+        item = {**step, "uid": self.uid(step["uid"])}
+        before = self.there.get(item["uid"], {})
+        item |= {field: before[field] for field in _FIXED if field in before}
+        if "owner" in item:
+            item |= {"owner": item["owner"] and self.uid(item["owner"]), "given": [*map(self.uid, item["given"])]}
             for uid, other in list(self.there.items()):
-                same = (other.get("name"), other["namespace"]) == (said["name"], said["namespace"])
-                if same and uid != said["uid"]:
+                same = (other.get("name"), other["namespace"]) == (item["name"], item["namespace"])
+                if same and uid != item["uid"]:
                     self._gone(uid)
         elif before.get("node"):
-            said["node"] = before["node"]
-        self.there[said["uid"]] = said
-        self._put(self.seen, said)
+            item["node"] = before["node"]
+        self.there[item["uid"]] = item
+        self._put(self.seen, item)
 
-    def _put(self, seen: ClaimsSeen, said: Json) -> None:
-        if "owner" in said:
-            seen.put_claim(claim(said, self.version))
+    def _put(self, seen: ClaimsSeen, item: Json) -> None:
+        if "owner" in item:
+            seen.put_claim(claim(item, self.version))
         else:
-            seen.put_pod(pod(said, self.version))
+            seen.put_pod(pod(item, self.version))
 
     def _gone(self, uid: str) -> None:
         self.lives[uid.partition("-")[0]] += 1
@@ -138,8 +138,8 @@ class Known:
     def again(self) -> ClaimsSeen:
         """The state of a process that begins now and sees Pods first, then claims."""
         seen = ClaimsSeen(lambda uid: None)
-        for said in sorted(self.there.values(), key=lambda said: "owner" in said):
-            self._put(seen, said)
+        for item in sorted(self.there.values(), key=lambda item: "owner" in item):
+            self._put(seen, item)
         return seen
 
     def end(self) -> None:
@@ -147,7 +147,7 @@ class Known:
             self._gone(uid)
 
 
-def told(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
+def content(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
     """Return all values derived from the objects. The size of a line's claim without its Pod does not count."""
     sized = [one for one in seen.claims if one.made_for is None or one.made_for in there]
     return {
@@ -166,7 +166,7 @@ def test_the_view_of_claims_and_pods_does_not_depend_on_the_order_of_events(step
     known = Known()
     for step in steps:
         known.show(step)
-        assert told(known.seen, known.there) == told(known.again(), known.there)
+        assert content(known.seen, known.there) == content(known.again(), known.there)
     known.end()
     seen = known.seen
     left = (seen._users, seen._made, seen._sorted, seen.turns, seen._lacking)

@@ -174,17 +174,17 @@ def test_the_uses_of_a_gpu_are_its_time_and_the_series_are_the_accounts_whenever
     books = node.meter.gpu_books(GPU)
     assert books is not None
     assert sum(books.values()) == node.now.monotonic_ns - node.begun
-    everybody = [*node.tenants.values(), *node.ended]
-    assert books["held"] == sum(tenant.held_ns for tenant in everybody)
+    played = [*node.tenants.values(), *node.ended]
+    assert books["held"] == sum(tenant.held_ns for tenant in played)
     assert books["unmetered"] <= unmetered_at_most
     assert {name: total.held_seconds for name, total in node.meter.totals().items()} == {
         name: tenant.held_ns // NS for name, tenant in node.tenants.items()
     }
     by_namespace = {one.namespace: one for one in node.series()}
-    for tenant in everybody:
-        told = by_namespace[tenant.row.namespace]
-        assert told.held_milliseconds == tenant.held_ns // 1_000_000
-        assert abs(told.reserved_milliseconds - tenant.reserved_ns // 1_000_000) <= 1
+    for tenant in played:
+        per_namespace = by_namespace[tenant.row.namespace]
+        assert per_namespace.held_milliseconds == tenant.held_ns // 1_000_000
+        assert abs(per_namespace.reserved_milliseconds - tenant.reserved_ns // 1_000_000) <= 1
 
 
 @pytest.mark.promise("node-consumption-kept")
@@ -200,9 +200,9 @@ def test_over_a_reboot_a_row_is_timed_by_the_wall_clock_and_keeps_its_held_time(
     node.start(boot="two")
     node.go_on(1 * NS, holder="a")
     node.count()
-    (told,) = node.series()
-    assert (told.held_milliseconds, told.reserved_milliseconds) == (5_000, 32_500)
-    assert told.memory_mebibyte_seconds == 2048 * 65
+    (entry,) = node.series()
+    assert (entry.held_milliseconds, entry.reserved_milliseconds) == (5_000, 32_500)
+    assert entry.memory_mebibyte_seconds == 2048 * 65
     assert node.meter is not None
     books = node.meter.gpu_books(GPU)
     assert books is not None
@@ -273,8 +273,8 @@ def test_an_exclusive_tenant_holds_its_gpus_all_the_time_also_without_an_agent()
     meter.restore(node.file)
     meter.enter_gpu(GPU, None, lambda _: None)
     meter.update(whole, {GPU: "T"}, None)
-    told = Consumption.model_validate(meter.consumption()[0])
-    assert (told.held_milliseconds, told.reserved_milliseconds) == (5_000, 5_000)
+    reading = Consumption.model_validate(meter.consumption()[0])
+    assert (reading.held_milliseconds, reading.reserved_milliseconds) == (5_000, 5_000)
     books = meter.gpu_books(GPU)
     assert books is not None
     assert books["held"] == 5 * NS
@@ -292,5 +292,5 @@ def test_an_account_that_is_a_little_older_than_the_count_is_not_counted_again()
     node.start()
     node.go_on(1 * NS, holder="a")
     node.count()
-    (told,) = node.series()
-    assert told.held_milliseconds == 5_000
+    (entry,) = node.series()
+    assert entry.held_milliseconds == 5_000

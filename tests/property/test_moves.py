@@ -74,11 +74,11 @@ def _can_move(world: SmallCluster, request: PlacementRequest, mover: Movable) ->
     for place in _places(after, request):
         if place.node != node:
             continue
-        beside = world.cluster
-        _leave(beside, mover)
-        if not _reserve(beside, request, place):
+        moved_world = world.cluster
+        _leave(moved_world, mover)
+        if not _reserve(moved_world, request, place):
             continue
-        for to in _places(beside, mover.request):
+        for to in _places(moved_world, mover.request):
             if to.node != node:
                 if _takes(before, replace(mover.request, tenant=TenantId("moving")), to):
                     return True

@@ -53,7 +53,7 @@ class Play:
                 untold.discard(tenant)
         return untold
 
-    async def tell(self, untold: set[str]) -> None:
+    async def notify(self, untold: set[str]) -> None:
         """Report changed requests to the loop."""
         for tenant in untold & set(self.world.loop.waiting()):
             self.world.loop.want_place(tenant)
@@ -106,7 +106,7 @@ async def _play(seed: int) -> None:
             untold = play.ask_otherwise()
             waited = play.requests()
             await play.step(number)
-            await play.tell(untold)
+            await play.notify(untold)
             waits = play.requests()
             for request in waits.values():
                 assert play.world.loop.engine.find(request) is None, f"step {number}: {request.name} could be placed"

@@ -18,7 +18,7 @@ SOME = settings(
 )
 
 
-def beside(
+def run_pair(
     neighbour: Program, *, request: int, work: int, pause: int, kind: str = "regular"
 ) -> tuple[Program, Simulation, list[float]]:
     """Play a pausing tenant next to another; return it, the play, and the part of the time that each worked after
@@ -60,7 +60,9 @@ def test_pauses_cost_a_tenant_nothing_but_themselves(
     """With pauses of up to 10 ms next to kernels of up to a second."""
     kernel = min(990, pause + longer) * MS
     neighbour = Program("neighbour", request=0 if best_effort else 1000 - 50 * request, kernel_ns=kernel)
-    _, simulation, (share, other) = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
+    _, simulation, (share, other) = run_pair(
+        neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind
+    )
     assert share >= 0.95 * request / 20 * work / (work + pause)
     assert other >= neighbour.request / 1000 - 0.015
     usage = simulation.scheduler.usage(END, "pausing")
@@ -138,7 +140,7 @@ def test_pauses_cost_nothing_soon_after_a_step_unlike_all_others(kernel_ms: int,
 )
 def test_beside_short_kernels_no_time_is_kept_idle(request: int, work: int, pause: int) -> None:
     neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=1 * MS)
-    pausing, simulation, shares = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS)
+    pausing, simulation, shares = run_pair(neighbour, request=50 * request, work=work * MS, pause=pause * MS)
     assert simulation.scheduler.usage(END, "pausing").anticipated_ns <= END // 200
     assert sum(shares) >= 0.95
     expected = 50 * request / 1000 * work / (work + pause)
@@ -162,7 +164,7 @@ def test_long_pauses_idle_no_longer_than_the_work_that_follows(
 ) -> None:
     """And not at all where they are regular, and no neighbour could delay the tenant by as much."""
     neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=kernel * MS)
-    _, simulation, (_, other) = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
+    _, simulation, (_, other) = run_pair(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
     assert other >= neighbour.request / 1000 - 0.015
     idle = simulation.scheduler.usage(END, "pausing").anticipated_ns
     first = 20 * 100 * MS  # until its pauses are known

@@ -24,7 +24,7 @@ def alone(world: SmallCluster) -> SmallCluster:
     return SmallCluster(world.nodes, world.rows, {row.tenant: VictimFacts(unit=row.tenant, priority=0) for row in rows})
 
 
-def everybody(world: SmallCluster) -> dict[TenantId, Movable]:
+def all_movable(world: SmallCluster) -> dict[TenantId, Movable]:
     """All tenants as movable ones, with the requests of their placement."""
     rows = [row for some in world.rows.values() for row in some]
     return {row.tenant: Movable(request=world.requests[row.tenant]) for row in rows}
@@ -73,7 +73,7 @@ def test_advice_to_move_one_followed_means_placed() -> None:
         world = small_cluster(chance)
         request = replace(random_request(chance, "new", priority=0), namespace=chance.choice(("one", "two")))
         cluster = world.cluster
-        movable = everybody(world)
+        movable = all_movable(world)
         if Engine(cluster).find(request) is not None:
             continue
         found = [None, *move_advice(cluster, request, movable, Engine(cluster).find)][-1]

@@ -38,15 +38,15 @@ class Driver:
         """Return the reading at `now`; the previous reading was at `since`."""
         last = math.floor((now - self.phase) / self.sample_s)
         first = math.floor((since - self.phase) / self.sample_s) + 1
-        told = []
+        reported = []
         for tick in range(first if self.tells_all else max(first, last), last + 1):
             end = self.phase + tick * self.sample_s
             if end < self.sample_s or self.draw.random() < self.missing:
                 continue
             part = math.ceil(100 * busy(end - self.sample_s, end) / self.sample_s - 1e-6) / 100
             jitter = (CLOCK_ERROR_S - abs(self.offset_s)) * self.draw.uniform(-1, 1)
-            told.append(UtilizationSample(end + self.offset_s + jitter, part))
-        return told
+            reported.append(UtilizationSample(end + self.offset_s + jitter, part))
+        return reported
 
 
 @dataclass
@@ -104,9 +104,9 @@ def watch(
         now = simulation.now / 1e9
         delay = driver.draw.uniform(0, driver.delay_s)
         for name, tenant in watched.items():
-            told = driver.samples(tenant.busy, tenant.since, now)
-            samples = told + [each for each in tenant.repeated if driver.draw.random() < 0.2]
-            tenant.since, tenant.repeated = now, told
+            reported = driver.samples(tenant.busy, tenant.since, now)
+            samples = reported + [each for each in tenant.repeated if driver.draw.random() < 0.2]
+            tenant.since, tenant.repeated = now, reported
             simulation.at(simulation.now + round(delay * S), lambda name=name, samples=samples: take(name, samples))  # type: ignore[misc]
         simulation.at(simulation.now + round((irregular(1.0, driver.draw.random()) + delay) * S), read)
 

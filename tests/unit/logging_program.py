@@ -44,7 +44,7 @@ class LoggingProgram:
         async with self._more:
             self._more.notify_all()
 
-    async def says(
+    async def logged(
         self, event: str, matching: Callable[[dict[str, Any]], bool] = lambda _: True, *, times: int = 1
     ) -> dict[str, Any]:
         """The first line of the log with this event (or the second, ...), now or when it comes."""

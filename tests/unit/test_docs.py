@@ -134,8 +134,8 @@ def test_every_link_and_make_target_of_a_page_exists(page: Path) -> None:
         assert target.exists(), f"{page.name} links to {link}"
         assert not anchor or anchor in _anchors(target.read_text()), f"{page.name} links to {link}"
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    said = set(re.findall(r"(?:`|^    |\bSEED=\d+ )make ([a-z][a-z-]*)", text, re.MULTILINE))
-    assert not said - targets
+    targets_named = set(re.findall(r"(?:`|^    |\bSEED=\d+ )make ([a-z][a-z-]*)", text, re.MULTILINE))
+    assert not targets_named - targets
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

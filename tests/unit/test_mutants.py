@@ -91,7 +91,7 @@ class Tree:
             output, _ = runner.communicate(timeout=PATIENCE_S)
         return runner.returncode, output
 
-    def told(self, within_s: float) -> bytes | None:
+    def read_output(self, within_s: float) -> bytes | None:
         """Return what the processes of the test say; nothing once all have ended, None if that takes too long."""
         return os.read(self.alive, 100) if select.select([self.alive], [], [], within_s)[0] else None
 
@@ -128,29 +128,29 @@ def test_a_process_that_a_noticing_test_leaves_ends_with_the_test(tree: Tree) ->
     tree.declare(becomes="fails")
     status, output = tree.run()
     assert status == 0, output
-    assert tree.told(AT_ONCE_S) == b"started"
-    assert tree.told(AT_ONCE_S) == b""
+    assert tree.read_output(AT_ONCE_S) == b"started"
+    assert tree.read_output(AT_ONCE_S) == b""
 
 
 def test_a_test_that_hangs_ends_with_its_processes_when_its_time_is_over(tree: Tree) -> None:
     tree.declare(becomes="hangs")
     with tree.start() as runner:
-        assert tree.told(PATIENCE_S) == b"started"
+        assert tree.read_output(PATIENCE_S) == b"started"
         (tree.folder / "late").touch()
         output, _ = runner.communicate(timeout=PATIENCE_S)
     assert (runner.returncode, "pytest ended with -9" in output) == (1, True), output
-    assert tree.told(AT_ONCE_S) == b""
+    assert tree.read_output(AT_ONCE_S) == b""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_runner_with_its_processes_and_copies(tree: Tree, number: signal.Signals) -> None:
     tree.declare(becomes="hangs")
     with tree.start() as runner:
-        assert tree.told(PATIENCE_S) == b"started"
+        assert tree.read_output(PATIENCE_S) == b"started"
         runner.send_signal(number)
         runner.communicate(timeout=PATIENCE_S)
     assert runner.returncode != 0
-    assert tree.told(AT_ONCE_S) == b""
+    assert tree.read_output(AT_ONCE_S) == b""
     assert list(tree.temporary.iterdir()) == []
 
 

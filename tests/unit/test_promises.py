@@ -98,11 +98,11 @@ def test_a_promise_stands_in_its_room_with_its_test_and_command(tree: Path) -> N
     ],
 )
 def test_an_inconsistent_promise_is_reported(
-    tree: Path, path: str, text: str, said: str, capsys: pytest.CaptureFixture[str]
+    tree: Path, path: str, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _write(tree, path, text)
     assert promises.main(["--check"], tree) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_benchmark_holds_a_promise_by_its_last_figure(tree: Path) -> None:

@@ -101,7 +101,7 @@ def _mixed(setting: Setting) -> Cell:
 def show(setting: Setting) -> str:
     """The table."""
     rows: list[list[str]] = []
-    for key, say in (
+    for key, rows_of in (
         ("symbols", _say_symbols),
         ("symbols under the hook", _say_hooked),
         ("captures", _say_captures),
@@ -113,7 +113,7 @@ def show(setting: Setting) -> str:
         if cell is None or "failed" in cell:
             rows.append([key, *setting.missing(cell, 1)])
         else:
-            rows += say(cell)
+            rows += rows_of(cell)
     return table("What the driver answers", ("asked", "answer"), rows)
 
 
@@ -135,8 +135,8 @@ def _say_symbols(cell: Cell) -> list[list[str]]:
 
 def _say_hooked(cell: Cell) -> list[list[str]]:
     outside = cell["answers"] - cell["hook"]
-    said = f"{cell['hook']} of {cell['answers']} answers are the hook's"
-    return [["cuGetProcAddress under the hook", said + (f"; {outside} are NOT" if outside else "")]]
+    summary = f"{cell['hook']} of {cell['answers']} answers are the hook's"
+    return [["cuGetProcAddress under the hook", summary + (f"; {outside} are NOT" if outside else "")]]
 
 
 def _say_captures(cell: Cell) -> list[list[str]]:

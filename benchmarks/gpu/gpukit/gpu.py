@@ -71,10 +71,10 @@ class Gpu:
             gpu = self._nvml()["gpus"][self.index]
         except GpuError:
             return None
-        told = gpu["processes"]
-        if told is None:
+        listed = gpu["processes"]
+        if listed is None:
             return Use(gpu["used"], None)
-        return Use(gpu["used"], {int(pid): used for pid, used in told.items() if used is not None})
+        return Use(gpu["used"], {int(pid): used for pid, used in listed.items() if used is not None})
 
     def _nvml(self) -> dict[str, Any]:
         return _json_of(self._command, {"PYTHONPATH": str(self._site), "PATH": "/usr/bin:/bin"} | _loader_path())

@@ -191,7 +191,7 @@ def _nvcc() -> str:
     if nvcc is None:
         return "not there (not needed)"
     try:
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return f"{nvcc} does not answer"
-    return next((line.strip() for line in said.splitlines() if "release" in line), nvcc)
+    return next((line.strip() for line in output.splitlines() if "release" in line), nvcc)

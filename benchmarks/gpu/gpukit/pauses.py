@@ -36,9 +36,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        beside = f"{self.neighbour}" if self.neighbour else "best effort"
+        next_to = f"{self.neighbour}" if self.neighbour else "best effort"
         step = f"{self.work_ms} ms of work, {self.pause_ms} of pause"
-        return f"{self.request}, {step}, beside {beside}, {self.kernel_ms} ms"
+        return f"{self.request}, {step}, next to {next_to}, {self.kernel_ms} ms"
 
     @property
     def due(self) -> float:
@@ -132,10 +132,10 @@ def show(setting: Setting) -> str:
     head = ("pausing tenant, and kernels beside", "should get", "got", "ratio", "neighbour got", "held")
     seen = setting.results.get(f"{SEEN}/30:70")
     if seen is None or "failed" in seen:
-        said = [["30:70", *setting.missing(seen, 3)]]
+        summary = [["30:70", *setting.missing(seen, 3)]]
     else:
         busy = ("not told" if part is None else f"{part:.3f}" for part in seen["busy"])
-        said = [
+        summary = [
             [
                 "30:70",
                 " : ".join(f"{part:.3f}" for part in seen["held"]),
@@ -149,6 +149,6 @@ def show(setting: Setting) -> str:
         + table(
             "(d) The token and NVML, last 10 s",
             ("both busy, kernels of 100 us", "held", "busy, by NVML", "surcharged so far, s"),
-            said,
+            summary,
         )
     )

@@ -158,7 +158,7 @@ def _noisy(setting: Setting, budget: Budget) -> None:
             one = infer(bare[0], rate=20, seconds=max(1.0, setting.seconds / 4))
             return {"rate": min(300.0, max(2.0, _LOAD / (one["p50_ms"] / 1e3)))}
 
-        def beside(pair: list[Program], rate: float) -> Cell:
+        def with_copies(pair: list[Program], rate: float) -> Cell:
             pair[1].send("run", settle=0.5, seconds=setting.seconds, tail=1.0)
             time.sleep(0.5)
             cell = dict(infer(pair[0], rate=rate, seconds=setting.seconds))
@@ -167,7 +167,7 @@ def _noisy(setting: Setting, budget: Budget) -> None:
         def interactive() -> Cell:
             _tenants(setting, (SERVICE, NEIGHBOUR), interactive=True)
             time.sleep(_READ_S)
-            return beside(hooked, rate)
+            return with_copies(hooked, rate)
 
         note("noisy neighbour: trial")
         rate = float(setting.results.measure(f"{NOISY}/trial", trial)["rate"])
@@ -175,8 +175,8 @@ def _noisy(setting: Setting, budget: Budget) -> None:
             ("alone", lambda: infer(bare[0], rate=rate, seconds=setting.seconds) | {"asked": rate}),
             ("neighbour alone", lambda: bare[1].ask(
                 "run", settle=0.5, seconds=setting.seconds / 2, timeout_s=setting.patience_s(setting.seconds))),
-            ("default", lambda: beside(bare, rate)),
-            ("shared", lambda: beside(hooked, rate)),
+            ("default", lambda: with_copies(bare, rate)),
+            ("shared", lambda: with_copies(hooked, rate)),
             ("interactive", interactive),
         )  # fmt: skip
         for key, make in steps:

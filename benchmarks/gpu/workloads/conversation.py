@@ -23,7 +23,7 @@ MARK = "@ "
 Answer = dict[str, Any]
 
 
-def say(answer: Mapping[str, Any]) -> None:
+def answer_with(answer: Mapping[str, Any]) -> None:
     """One answer, at once."""
     sys.stdout.write(MARK + json.dumps(answer) + "\n")
     sys.stdout.flush()
@@ -40,7 +40,7 @@ def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    say({"ready": True, "pid": os.getpid(), **ready})
+    answer_with({"ready": True, "pid": os.getpid(), **ready})
     while True:
         command = json.loads(commands.get())
         action = command.pop("do")
@@ -48,7 +48,7 @@ def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
             answer = actions[action](**command)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
-        say(answer)
+        answer_with(answer)
 
 
 def count(step: Callable[[], float], *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
@@ -106,4 +106,4 @@ def by_hand(actions: Mapping[str, Callable[..., Answer]], seconds: float | None,
     if seconds is None:
         serve(actions, **ready)
     else:
-        say(actions["run"](settle=1.0, seconds=seconds))
+        answer_with(actions["run"](settle=1.0, seconds=seconds))

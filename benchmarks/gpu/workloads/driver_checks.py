@@ -170,21 +170,21 @@ class Checks:
 
     def _elsewhere(self, event: ctypes.c_void_p, *, relaxed: bool) -> int:
         """Return the result of cuEventQuery on another thread."""
-        said: list[int] = []
+        codes_seen: list[int] = []
 
         def ask() -> None:
             self.driver.call("cuCtxSetCurrent", self.driver.context)
             mode = ctypes.c_int(RELAXED)
             if relaxed:
                 self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-            said.append(self.driver.attempt("cuEventQuery", event))
+            codes_seen.append(self.driver.attempt("cuEventQuery", event))
             if relaxed:
                 self.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join(10)
-        return said[0] if said else -1
+        return codes_seen[0] if codes_seen else -1
 
     def busy_captures(self, *, seconds: float) -> Answer:
         """Capture repeatedly in mode global while short kernels run on another stream. Return the number of captures,
@@ -200,13 +200,13 @@ class Checks:
                 work()
             graph = ctypes.c_void_p()
             driver.call("cuStreamBeginCapture_v2", stream, CAPTURE_MODES["global"])
-            said = {node() for _ in range(10)}
+            codes_seen = {node() for _ in range(10)}
             time.sleep(0.002)
-            said.add(driver.attempt("cuStreamEndCapture", stream, ctypes.byref(graph)))
+            codes_seen.add(driver.attempt("cuStreamEndCapture", stream, ctypes.byref(graph)))
             made += 1
-            if said != {SUCCESS}:
+            if codes_seen != {SUCCESS}:
                 broken += 1
-                codes |= said
+                codes |= codes_seen
             if graph.value:
                 driver.call("cuGraphDestroy", graph)
             driver.call("cuStreamSynchronize", busy)

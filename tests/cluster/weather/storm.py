@@ -92,11 +92,11 @@ class Storm(threading.Thread):
 
     def error(self) -> None:
         """Send watches of some kinds an internal error."""
-        self._proxy.tell(ErrorEvent(500, "InternalError"), self._some())
+        self._proxy.send(ErrorEvent(500, "InternalError"), self._some())
 
     def expired(self) -> None:
         """Send watches of some kinds the error that their version is too old."""
-        self._proxy.tell(expired(), self._some())
+        self._proxy.send(expired(), self._some())
 
     def outage(self) -> None:
         """Answer 503 to everything for a while."""

@@ -49,7 +49,7 @@ def error_event(weather: Weather, kind: str) -> float:
     """The watch of one kind gets an internal error; then a SharePod is created."""
     prefix = f"error-{kind}"
     namespace, _ = weather.place(prefix)
-    assert weather.proxy.tell(ErrorEvent(500, "InternalError"), kinds(kind)) >= 1
+    assert weather.proxy.send(ErrorEvent(500, "InternalError"), kinds(kind)) >= 1
     began = time.monotonic()
     weather.world.apply(namespace, "one", {"request": 0.5}, on=prefix)
     weather.running(namespace, "one", limit=30, since=began)
@@ -115,7 +115,7 @@ def odd_words(weather: Weather) -> float:
     namespace, _ = weather.place("odd", 2)
     for number, words in enumerate(ODD_WORDS):
         wait(lambda: weather.runs() and weather.watched(*KINDS), what="watches of all kinds", timeout=30)
-        assert weather.proxy.tell(Words(words)) >= len(KINDS), words
+        assert weather.proxy.send(Words(words)) >= len(KINDS), words
         began = time.monotonic()
         world.apply(namespace, f"p{number}", {"request": 0.1}, on="odd")
         longest = max(longest, weather.running(namespace, f"p{number}", limit=45, since=began))

@@ -131,7 +131,7 @@ def kinds(*resources: str) -> Callable[[Call], bool]:
     return lambda call: call.resource in resources
 
 
-def told(fault: str, measured: float, unit: str = "s") -> None:
+def report(fault: str, measured: float, unit: str = "s") -> None:
     """Print the delay of a fault; pytest shows it with -s or -rP."""
     print(f"{fault}: {measured:.1f} {unit}", file=sys.stderr)
 

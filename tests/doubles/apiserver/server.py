@@ -125,7 +125,7 @@ class ApiServer:
                 watch.cut, watch.error = True, error
                 watch.news.set()
 
-    def say(self, plural: str, words: bytes, *, ends: bool = False) -> None:
+    def send_words(self, plural: str, words: bytes, *, ends: bool = False) -> None:
         """Say this in all watches of one resource; `ends`: and end them."""
         for watch in self._watches:
             if plural == watch.kind.plural:

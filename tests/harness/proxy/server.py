@@ -161,17 +161,17 @@ class FaultProxy:
         finally:
             self._in_loop(self._resume(resumed))
 
-    def tell(self, event: ErrorEvent | Words, where: Callable[[Call], bool] = _all) -> int:
+    def send(self, event: ErrorEvent | Words, where: Callable[[Call], bool] = _all) -> int:
         """End watches in progress with an ERROR event, or other bytes; return how many."""
 
-        async def tell() -> int:
+        async def send() -> int:
             chosen = [answer for answer in self._answers if answer.call.verb == "watch" and where(answer.call)]
             for answer in chosen:
                 answer.error = event
                 answer.turned.set()
             return len(chosen)
 
-        return self._in_loop(tell())
+        return self._in_loop(send())
 
     def expect(self, *parts: str) -> threading.Event:
         """Return an event that is set once a watch's event that contains all these texts has passed."""

@@ -138,11 +138,11 @@ class Client:
         loop = asyncio.get_running_loop()
         readable: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
+        def wake() -> None:
             if not readable.done():
                 readable.set_result(None)
 
-        loop.add_reader(self.sock.fileno(), tell)
+        loop.add_reader(self.sock.fileno(), wake)
         try:
             await asyncio.wait_for(readable, timeout_s)
         finally:

@@ -53,7 +53,7 @@ class Program(LoggingProgram):
 
     async def get(self, path: str, *, times: int = 1) -> tuple[int, str]:
         """Answer of the agent, or of the second that the supervisor has started, ..."""
-        ports = await self.says("serving metrics", times=times)
+        ports = await self.logged("serving metrics", times=times)
         port = ports["health_port" if path == "/healthz" else "port"]
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
             return response.status, await response.text()
@@ -73,8 +73,8 @@ def tenant_directory(directory: Path, tenant_id: str) -> Path:
     return directory / "state" / "tenants" / tenant_id
 
 
-def value(told: str, name: str, **labels: str) -> float:
-    for line in told.splitlines():
+def value(metrics: str, name: str, **labels: str) -> float:
+    for line in metrics.splitlines():
         if line.startswith(f"{name}{{") and all(f'{key}="{text}"' in line for key, text in labels.items()):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no {name} with {labels}")

@@ -59,7 +59,7 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
     uncounted = killed_at = 0
     for life in range(4):
         program = await Program.start(directory)
-        await program.says("tenant is served", lambda line: line["tenant"] == "whole")
+        await program.logged("tenant is served", lambda line: line["tenant"] == "whole")
         if first is None:
             await until(lambda: counted(directory))
             first = kept(directory)
@@ -71,7 +71,7 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
             await program.end(signal.SIGKILL)
             killed_at = kept(directory).gpus[GPU0].at_ns
         else:
-            _status, told = await program.get("/metrics")
+            _status, metrics = await program.get("/metrics")
             assert await program.end() == 0
         for user in users:
             user.cancel()
@@ -91,7 +91,7 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
         held += spent["held"]
         within = passed // 1000
     assert last.gpus[GPU1].unmetered == 0, "an Exclusive tenant has its GPU also while no agent is there"
-    assert value(told, "sharepod_gpu_time_seconds_total", gpu=GPU0, use="unmetered") == pytest.approx(
+    assert value(metrics, "sharepod_gpu_time_seconds_total", gpu=GPU0, use="unmetered") == pytest.approx(
         last.gpus[GPU0].unmetered / 1e9
     )
 
@@ -109,12 +109,12 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
 async def test_a_tenants_last_time_is_counted_before_its_account_is_removed(directory: Path) -> None:
     write_tenants(directory, [row("a")])
     program = await Program.start(directory)
-    await program.says("tenant is served")
+    await program.logged("tenant is served")
     client = await Client.connect(tenant_directory(directory, "a"))
     await client.granted()
     await asyncio.sleep(0.3)
     write_tenants(directory, [])
-    await program.says("tenant was removed from the ledger")
+    await program.logged("tenant was removed from the ledger")
     await until(lambda: not kept(directory).tenants)
     await program.end(signal.SIGKILL)
     client.close()
@@ -155,8 +155,8 @@ async def test_an_unreadable_file_is_logged_and_counts_as_absent(directory: Path
     (directory / "state").mkdir()
     (directory / "state" / "consumption.json").write_text("{")
     program = await Program.start(directory)
-    line = await program.says("cannot read the former count of GPU time")
+    line = await program.logged("cannot read the former count of GPU time")
     assert line["file"].endswith("consumption.json")
-    await program.says("tenant is served")
+    await program.logged("tenant is served")
     await until(lambda: read_consumption(FolderFiles(directory / "state")) is not None)
     assert await program.end() == 0

@@ -29,7 +29,7 @@ class Pair:
     ours: socket.socket
     theirs: socket.socket
 
-    def says(self, frame: protocol.Frame | bytes) -> None:
+    def sends(self, frame: protocol.Frame | bytes) -> None:
         """Send what the process says."""
         self.theirs.send(frame if isinstance(frame, bytes) else protocol.encode(frame))
 
@@ -99,14 +99,14 @@ def test_the_successor_is_granted_when_the_holder_drains_before_anything_of_pyth
 ) -> None:
     world.put()
     begun = time.monotonic_ns()
-    world.pairs[0].says(protocol.Drained(7, wanting=wanting, idle=not wanting))
+    world.pairs[0].sends(protocol.Drained(7, wanting=wanting, idle=not wanting))
     assert world.wait() == [], "nothing is left to be read"
     assert world.pairs[1].hears() == [GRANT if wanting else OTHER]
     [made] = world.made
     assert (made.place, made.wanting) == (0, wanting)
     assert begun <= made.seen_at <= made.sent_at <= time.monotonic_ns()
     assert world.calls == ["made 0", "told"]
-    world.pairs[0].says(protocol.Drained(7, wanting=wanting))
+    world.pairs[0].sends(protocol.Drained(7, wanting=wanting))
     assert world.wait() == [0], "it was handed on once"
     assert world.pairs[1].hears() == []
 
@@ -126,8 +126,8 @@ FRAMES = {
 @pytest.mark.parametrize("packet", FRAMES.values(), ids=FRAMES)
 def test_what_is_no_drained_of_the_grant_is_left_in_the_socket(world: World, packet: bytes) -> None:
     world.put()
-    world.pairs[0].says(packet)
-    world.pairs[0].says(protocol.Drained(7, wanting=True))
+    world.pairs[0].sends(packet)
+    world.pairs[0].sends(protocol.Drained(7, wanting=True))
     assert world.wait() == [0]
     assert world.pairs[1].hears() == []
     assert packets(world.pairs[0].ours) == [packet, protocol.encode(protocol.Drained(7, wanting=True))]
@@ -136,7 +136,7 @@ def test_what_is_no_drained_of_the_grant_is_left_in_the_socket(world: World, pac
 
 def test_an_order_is_carried_out_in_its_window_alone(world: World) -> None:
     drained, now = protocol.Drained(7, wanting=True), time.monotonic_ns()
-    world.pairs[0].says(drained)
+    world.pairs[0].sends(drained)
     for since, until, end in ((now + 60 * S, 2**62, None), (0, now, None), (0, 2**62, now)):
         world.put(since=since, until=until)
         world.hand_offs.end_by(end)
@@ -150,7 +150,7 @@ def test_an_order_is_carried_out_in_its_window_alone(world: World) -> None:
 
 def test_a_form_of_drained_for_which_nothing_is_prepared_is_left(world: World) -> None:
     world.put(wants_not=False)
-    world.pairs[0].says(protocol.Drained(7))
+    world.pairs[0].sends(protocol.Drained(7))
     assert world.wait() == [0]
     assert world.pairs[1].hears() == []
 
@@ -158,7 +158,7 @@ def test_a_form_of_drained_for_which_nothing_is_prepared_is_left(world: World) -
 def test_what_was_dropped_is_not_carried_out(world: World) -> None:
     world.put()
     world.hand_offs.drop(0)
-    world.pairs[0].says(protocol.Drained(7))
+    world.pairs[0].sends(protocol.Drained(7))
     assert world.wait() == [0]
     assert world.pairs[1].hears() == []
     world.put()
@@ -177,7 +177,7 @@ def test_where_the_grant_cannot_be_sent_nothing_was_handed_on(world: World, full
                 world.pairs[1].ours.send(bytes(1024))
     else:
         world.pairs[1].theirs.close()
-    world.pairs[0].says(protocol.Drained(7))
+    world.pairs[0].sends(protocol.Drained(7))
     assert world.wait() == [0]
     assert world.made == []
     assert packets(world.pairs[0].ours) == [protocol.encode(protocol.Drained(7))]
@@ -187,12 +187,12 @@ def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: Wor
     """One that is carried out while Python is told of another is told of after that."""
     for place in (0, 1):
         world.put(place)
-    world.pairs[2].says(protocol.Drained(7))
+    world.pairs[2].sends(protocol.Drained(7))
     taken = world.take
 
     def take(made: Made) -> None:
         if made.place == 1:
-            world.pairs[0].says(protocol.Drained(7))
+            world.pairs[0].sends(protocol.Drained(7))
         taken(made)
 
     world.hand_offs._made = take
@@ -203,7 +203,7 @@ def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: Wor
 
 def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_reported(world: World) -> None:
     world.put()
-    world.pairs[0].says(protocol.Drained(7))
+    world.pairs[0].sends(protocol.Drained(7))
     assert world.hand_offs.look()
     assert world.made == []
     assert world.selector.select(None) == []
@@ -214,7 +214,7 @@ def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_reported(world: World) 
 def test_after_a_hand_off_the_wait_goes_on_until_a_timer_ends_it(world: World, timeout: float | None) -> None:
     """Without one it would go on for a whole millisecond."""
     world.put()
-    world.pairs[0].says(protocol.Drained(7))
+    world.pairs[0].sends(protocol.Drained(7))
     assert world.selector.select(timeout) == []
     assert len(world.made) == 1
     assert int.from_bytes(os.read(world.selector._timer, 8), sys.byteorder) == 1, "BlockingIOError: it was never set"
@@ -244,7 +244,7 @@ async def _fails(errors: list[object]) -> None:
         hand_offs.stale = True
         await asyncio.sleep(0.001)
         assert len(errors) == 1
-        pairs[0].says(protocol.Drained(7))
+        pairs[0].sends(protocol.Drained(7))
         loop.add_reader(pairs[0].ours, lambda: None)
         await asyncio.sleep(0.001)
         assert pairs[1].hears() == [], "what was prepared is dropped where something fails"

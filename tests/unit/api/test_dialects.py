@@ -34,7 +34,7 @@ def annotated(**annotations: str) -> dict[str, Any]:
     return {"metadata": {"name": "x", "annotations": annotations}, "spec": {"containers": []}}
 
 
-def said(**annotations: str) -> GpuRequest:
+def request_of(**annotations: str) -> GpuRequest:
     return effective(annotated(**annotations))
 
 
@@ -92,7 +92,7 @@ def test_native_annotations_express_every_field_of_the_block() -> None:
         "uuids": list(UUIDS),
         "models": ["A100", "H100 80GB"],
     }
-    by_annotations = said(
+    by_annotations = request_of(
         **{
             f"{NATIVE_PREFIX}request": "0.25",
             f"{NATIVE_PREFIX}limit": "0.50",
@@ -118,7 +118,7 @@ def test_native_annotations_express_every_field_of_the_block() -> None:
 
 @pytest.mark.parametrize("prefix", FOREIGN_PREFIXES)
 def test_foreign_manifests_mean_what_they_meant(prefix: str) -> None:
-    request = said(
+    request = request_of(
         **{
             f"{prefix}gpu_request": "0.5",
             f"{prefix}gpu_limit": "1.0",
@@ -134,19 +134,21 @@ def test_foreign_manifests_mean_what_they_meant(prefix: str) -> None:
 
 
 def test_dialects_may_be_mixed_as_long_as_each_field_is_said_once() -> None:
-    request = said(**{"gemini/gpu_request": "0.5", f"{NATIVE_PREFIX}count": "2"})
+    request = request_of(**{"gemini/gpu_request": "0.5", f"{NATIVE_PREFIX}count": "2"})
     assert (request.request_milli, request.count) == (500, 2)
 
 
 @pytest.mark.parametrize(("field", "name"), [("uuids", UUIDS[0]), ("models", "A100")])
 def test_a_list_that_names_one_twice_is_refused(field: str, name: str) -> None:
     with pytest.raises(SpecError, match="more than once; write each name once") as refused:
-        said(**{f"{NATIVE_PREFIX}request": "0.4", f"{NATIVE_PREFIX}{field}": f"{name}, {name}"})
+        request_of(**{f"{NATIVE_PREFIX}request": "0.4", f"{NATIVE_PREFIX}{field}": f"{name}, {name}"})
     assert name in refused.value.message
 
 
 def test_other_annotations_are_none_of_ours() -> None:
-    request = said(**{"gemini/gpu_request": "0.5", "sharepod.dev/note": "x", "kubesharing/gpu_request": "9", "a": "b"})
+    request = request_of(
+        **{"gemini/gpu_request": "0.5", "sharepod.dev/note": "x", "kubesharing/gpu_request": "9", "a": "b"}
+    )
     assert request.request_milli == 500
     assert annotations_of(annotated(a="b")) == {}
 
@@ -169,7 +171,7 @@ def test_an_error_about_what_is_missing_names_the_annotation_of_the_dialect_in_u
         ({f"{NATIVE_PREFIX}request": "0"}, f"{NATIVE_PREFIX}memory"),
     ):
         with pytest.raises(SpecError) as refused:
-            said(**given_)
+            request_of(**given_)
         assert refused.value.field == f"metadata.annotations[{missing}]"
 
 
@@ -178,14 +180,14 @@ def test_an_error_about_what_is_missing_names_the_annotation_of_the_dialect_in_u
 )
 def test_every_thousandth_is_read_exactly(milli: int, name: str) -> None:
     memory = {"gemini/gpu_mem": "1073741824"}
-    assert said(**{name: f"{milli / 1000:.3f}"}, **memory).request_milli == milli
-    assert said(**{name: f"{milli // 1000}.{milli % 1000:03d}000"}, **memory).request_milli == milli
+    assert request_of(**{name: f"{milli / 1000:.3f}"}, **memory).request_milli == milli
+    assert request_of(**{name: f"{milli // 1000}.{milli % 1000:03d}000"}, **memory).request_milli == milli
 
 
 @given(st.dictionaries(st.sampled_from(sorted(FIELD_OF)), st.text(max_size=20), max_size=4))
 def test_whatever_annotations_say_the_answer_is_a_request_or_a_spec_error(annotations: dict[str, str]) -> None:
     try:
-        request = said(**annotations)
+        request = request_of(**annotations)
     except SpecError:
         return
     assert 0 <= request.request_milli <= request.limit_milli <= 1000

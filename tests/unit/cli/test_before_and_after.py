@@ -18,10 +18,10 @@ KINDS = ("apis/apps/v1/deployments", "apis/apps/v1/daemonsets", "apis/apps/v1/st
 
 
 def node(name: str, *, gpus: str = "0", **labels: str) -> Json:
-    said = {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()}
+    named = {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()}
     info = {"architecture": "amd64", "kubeletVersion": "v1.36.0", "containerRuntimeVersion": "containerd://2.1"}
     return {
-        "metadata": {"name": name, "labels": said},
+        "metadata": {"name": name, "labels": named},
         "status": {"nodeInfo": info, "allocatable": {"nvidia.com/gpu": gpus}},
     }
 

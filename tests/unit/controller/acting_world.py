@@ -373,7 +373,7 @@ class World:
         found = self.read("gpunodes", node)
         return {row["id"]: row for row in (found or {"spec": {}})["spec"].get("tenants", ())}
 
-    def told(self, reason: str) -> list[str]:
+    def notes(self, reason: str) -> list[str]:
         """The Events of a reason: their notes."""
         events = self.server.storage.select(self.kind("events"), "")
         return [item["note"] for item in events if item["reason"] == reason]

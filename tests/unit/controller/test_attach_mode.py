@@ -28,7 +28,7 @@ class _Bindings:
 
 
 def mode_of(world: World, setting: Attach = Attach.AUTO) -> tuple[AttachMode, _Bindings, list[AttachReason]]:
-    server, told = _Bindings(), []
+    server, changes = _Bindings(), []
     client: Any = server
     mode = AttachMode(
         setting,
@@ -36,17 +36,17 @@ def mode_of(world: World, setting: Attach = Attach.AUTO) -> tuple[AttachMode, _B
         client,
         served=lambda: True,
         acts=lambda: True,
-        on_changed=lambda: told.append(mode.now.reason),
+        on_changed=lambda: changes.append(mode.now.reason),
         clock=lambda: world.now,
     )
-    return mode, server, told
+    return mode, server, changes
 
 
 async def test_the_policy_is_looked_at_and_an_absent_server_changes_nothing() -> None:
     async with acting_world() as world:
         world.node()
         await world.relist()
-        mode, server, told = mode_of(world)
+        mode, server, changes = mode_of(world)
         assert not mode.by_claims()
         server.answer = NotFoundError("GET binding", 404, "NotFound", "none")
         await mode.look()
@@ -56,7 +56,7 @@ async def test_the_policy_is_looked_at_and_an_absent_server_changes_nothing() ->
         server.answer = ApiError("GET binding", 503, "Refused", "away")
         await mode.look()
         assert mode.by_claims()
-        assert told == [AttachReason.POLICY_ABSENT, AttachReason.CLAIMS]
+        assert changes == [AttachReason.POLICY_ABSENT, AttachReason.CLAIMS]
 
 
 @pytest.mark.promise("operator-attach-doubt")
@@ -64,7 +64,7 @@ async def test_what_was_not_honoured_leads_to_csi_for_ten_minutes() -> None:
     async with acting_world() as world:
         world.node()
         await world.relist()
-        mode, _, told = mode_of(world)
+        mode, _, changes = mode_of(world)
         await mode.look()
         mode.not_honoured("kube-scheduler did not take it")
         assert not mode.by_claims()
@@ -75,7 +75,7 @@ async def test_what_was_not_honoured_leads_to_csi_for_ten_minutes() -> None:
         world.now += 1
         await mode.look()
         assert mode.by_claims()
-        assert told == [AttachReason.CLAIMS, AttachReason.NOT_HONOURED, AttachReason.CLAIMS]
+        assert changes == [AttachReason.CLAIMS, AttachReason.NOT_HONOURED, AttachReason.CLAIMS]
 
 
 @pytest.mark.parametrize(("setting", "asked"), [(Attach.CSI, 0), (Attach.CLAIMS, 0), (Attach.AUTO, 1)])

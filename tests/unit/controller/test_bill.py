@@ -68,7 +68,7 @@ def test_prices_are_read_as_they_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("default: {gpuHour: -1}", "default.gpuHour: Input should be greater than or equal to 0"),
         ("models: {T: {price: 1}}", "models.T.price: Extra inputs are not permitted"),
@@ -76,11 +76,11 @@ def test_prices_are_read_as_they_are_written(tmp_path: Path) -> None:
         ("[", "cannot read the prices"),
     ],
 )
-def test_wrong_prices_are_refused_by_field(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_prices_are_refused_by_field(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "prices.yaml").write_text(text)
     with pytest.raises(BillError) as refused:
         read_prices(tmp_path / "prices.yaml")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 async def test_a_statement_that_cannot_be_read_is_named_and_the_others_are_billed() -> None:

@@ -31,21 +31,21 @@ class _Policies:
 
 @pytest.mark.promise("operator-line-never-unclaimed")
 async def test_lines_are_in_use_while_policy_and_binding_are_there_and_an_absent_server_changes_nothing() -> None:
-    server, told = _Policies(), []
+    server, changes = _Policies(), []
     client: Any = server
-    policy = LinePolicy(client, lambda: True, lambda: told.append(policy.in_force))
+    policy = LinePolicy(client, lambda: True, lambda: changes.append(policy.in_force))
     server.binding = AWAY
     await policy.look()
-    assert (policy.in_force, told) == (None, [])
+    assert (policy.in_force, changes) == (None, [])
     server.binding = DENIES
     await policy.look()
     await policy.look()
     server.binding = AWAY
     await policy.look()
-    assert (policy.in_force, told) == (True, [True])
+    assert (policy.in_force, changes) == (True, [True])
     server.binding = GONE
     await policy.look()
-    assert told == [True, False]
+    assert changes == [True, False]
 
 
 @pytest.mark.promise("operator-line-never-unclaimed")

@@ -46,7 +46,7 @@ def force(world: World, value: str) -> None:
 
 
 def notes(world: World, reason: str) -> list[str]:
-    return world.told(reason)
+    return world.notes(reason)
 
 
 def has_events(world: World, reason: str, count: int) -> bool:
@@ -91,8 +91,8 @@ async def test_a_misspelt_pool_is_reported_on_the_node_with_the_likely_name(worl
     world.node(gpunode=False)
     label(world, **{POOL_LABEL: "dedicted"})
     await world.look_at_node()
-    await world.until(lambda: bool(world.told("PoolUnknown")))
-    (text,) = world.told("PoolUnknown")
+    await world.until(lambda: bool(world.notes("PoolUnknown")))
+    (text,) = world.notes("PoolUnknown")
     assert '"dedicted" is not a pool' in text
     assert f"kubectl label node node-a --overwrite {POOL_LABEL}=dedicated" in text
 
@@ -183,7 +183,7 @@ async def test_a_node_that_left_the_pool_with_tenants_reports_the_remedy(world: 
     await world.look_at_node()
     assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("False", "PoolLabelGone")
     assert POOL_LABEL in agent_alive(world)["message"]
-    await world.until(lambda: len(world.told("AgentAway")) == 1)
+    await world.until(lambda: len(world.notes("AgentAway")) == 1)
     before = world.server.storage.version
     await world.look_at_node()
     assert world.server.storage.version == before, "said once"
@@ -220,10 +220,10 @@ async def test_a_node_with_gpus_of_a_device_plugin_takes_no_tenant_and_reports_i
     advertise(world, **{resource: "4"})
     await world.look_at_node()
     assert conditions(world)["DevicePluginPresent"] == ("True", "ResourceAdvertised")
-    await world.until(lambda: len(world.told("DevicePluginPresent")) == 1)
+    await world.until(lambda: len(world.notes("DevicePluginPresent")) == 1)
     assert resource in (unavailable(world) or "")
     await world.look_at_node()
-    assert len(world.told("DevicePluginPresent")) == 1, "said once"
+    assert len(world.notes("DevicePluginPresent")) == 1, "said once"
     advertise(world, **{resource: "0"})
     await world.look_at_node()
     assert conditions(world)["DevicePluginPresent"] == ("False", "NoResource")
@@ -319,9 +319,9 @@ async def test_an_unusable_gpu_is_reported_once_and_so_is_its_recovery(
         gpus = [world.gpu("node-a", **fields)]
         world.report(gpus=gpus)
         await world.look_at_node()
-    await world.until(lambda: bool(world.told("GpuRecovered")))
-    assert len(world.told("GpuRecovered")) == 1
-    (note,) = world.told(reason)
+    await world.until(lambda: bool(world.notes("GpuRecovered")))
+    assert len(world.notes("GpuRecovered")) == 1
+    (note,) = world.notes(reason)
     assert "GPU-node-a-0" in note
     assert broken["reason"] in note
 
@@ -331,7 +331,7 @@ async def test_force_release_of_a_running_sharepod_is_refused_by_name(world: Wor
     await world.running()
     force(world, f"{world.tenant}, nobody")
     await world.look_at_node()
-    await world.until(lambda: any("n/one" in note for note in world.told("ForceReleaseRefused")))
+    await world.until(lambda: any("n/one" in note for note in world.notes("ForceReleaseRefused")))
     annotations = (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
     assert FORCE_RELEASE_ANNOTATION in annotations, "it stays until it has done its work"
     assert world.tenant in world.rows()
@@ -342,7 +342,7 @@ async def test_force_release_of_a_claim_whose_pod_runs_is_refused_by_the_pods_na
     await running(world)
     force(world, world.claim_uid())
     await world.look_at_node()
-    await world.until(lambda: any("Pod n/user" in note for note in world.told("ForceReleaseRefused")))
+    await world.until(lambda: any("Pod n/user" in note for note in world.notes("ForceReleaseRefused")))
     await world.look_at_claim()
     assert world.claim_uid() in world.rows()
 
@@ -362,7 +362,7 @@ async def test_force_release_of_ended_tenants_waits_for_their_rows_then_the_anno
     await world.until(lambda: not world.rows())
     await world.look_at_node()
     assert FORCE_RELEASE_ANNOTATION not in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
-    assert world.told("ForceReleaseRefused") == []
+    assert world.notes("ForceReleaseRefused") == []
 
 
 async def test_an_annotation_that_has_changed_meanwhile_is_looked_at_again(world: World) -> None:
@@ -387,14 +387,14 @@ async def test_an_agent_that_is_away_gets_a_condition_with_advice_and_loses_it_w
     await world.look_at_node()
     assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("False", "LeaseNotRenewed")
     assert "kubectl -n system get pods" in agent_alive(world)["message"]
-    await world.until(lambda: len(world.told("AgentAway")) == 1)
+    await world.until(lambda: len(world.notes("AgentAway")) == 1)
     before = world.server.storage.version
     await world.look_at_node()
     assert world.server.storage.version == before, "said once"
     world.renew()
     await world.look_at_node()
     assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("True", "LeaseRenewed")
-    assert len(world.told("AgentAway")) == 1
+    assert len(world.notes("AgentAway")) == 1
 
 
 async def test_a_node_that_is_not_ready_is_not_blamed_on_its_agent(world: World) -> None:

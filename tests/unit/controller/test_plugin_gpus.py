@@ -217,7 +217,7 @@ async def test_a_holder_that_gets_no_gpu_is_withdrawn_and_its_tenant_placed_else
     world.renew("node-b")
     await world.look_at_holders()
     await world.until(lambda: holders(world) == ["Releasing"])
-    await world.until(lambda: len(world.told("HolderWithdrawn")) == 1)
+    await world.until(lambda: len(world.notes("HolderWithdrawn")) == 1)
     await world.look_at_holders()
     assert holder_pods(world) == [], "one that is not bound goes at once"
     await world.look_at_holders("node-b")
@@ -248,16 +248,16 @@ async def test_tenants_of_a_gpu_with_a_lost_holder_are_ended(world: World, how: 
     await world.until(lambda: holders(world) == ["Releasing"])
     await world.look_at_holders()
     await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
-    await world.until(lambda: len(world.told("HolderLost")) == 2)  # of the GPUNode and of the SharePod
+    await world.until(lambda: len(world.notes("HolderLost")) == 2)  # of the GPUNode and of the SharePod
 
 
 @pytest.mark.promise("placement-holder-lost")
-@pytest.mark.parametrize("told", [True, False], ids=["by the kubelet", "nothing is known"])
-async def test_a_holder_that_the_kubelet_shows_with_no_gpu_for_long_has_lost_it(world: World, told: bool) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["by the kubelet", "nothing is known"])
+async def test_a_holder_that_the_kubelet_shows_with_no_gpu_for_long_has_lost_it(world: World, known: bool) -> None:
     await held(world)
     await world.until(lambda: world.tenant in world.rows())
     kubelet_gives(world)
-    if not told:
+    if not known:
         silent = {"type": "AgentReady", "status": "False", "reason": "DevicePluginUnusable", "message": "silent"}
         world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[silent]), status=True)
     await world.look_at_holders()
@@ -267,7 +267,7 @@ async def test_a_holder_that_the_kubelet_shows_with_no_gpu_for_long_has_lost_it(
     world.renew()
     await world.look_at_holders()
     await asyncio.sleep(0.1)
-    assert holders(world) == (["Releasing"] if told else ["Held"])
+    assert holders(world) == (["Releasing"] if known else ["Held"])
 
 
 def driver_shows(world: World, *gpus: Json) -> None:
@@ -294,8 +294,8 @@ async def test_a_holder_whose_gpu_is_gone_from_the_agents_report_has_lost_it_and
     await world.until(lambda: holders(world) == ["Releasing"])
     await world.look_at_holders()
     await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
-    await world.until(lambda: len(world.told("HolderLost")) == 2)
-    assert all(f"no longer reports {GPU}" in note for note in world.told("HolderLost"))
+    await world.until(lambda: len(world.notes("HolderLost")) == 2)
+    assert all(f"no longer reports {GPU}" in note for note in world.notes("HolderLost"))
     assert "deletionTimestamp" in holder_pods(world)[0]["metadata"]
     kubelet_ends(world, pod)
     driver_shows(world, world.gpu("node-a", held=False))
@@ -394,7 +394,7 @@ async def test_a_holder_that_cannot_be_created_is_given_up_and_its_tenant_placed
     world.renew("node-a")
     world.renew("node-b")
     await world.look_at_holders()
-    await world.until(lambda: len(world.told("HolderRefused")) == 1)
+    await world.until(lambda: len(world.notes("HolderRefused")) == 1)
     world.server.faults.remove(broken)
     await world.look_at_holders("node-b")
     (second,) = holder_pods(world, "node-b")

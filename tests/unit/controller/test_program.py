@@ -60,7 +60,7 @@ async def _running(folder: Path, url: str, **changes: str) -> AsyncIterator[Logg
 
 async def test_it_acts_until_it_is_told_to_end_then_gives_its_lease_up(tmp_path: Path) -> None:
     async with api_server() as api, _running(tmp_path, api.url) as program:
-        acting = await program.says("acting")
+        acting = await program.logged("acting")
         assert acting["logger"] == "sharepod.controller.operator"
         assert (acting["sharepods"], acting["nodes"]) == (0, 0)
         lease = api.storage.get(_LEASES, "sharepod-system", "sharepod-operator")
@@ -89,14 +89,14 @@ async def test_a_standby_is_warm_and_takes_over_without_listing_again(tmp_path: 
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     async with api_server() as api, _running(tmp_path / "one", api.url) as leader:
-        await leader.says("acting")
+        await leader.logged("acting")
         changes = {"SHAREPOD_IDENTITY": "operator-1", "SHAREPOD_LOG_LEVEL": "debug"}
         async with _running(tmp_path / "two", api.url, **changes) as standby:
-            await standby.says("listed", times=9)
+            await standby.logged("listed", times=9)
             listed = _lists(api)
             leader.process.send_signal(signal.SIGTERM)
             assert await leader.ended() == 0
-            acting = await standby.says("acting")
+            acting = await standby.logged("acting")
             assert acting["sharepods"] == 0
             assert _lists(api) == listed
             lease = api.storage.get(_LEASES, "sharepod-system", "sharepod-operator")
@@ -107,5 +107,5 @@ def _lists(api: ApiServer) -> int:
     """Lists of watched kinds so far: the check before a watch asks for one object. Statements, and placeholders that
     another leader may have left, are read beside all else."""
     lists = [call for call in api.calls if call.verb == "list" and call.query["limit"] != "1"]
-    beside = ("gpustatements", "sharepod.dev/placeholder")
-    return len([call for call in lists if not {call.kind.plural, call.query.get("labelSelector")} & {*beside}])
+    others = ("gpustatements", "sharepod.dev/placeholder")
+    return len([call for call in lists if not {call.kind.plural, call.query.get("labelSelector")} & {*others}])

@@ -80,11 +80,13 @@ def test_an_api_server_that_built_programs_cannot_work_with_is_refused(folder: M
     where = folder(*REQUIRED, "kubelet", version=version)
     with pytest.raises(AssetsError) as refused:
         found(where)
-    said = str(refused.value)
-    assert f"{where} lacks kube-controller-manager, kube-scheduler, and those built here are of Kubernetes 1.36" in said
+    message = str(refused.value)
+    assert (
+        f"{where} lacks kube-controller-manager, kube-scheduler, and those built here are of Kubernetes 1.36" in message
+    )
     minor = version.rpartition(".")[0]
-    assert f"put kube-controller-manager, kube-scheduler of {minor} there" in said
-    assert "choose binaries of 1.33 to 1.37" in said
+    assert f"put kube-controller-manager, kube-scheduler of {minor} there" in message
+    assert "choose binaries of 1.33 to 1.37" in message
 
 
 def test_an_api_server_before_the_oldest_is_refused_even_with_all_programs(folder: MakeFolder) -> None:
@@ -156,7 +158,7 @@ def test_a_folder_with_all_programs_is_used_where_it_is(
 
 
 @pytest.mark.parametrize(
-    ("done", "seconds", "said"),
+    ("done", "seconds", "printed"),
     [
         (10, 30.0, ""),
         (500, 60.0, ", about 4 min left"),
@@ -164,5 +166,5 @@ def test_a_folder_with_all_programs_is_used_where_it_is(
         (2000, 300.0, ", about a minute left"),
     ],
 )
-def test_a_build_prints_the_remaining_time(done: int, seconds: float, said: str) -> None:
-    assert build.time_left(done, 2000, seconds) == said
+def test_a_build_prints_the_remaining_time(done: int, seconds: float, printed: str) -> None:
+    assert build.time_left(done, 2000, seconds) == printed

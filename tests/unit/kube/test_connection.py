@@ -206,8 +206,8 @@ async def test_a_date_to_be_asked_again_counts_from_the_servers_own_time(
     scripted: Scripted, api: Connection, retry_after: str, date: str, wait_s: float
 ) -> None:
     async def respond(_: web.Request) -> web.StreamResponse:
-        said = {"details": {"retryAfterSeconds": 3}}
-        return web.json_response(said, status=429, headers={"Retry-After": retry_after, "Date": date})
+        status = {"details": {"retryAfterSeconds": 3}}
+        return web.json_response(status, status=429, headers={"Retry-After": retry_after, "Date": date})
 
     scripted.respond = respond
     with pytest.raises(UnavailableError) as refused:

@@ -22,9 +22,9 @@ def test_what_no_sample_can_cover_any_more_is_forgotten() -> None:
     history = TurnHistory(0)
     history.add(0, 1 * S, overdue=False)
     history.add(20 * S, 21 * S, overdue=False)
-    told = history.spans(21 * S)
-    assert told.since > 1 * S
-    assert told.spans == (TurnSpan(20 * S, 21 * S, overdue=False),)
+    turns = history.spans(21 * S)
+    assert turns.since > 1 * S
+    assert turns.spans == (TurnSpan(20 * S, 21 * S, overdue=False),)
 
 
 def due(scheduler: Scheduler) -> int:

@@ -172,9 +172,9 @@ def test_one_that_becomes_best_effort_or_ceases_to_be_is_lent_as_much_as_others_
 
 @pytest.mark.promise("time-lent")
 @pytest.mark.parametrize("request_milli", [0, 300])
-@pytest.mark.parametrize("says", ["drained", "draining", "wants"])
+@pytest.mark.parametrize("answer", ["drained", "draining", "wants"])
 def test_one_that_was_suspended_for_long_claims_nothing_of_what_was_lent_meanwhile(
-    request_milli: int, says: str
+    request_milli: int, answer: str
 ) -> None:
     scheduler = scheduler_with(stopped=request_milli, other=request_milli)
     scheduler.want(0, "stopped")
@@ -186,9 +186,9 @@ def test_one_that_was_suspended_for_long_claims_nothing_of_what_was_lent_meanwhi
     scheduler.drained(50 * MS, "other", wanting=False)
     scheduler.want(2 * S, "other")
     assert granted(scheduler, 2 * S).quantum_ns == 0
-    if says == "draining":
+    if answer == "draining":
         scheduler.draining(60 * S, "stopped", expected_ns=0)
-    if says == "wants":
+    if answer == "wants":
         scheduler.want(60 * S, "stopped")
     else:
         scheduler.drained(60 * S, "stopped", wanting=True)

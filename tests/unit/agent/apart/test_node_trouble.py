@@ -56,17 +56,17 @@ async def test_a_driver_that_hangs_from_the_start_keeps_no_tenant_waiting(direct
     stuck = directory / "stuck"
     stuck.touch()
     program = await _with_nvml(directory, FAKE_NVML_HANG=str(stuck))
-    await program.says("tenant is served")
+    await program.logged("tenant is served")
     client = await Client.connect(tenant_directory(directory, "a"))
     assert await client.reserve(GI) == GI
-    error = await program.says("cannot read the inventory", lambda line: "within 1 s" in line["error"])
+    error = await program.logged("cannot read the inventory", lambda line: "within 1 s" in line["error"])
     assert "dmesg" in error["error"]
     os.kill(parts(program)["privileged"], signal.SIGKILL)
-    await program.says("this agent serves", times=2)
+    await program.logged("this agent serves", times=2)
     assert await client.reserve(GI, seq=2) == GI, "beside the next privileged process, which hangs too"
     assert [line for line in program.log if line["event"] == "inventory"] == []
     stuck.unlink()
-    assert len((await program.says("inventory", lambda line: "gpus" in line))["gpus"]) == 2
+    assert len((await program.logged("inventory", lambda line: "gpus" in line))["gpus"]) == 2
     client.close()
     assert await program.end() == 0
 
@@ -74,12 +74,12 @@ async def test_a_driver_that_hangs_from_the_start_keeps_no_tenant_waiting(direct
 @pytest.mark.promise("node-inventory-missing")
 async def test_a_driver_that_is_missing_at_the_start_is_found_once_it_is_there(directory: Path) -> None:
     program = await _with_nvml(directory)
-    await program.says("tenant is served")
-    await program.says("cannot read the inventory", lambda line: "is the NVIDIA driver installed" in line["error"])
+    await program.logged("tenant is served")
+    await program.logged("cannot read the inventory", lambda line: "is the NVIDIA driver installed" in line["error"])
     client = await Client.connect(tenant_directory(directory, "a"))
     assert await client.reserve(GI) == GI
     _plug_in(directory)
-    await program.says("inventory", lambda line: len(line.get("gpus", ())) == 2)
+    await program.logged("inventory", lambda line: len(line.get("gpus", ())) == 2)
     client.close()
     assert await program.end() == 0
 
@@ -91,7 +91,7 @@ async def test_an_agent_that_starts_on_a_read_only_disk_says_so_and_serves_once_
             assert await before.end() == 0
         with disk.read_only():
             async with running(directory, arguments=["--apart"]) as program:
-                trouble = await program.says("cannot apply the tenants; trying again")
+                trouble = await program.logged("cannot apply the tenants; trying again")
                 assert "Read-only file system" in trouble["error"]
                 assert program.process.returncode is None
                 assert await program.end() == 0
@@ -125,8 +125,8 @@ async def test_after_a_supervisor_that_was_killed_under_load_the_next_agent_know
         await asyncio.gather(loading, return_exceptions=True)
         await program.ended()
         async with apart(directory) as following:
-            assert (await following.says("taken over from the earlier agent"))["processes"] == 1
-            _status_code, told = await following.get("/metrics")
-            assert 0 <= value(told, "sharepod_tenant_memory_used_bytes", tenant="a") - 3 * GI <= 2 * MI
+            assert (await following.logged("taken over from the earlier agent"))["processes"] == 1
+            _status_code, metrics = await following.get("/metrics")
+            assert 0 <= value(metrics, "sharepod_tenant_memory_used_bytes", tenant="a") - 3 * GI <= 2 * MI
             client.close()
             assert await following.end() == 0

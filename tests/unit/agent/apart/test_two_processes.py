@@ -138,7 +138,7 @@ def _status(pid: int) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def apart(directory: Path, **changes: str) -> AsyncIterator[Program]:
     async with running(directory, arguments=["--apart"], **changes) as program:
-        await program.says("tenant is served")
+        await program.logged("tenant is served")
         yield program
 
 
@@ -148,7 +148,7 @@ async def test_the_process_that_parses_frames_can_do_nothing_on_the_node(directo
     secret.write_text("secret")
     script = _PROBES.format(secret=str(secret), other=os.getpid())
     program = await Program.start(directory, script=script)
-    found = await program.says("probed")
+    found = await program.logged("probed")
     await program.end(signal.SIGKILL)
     done = {name: result for name, result in found.items() if result == "done"}
     assert not done, "what it tried and could do"
@@ -174,11 +174,11 @@ async def test_the_process_that_serves_tenants_has_no_capability_and_a_filter_an
 ) -> None:
     async with apart(directory) as program:
         pids = parts(program)
-        told = _status(pids["worker"])
-        assert {text for name, text in told.items() if name.startswith("Cap")} == {"0" * 16}
-        assert (told["Seccomp"], told["NoNewPrivs"], told["Groups"]) == ("2", "1", "")
-        assert set(told["Gid"].split()) == {str(SHOWN)}
-        assert told["NSpid"].split()[-1] == "1"
+        metricsus = _status(pids["worker"])
+        assert {text for name, text in metricsus.items() if name.startswith("Cap")} == {"0" * 16}
+        assert (metricsus["Seccomp"], metricsus["NoNewPrivs"], metricsus["Groups"]) == ("2", "1", "")
+        assert set(metricsus["Gid"].split()) == {str(SHOWN)}
+        assert metricsus["NSpid"].split()[-1] == "1"
         for space in ("pid", "mnt", "net", "ipc", "uts"):
             assert _links(pids["worker"], "ns")[space] != _links(os.getpid(), "ns")[space], space
         mounts = _text(pids["worker"], "mountinfo")
@@ -200,10 +200,10 @@ async def test_a_worker_that_is_killed_loses_neither_memory_nor_an_attempt_to_co
             os.kill(parts(program)["worker"], signal.SIGKILL)
             waiting = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
             waiting.close()  # before it has declared that this process has nothing
-            taken = await program.says("taken over from the earlier agent", times=times - 1)
+            taken = await program.logged("taken over from the earlier agent", times=times - 1)
             assert taken["processes"] == 1
-            _status_code, told = await program.get("/metrics", times=times)
-            assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
+            _status_code, metrics = await program.get("/metrics", times=times)
+            assert value(metrics, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
         assert (tenant_directory(directory, "a") / "agent.sock").stat().st_ino == before
         client.close()
         assert await program.end() == 0
@@ -220,14 +220,14 @@ async def test_a_privileged_process_that_is_killed_interrupts_nothing_that_tenan
             assert await client.reserve(GI, seq=times) == GI, "while there is no privileged process"
             newcomer = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
             newcomer.close()
-            await program.says("this agent serves", times=times)
+            await program.logged("this agent serves", times=times)
         assert len([line for line in program.log if line["event"] == "tenant is served"]) == 1
         # the privileged process that came last follows the tenants again
         write_tenants(directory, [row("a", 400, 700), row("b", 100)])
-        await program.says("tenant is served", lambda line: line["tenant"] == "b")
+        await program.logged("tenant is served", lambda line: line["tenant"] == "b")
         (await Client.connect(tenant_directory(directory, "b"))).close()
         write_tenants(directory, [])
-        await program.says("tenant was removed from the ledger", times=2)
+        await program.logged("tenant was removed from the ledger", times=2)
         await until(lambda: not tenant_directory(directory, "a").exists())
         client.close()
         assert await program.end() == 0
@@ -244,7 +244,7 @@ async def test_on_a_disk_that_has_become_read_only_a_killed_worker_is_followed_b
             with disk.read_only():
                 for part in ("worker", "privileged", "worker"):
                     os.kill(parts(program)[part], signal.SIGKILL)
-                    await program.says(f"the {part} was killed")
+                    await program.logged(f"the {part} was killed")
                     newcomer = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
                     await newcomer.granted()
                     newcomer.close()
@@ -258,20 +258,20 @@ async def test_an_agent_killed_on_a_read_only_disk_serves_its_tenants_and_knows_
         async with apart(directory) as program:
             with disk.read_only():
                 await kill_both(program, served=2)
-                line = await program.says("cannot keep a tenant's state for the next agent")
+                line = await program.logged("cannot keep a tenant's state for the next agent")
                 assert "Read-only file system" in line["error"]
                 client = await Client.connect(tenant_directory(directory, "a"))
                 assert await client.reserve(3 * GI) == 3 * GI
                 await kill_both(program, served=3)
-                assert (await program.says("taken over from the earlier agent"))["processes"] == 1
-                _status_code, told = await program.get("/metrics", times=3)
-                assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
+                assert (await program.logged("taken over from the earlier agent"))["processes"] == 1
+                _status_code, metrics = await program.get("/metrics", times=3)
+                assert value(metrics, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
                 newcomer = await Client.connect(tenant_directory(directory, "a"))
                 await newcomer.granted()
                 client.close()
                 newcomer.close()
                 write_tenants(directory, [])
-                await program.says("tenant was removed from the ledger")
+                await program.logged("tenant was removed from the ledger")
                 await until(lambda: _refuses(tenant_directory(directory, "a")))
             assert await program.end() == 0
 
@@ -280,7 +280,7 @@ async def kill_both(program: Program, *, served: int) -> None:
     """Kill privileged process and worker; return once a tenant was served for the `served`th time."""
     for pid in parts(program).values():
         os.kill(pid, signal.SIGKILL)
-    await program.says("tenant is served", times=served)
+    await program.logged("tenant is served", times=served)
 
 
 def _refuses(directory: Path) -> bool:
@@ -297,10 +297,10 @@ def _refuses(directory: Path) -> bool:
 async def test_a_pair_that_is_killed_again_and_again_is_given_up(directory: Path) -> None:
     async with running(directory, arguments=["--apart"]) as program:
         for times in range(1, 6):
-            await program.says("serving metrics", times=times)
+            await program.logged("serving metrics", times=times)
             os.kill(parts(program)["worker"], signal.SIGKILL)
         assert await asyncio.wait_for(program.process.wait(), 20) == 128 + signal.SIGKILL
-        await program.says("again and again")
+        await program.logged("again and again")
 
 
 _SPEAKS_NONSENSE = """
@@ -334,15 +334,15 @@ sys.exit(pair.keep_pair(privileged, worker, lambda: [], 0))
 @pytest.mark.promise("node-teller-killed")
 async def test_a_worker_with_a_broken_link_is_restarted(directory: Path) -> None:
     program = await Program.start(directory, script=_SPEAKS_NONSENSE)
-    await program.says("the worker was killed", times=2)
+    await program.logged("the worker was killed", times=2)
     assert await asyncio.wait_for(program.process.wait(), 20) == 128 + signal.SIGKILL
-    await program.says("again and again")
+    await program.logged("again and again")
 
 
 @pytest.mark.promise("install-killed")
 async def test_a_privileged_process_that_is_ended_before_it_handles_signals_is_not_restarted(directory: Path) -> None:
     program = await Program.start(directory, script=_PRIVILEGED.format(body="time.sleep(60)"))
-    await program.says("begun")
+    await program.logged("begun")
     assert await program.end() == 0
     assert len([line for line in program.log if "begun" in line["event"]]) == 1
 
@@ -355,7 +355,7 @@ async def test_an_exception_in_a_child_is_logged_and_ends_the_pair(directory: Pa
 
 async def test_both_end_with_their_supervisor(directory: Path) -> None:
     program = await Program.start(directory, arguments=["--apart"])
-    await program.says("tenant is served")
+    await program.logged("tenant is served")
     children = parts(program).values()
     program.process.kill()
     await until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))

@@ -70,9 +70,9 @@ async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
     """An agent that serves `a` and `b`, and one that stands by."""
     write_tenants(directory, [row("a", 400, 700), row("b", 300)])
     async with running(directory, arguments=APART) as first:
-        await first.says("tenant is served", times=2)
+        await first.logged("tenant is served", times=2)
         async with running(directory, arguments=APART) as second:
-            await second.says("will pass its sockets on")
+            await second.logged("will pass its sockets on")
             yield first, second
 
 
@@ -92,13 +92,13 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
         async with calling(a, b) as caller:
             await until(lambda: caller.connected > 2)
             await first.end()
-            await second.says("tenant is served", times=2)
+            await second.logged("tenant is served", times=2)
         assert caller.failed == []
         assert [identity(a), identity(b)] == before
-        assert (await second.says("sockets were passed on"))["sockets"] == 2
-        assert (await second.says("taken over from the earlier agent"))["processes"] == 1
-        _status_code, told = await second.get("/metrics")
-        assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
+        assert (await second.logged("sockets were passed on"))["sockets"] == 2
+        assert (await second.logged("taken over from the earlier agent"))["processes"] == 1
+        _status_code, metrics = await second.get("/metrics")
+        assert value(metrics, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
         for each in (a, b):
             newcomer = await Client.connect(each)
             await newcomer.granted()
@@ -108,7 +108,7 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
             for part in ("worker", "privileged"):
                 await until(lambda: len(parts(second)) == 2)  # a new worker is recognised once it is confined
                 os.kill(parts(second)[part], signal.SIGKILL)
-                await second.says(f"the {part} was killed")
+                await second.logged(f"the {part} was killed")
             newcomer = await Client.connect(a)
             await newcomer.granted()
             newcomer.close()
@@ -125,13 +125,13 @@ async def test_a_killed_privileged_process_keeps_its_turn_and_passes_on_all_sock
         before = [identity(a), identity(b)]
         client = await Client.connect(a)
         os.kill(parts(first)["privileged"], signal.SIGKILL)
-        await first.says("this agent serves", times=2)
+        await first.logged("this agent serves", times=2)
         assert await client.reserve(GI) == GI
-        await second.says("will pass its sockets on", times=2)
+        await second.logged("will pass its sockets on", times=2)
         assert [line for line in second.log if line["event"] == "this agent serves"] == []
         async with calling(a, b) as caller:
             await first.end()
-            await second.says("tenant is served", times=2)
+            await second.logged("tenant is served", times=2)
         assert caller.failed == []
         assert [identity(a), identity(b)] == before
         client.close()
@@ -144,7 +144,7 @@ async def test_after_an_agent_that_passes_nothing_on_the_next_one_makes_sockets_
         before = identity(a)
         os.kill(parts(first)["privileged"], signal.SIGSTOP)
         await first.end(signal.SIGKILL)
-        await second.says("tenant is served", times=2)
+        await second.logged("tenant is served", times=2)
         assert identity(a) != before
         newcomer = await Client.connect(a)
         await newcomer.granted()
@@ -163,11 +163,11 @@ async def test_on_a_disk_that_has_filled_up_an_upgrade_serves_on_the_same_socket
             disk.fill()
             async with calling(a) as caller:
                 await first.end()
-                await second.says("tenant is served", times=2)
+                await second.logged("tenant is served", times=2)
             assert caller.failed == []
             assert identity(a) == before
-            _status_code, told = await second.get("/metrics")
-            assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a") == GI
+            _status_code, metrics = await second.get("/metrics")
+            assert value(metrics, "sharepod_tenant_memory_used_bytes", tenant="a") == GI
             newcomer = await Client.connect(a)
             await newcomer.granted()
             newcomer.close()

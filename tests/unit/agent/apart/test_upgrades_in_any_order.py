@@ -50,18 +50,18 @@ async def served(directory: Path) -> None:
 async def test_of_two_that_stand_by_one_serves_and_the_other_follows_it(directory: Path) -> None:
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
-        await third.says("will pass its sockets on")
+        await third.logged("will pass its sockets on")
         before = [identity(a), identity(b)]
         client = await Client.connect(a)
         assert await client.reserve(GI) == GI
         async with calling(a, b) as caller:
             await until(lambda: caller.connected > 2)
             await first.end()
-            await second.says("tenant is served", times=2)
+            await second.logged("tenant is served", times=2)
             assert not serves(third)
-            await third.says("will pass its sockets on", times=2)
+            await third.logged("will pass its sockets on", times=2)
             await second.end()
-            await third.says("tenant is served", times=2)
+            await third.logged("tenant is served", times=2)
         assert caller.failed == []
         assert [identity(a), identity(b)] == before
         await served(directory)
@@ -74,13 +74,13 @@ async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_
     """Before it has begun to serve, too: sockets that it was given are the next one's."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
-        await third.says("will pass its sockets on")
+        await third.logged("will pass its sockets on")
         before = [identity(a), identity(b)]
         async with calling(a, b) as caller:
             await until(lambda: caller.connected > 2)
             await first.end()
             await second.end()
-            await third.says("tenant is served", times=2)
+            await third.logged("tenant is served", times=2)
         assert caller.failed == []
         assert [identity(a), identity(b)] == before
         await served(directory)
@@ -91,21 +91,21 @@ async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_
 async def test_a_stopped_next_tenant_is_skipped(directory: Path) -> None:
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
-        await third.says("will pass its sockets on")
+        await third.logged("will pass its sockets on")
         before = [identity(a), identity(b)]
         with stopped(second):
             async with calling(a, b) as caller:
                 await until(lambda: caller.connected > 2)
                 assert await first.end() == 0
-                await third.says("tenant is served", times=2)
+                await third.logged("tenant is served", times=2)
             assert caller.failed == []
             assert [identity(a), identity(b)] == before
             await served(directory)
-        await second.says("will pass its sockets on", times=2)
+        await second.logged("will pass its sockets on", times=2)
         assert not serves(second)
         async with calling(a, b) as caller:
             await third.end()
-            await second.says("tenant is served", times=2)
+            await second.logged("tenant is served", times=2)
         assert caller.failed == []
         await served(directory)
         assert await second.end() == 0
@@ -124,7 +124,7 @@ async def test_one_whose_half_is_stopped_ends_all_the_same_and_the_next_one_serv
             await first.end(signal.SIGKILL)
         else:
             await first.process.wait()
-        await second.says("tenant is served", times=2)
+        await second.logged("tenant is served", times=2)
         async with calling(a, b) as caller:
             await until(lambda: caller.connected > 2)
         assert caller.failed == []

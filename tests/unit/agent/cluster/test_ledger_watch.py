@@ -42,14 +42,14 @@ class Follower:
     def __init__(self, api: Connection, folder: Path) -> None:
         self.applied: list[list[str]] = []
         self.failures = 0
-        self.told: list[tuple[Pool, list[str]]] = []
+        self.holders_seen: list[tuple[Pool, list[str]]] = []
         self.ledger = LedgerWatch(
             api,
             node="node-1",
             apply=self.apply,
             checkpoint=folder / "ledger.json",
             on_change=lambda: None,
-            on_ledger=lambda pool, holders: self.told.append((pool, [each.id for each in holders])),
+            on_ledger=lambda pool, holders: self.holders_seen.append((pool, [each.id for each in holders])),
         )
 
     async def apply(self, rows: Any) -> None:
@@ -197,10 +197,12 @@ async def test_pool_and_holders_come_before_the_rows_from_the_disk_too(
     plays(scripted, [listing(5, ledger_of_5)], [[]])
     first, second = Follower(api, tmp_path), Follower(api, tmp_path)
     await first.until(lambda: first.ledger.generation == 5 and (tmp_path / "ledger.json").exists())
-    assert first.told == [(Pool.DEVICE_PLUGIN, ["h1"])], "a state that this version does not know counts for nothing"
+    assert first.holders_seen == [(Pool.DEVICE_PLUGIN, ["h1"])], (
+        "a state that this version does not know counts for nothing"
+    )
     second.failures = 1
     await second.ledger.restore()
-    assert (second.told, second.applied) == (first.told, [])
+    assert (second.holders_seen, second.applied) == (first.holders_seen, [])
 
 
 @pytest.mark.promise("node-full-disk")
@@ -225,20 +227,20 @@ async def test_rows_that_the_disk_does_not_take_hold_back_no_other_row_of_the_le
 ) -> None:
     """A tenant that is being released counts as drained only once a ledger with its row is in force."""
     follower = Follower(api, tmp_path)
-    told: list[tuple[int | None, str | None]] = []
+    ledgers: list[tuple[int | None, str | None]] = []
 
     async def apply(rows: Any) -> None:
-        told.append((follower.ledger.generation, follower.ledger.problem))
-        if len(told) < 3:
+        ledgers.append((follower.ledger.generation, follower.ledger.problem))
+        if len(ledgers) < 3:
             raise UntakenRowsError(30, "Read-only file system")
 
     follower.ledger = LedgerWatch(
         api, node="node-1", apply=apply, checkpoint=tmp_path / "ledger.json", on_change=lambda: None
     )
     plays(scripted, [listing(5, gpunode(5, "a"))], [[]])
-    await follower.until(lambda: len(told) == 3 and follower.ledger.problem is None)
-    assert told[0] == (None, None)
-    for generation, problem in told[1:]:
+    await follower.until(lambda: len(ledgers) == 3 and follower.ledger.problem is None)
+    assert ledgers[0] == (None, None)
+    for generation, problem in ledgers[1:]:
         assert generation == 5
         assert "Read-only file system" in (problem or "")
 

@@ -102,7 +102,7 @@ class Slices:
             raise NotFoundError(f"GET {path}", 404, "NotFound", "gone")
         return copy.deepcopy(self.slices[name])
 
-    def told(self) -> None:
+    def report_ready(self) -> None:
         """Have the watch that is open say how the slice is now."""
         found = copy.deepcopy(self.own)
         kind = "MODIFIED" if found is not None else "DELETED"
@@ -148,10 +148,10 @@ class Bench:
 
     @property
     def reason(self) -> SliceReason | None:
-        if (said := self.publisher.verdict) is None:
+        if (verdict := self.publisher.verdict) is None:
             return None
-        assert isinstance(said.reason, SliceReason)
-        return said.reason
+        assert isinstance(verdict.reason, SliceReason)
+        return verdict.reason
 
     def devices(self) -> list[str]:
         return [device["name"] for device in (self.api.own or {"spec": {"devices": []}})["spec"]["devices"]]
@@ -235,7 +235,7 @@ async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
     watching = asyncio.create_task(bench.publisher.follow())
     await turns()
     bench.api.own = None
-    bench.api.told()
+    bench.api.report_ready()
     await turns()
     await bench.publisher.step()
     assert len(bench.devices()) == 2
@@ -243,7 +243,7 @@ async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
     bench.api.own["spec"]["devices"].clear()
     bench.api.version += 1
     bench.api.own["metadata"]["resourceVersion"] = str(bench.api.version)
-    bench.api.told()
+    bench.api.report_ready()
     await turns()
     await bench.publisher.step()
     assert len(bench.devices()) == 2
@@ -362,14 +362,14 @@ async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() ->
     bench = Bench()
     bench.leave()
     await bench.publisher.step()
-    said = [bench.reason]
+    reasons = [bench.reason]
     bench.ledger.publishes = bench.settling = True
     await bench.publisher.step()
     bench.leave()
-    said.append(bench.reason)
+    reasons.append(bench.reason)
     await bench.publisher.step()
-    said.append(bench.reason)
-    assert said == [SliceReason.WITHDRAWN, SliceReason.STARTING, SliceReason.WITHDRAWN]
+    reasons.append(bench.reason)
+    assert reasons == [SliceReason.WITHDRAWN, SliceReason.STARTING, SliceReason.WITHDRAWN]
 
 
 async def test_an_agent_whose_token_names_no_node_publishes_nothing() -> None:

@@ -61,8 +61,8 @@ def test_another_writers_condition_stays() -> None:
 
 def test_a_message_that_the_api_server_would_refuse_is_cut() -> None:
     rows = "; ".join(f"tenant {number:036}: mode: Input should be 'Shared' or 'Exclusive'" for number in range(400))
-    told = status_report.condition(CONDITION_AGENT_READY, Readiness(ReadyReason.LEDGER_UNREADABLE, rows), {})
-    assert Condition.model_validate(told).message == rows[:32768]
+    shown = status_report.condition(CONDITION_AGENT_READY, Readiness(ReadyReason.LEDGER_UNREADABLE, rows), {})
+    assert Condition.model_validate(shown).message == rows[:32768]
 
 
 def test_another_object_of_that_name_is_not_written() -> None:

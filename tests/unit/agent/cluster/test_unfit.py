@@ -21,7 +21,7 @@ def test_a_node_that_serves_takes_tenants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "readiness"),
     [
         ("AgentReady", Readiness(ReadyReason.DRA_DRIVER_PRESENT, "a rival")),
         ("HookLoads", Readiness(HookLoadsReason.NOT_LOADED, "a rival")),
@@ -29,8 +29,8 @@ def test_a_node_that_serves_takes_tenants() -> None:
         ("EnvInjection", Readiness(EnvInjectionReason.INJECTED, "a rival")),
     ],
 )
-def test_a_condition_under_which_shares_are_not_enforced_is_named(kind: str, said: Readiness) -> None:
-    assert "a rival" in (unfit({**WELL, kind: said}, None, plugin_offers=False) or "")
+def test_a_condition_under_which_shares_are_not_enforced_is_named(kind: str, readiness: Readiness) -> None:
+    assert "a rival" in (unfit({**WELL, kind: readiness}, None, plugin_offers=False) or "")
 
 
 @pytest.mark.promise("operator-scheduler-pool-device-plugin")

@@ -15,8 +15,8 @@ GPUS = [Gpu(uuid=uuid, index=index, model="m", memory=1) for index, uuid in enum
 
 class Node:
     def __init__(self) -> None:
-        self.told: list[frozenset[str] | None] = []
-        self.gpus = HeldGpus(OURS, self.told.append)
+        self.reported: list[frozenset[str] | None] = []
+        self.gpus = HeldGpus(OURS, self.reported.append)
 
 
 @pytest.fixture
@@ -27,16 +27,16 @@ def node() -> Node:
 def test_in_a_dedicated_pool_every_gpu_is_open_whatever_the_kubelet_says(node: Node) -> None:
     node.gpus.know_pods({GPU0: PluginPod("team", "one")}, None)
     node.gpus.know_ledger(Pool.DEDICATED, ())
-    assert node.told == []
+    assert node.reported == []
     assert [node.gpus.mark(gpu) for gpu in GPUS] == GPUS
 
 
 @pytest.mark.promise("node-held-first")
 def test_a_gpu_is_open_once_ledger_and_kubelet_report_its_holder(node: Node) -> None:
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
-    assert node.told == [frozenset()]
+    assert node.reported == [frozenset()]
     node.gpus.know_pods({GPU0: ITS_POD, GPU1: PluginPod("team", "one")}, None)
-    assert node.told[-1] == frozenset({GPU0})
+    assert node.reported[-1] == frozenset({GPU0})
     held, taken = (node.gpus.mark(gpu) for gpu in GPUS)
     assert (held.held, held.holder, held.taken) == (True, "uid-1", False)
     assert (taken.held, taken.holder, taken.taken) == (False, None, True)
@@ -53,7 +53,7 @@ def test_a_gpu_omitted_by_the_plugin_is_unhealthy_and_stays_open_to_its_tenants(
     assert (ill.health, ill.offered, ill.held) == (Health.UNHEALTHY, False, True)
     assert "NVIDIA's device plugin no longer offers it" in ill.reason
     assert (well.health, well.offered, well.reason) == (Health.HEALTHY, True, "")
-    assert node.told[-1] == frozenset({GPU0})
+    assert node.reported[-1] == frozenset({GPU0})
     own_word = GPUS[0].model_copy(update={"health": Health.UNHEALTHY, "reason": "Xid 79"})
     assert node.gpus.mark(own_word).reason == "Xid 79"
 
@@ -83,7 +83,7 @@ def test_a_gpu_is_closed_at_once_that_no_holder_is_seen_to_have(
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
     node.gpus.know_pods({GPU0: ITS_POD}, None)
     node.gpus.know_pods(given, problem)
-    assert node.told[-1] == frozenset()
+    assert node.reported[-1] == frozenset()
 
 
 @pytest.mark.promise("node-held-first")
@@ -91,5 +91,5 @@ def test_a_gpu_is_closed_when_its_holder_is_being_released(node: Node) -> None:
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
     node.gpus.know_pods({GPU0: ITS_POD}, None)
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER.model_copy(update={"state": HolderState.RELEASING}),))
-    assert node.told[-1] == frozenset()
+    assert node.reported[-1] == frozenset()
     assert node.gpus.native() == {}, "a holder is no native pod"

@@ -43,7 +43,7 @@ class Rounds:
         rounds, rest = divmod(moment, self.turn + self.others)
         return rounds * self.turn + min(rest, self.turn)
 
-    def told(self, now: float) -> TurnSpans:
+    def spans(self, now: float) -> TurnSpans:
         length = self.turn + self.others
         first = max(0, int((now - 6) / length))
         begins = [number * length for number in range(first, int(now / length) + 1)]
@@ -51,7 +51,7 @@ class Rounds:
         return TurnSpans(round(max(0.0, now - 6) * 1e9), tuple(spans))
 
 
-def told(spans: TurnSpans) -> TurnsOfTenant:
+def turns_of(spans: TurnSpans) -> TurnsOfTenant:
     return TurnsOfTenant(lambda: spans)
 
 
@@ -73,7 +73,7 @@ def watched(rounds: Rounds, driver: Driver, until: float, beyond: float = 0.0) -
         samples = driver.samples(ran, since, now)
         part = sum(each.part for each in samples) / len(samples) if samples else 0.0
         busy += part * (now - since)
-        sums = meter.observe(now, samples, part, told(rounds.told(now)))
+        sums = meter.observe(now, samples, part, turns_of(rounds.spans(now)))
         rules.observe_time(now, {GPU0: busy}, rounds.busy(0, now), {GPU0: sums.held})
         surcharged += surcharge.observe(now, sums.charged)
         if rules.findings:
@@ -133,22 +133,22 @@ def test_all_of_a_sample_is_beyond_where_there_is_no_turn() -> None:
 def test_turns_are_asked_for_once_and_only_where_something_ran() -> None:
     asked: list[TurnSpans] = []
 
-    def tell() -> TurnSpans:
+    def read() -> TurnSpans:
         asked.append(TurnSpans(0, ()))
         return asked[-1]
 
     meters = [BeyondTurnsMeter(), BeyondTurnsMeter()]
     for meter in meters:
-        meter.observe(9.0, (), 0.0, TurnsOfTenant(tell))
+        meter.observe(9.0, (), 0.0, TurnsOfTenant(read))
     assert asked == []
-    turns = TurnsOfTenant(tell)
+    turns = TurnsOfTenant(read)
     for meter in meters:
         meter.observe(10.0, [UtilizationSample(9.9, 1.0)], 1.0, turns)
     assert len(asked) == 1
 
 
 def test_a_sample_of_a_time_with_unknown_turns_is_ignored() -> None:
-    meter, unknown = BeyondTurnsMeter(), told(TurnSpans(100 * 10**9, ()))
+    meter, unknown = BeyondTurnsMeter(), turns_of(TurnSpans(100 * 10**9, ()))
     meter.observe(100.0, (), 0.0, unknown)
     assert meter.observe(101.0, [UtilizationSample(100.9, 1.0)], 1.0, unknown) == BeyondSums()
     assert min(meter.observe(103.0, [UtilizationSample(102.9, 1.0)], 1.0, unknown).held) > 1.9
@@ -156,7 +156,7 @@ def test_a_sample_of_a_time_with_unknown_turns_is_ignored() -> None:
 
 def test_time_that_others_held_before_it_had_drained_is_charged_already() -> None:
     spans = (TurnSpan(0, 5 * 10**9, overdue=False), TurnSpan(5 * 10**9, 20 * 10**9, overdue=True))
-    turns = told(TurnSpans(0, spans))
+    turns = turns_of(TurnSpans(0, spans))
     meter = BeyondTurnsMeter()
     meter.observe(9.0, (), 0.0, turns)
     sums = meter.observe(10.0, [UtilizationSample(9.9, 1.0)], 1.0, turns)
@@ -165,7 +165,7 @@ def test_time_that_others_held_before_it_had_drained_is_charged_already() -> Non
 
 
 def test_samples_of_several_processes_that_end_together_are_one() -> None:
-    meter, nothing = BeyondTurnsMeter(), told(TurnSpans(0, ()))
+    meter, nothing = BeyondTurnsMeter(), turns_of(TurnSpans(0, ()))
     meter.observe(9.0, (), 0.0, nothing)
     samples = [UtilizationSample(9.5, 0.3), UtilizationSample(9.501, 0.3), UtilizationSample(9.7, 0.2)]
     assert meter.observe(10.0, samples, 0.4, nothing).held[0] == pytest.approx(0.4 - ROUNDING)
@@ -173,13 +173,13 @@ def test_samples_of_several_processes_that_end_together_are_one() -> None:
 
 @pytest.mark.parametrize("until", [10.0 + 5, 10.0 + 3600, -(10.0**9)])
 def test_time_stamps_that_no_sample_can_have_count_as_none(until: float) -> None:
-    meter, nothing = BeyondTurnsMeter(), told(TurnSpans(0, ()))
+    meter, nothing = BeyondTurnsMeter(), turns_of(TurnSpans(0, ()))
     meter.observe(9.0, (), 0.0, nothing)
     assert min(meter.observe(10.0, [UtilizationSample(until, 0.5)], 0.5, nothing).held) == pytest.approx(0.49)
 
 
 def test_a_figure_without_a_time_stamp_may_be_as_old_as_a_sample_is_long() -> None:
-    held = told(TurnSpans(0, (TurnSpan(5 * 10**9, round(9.1 * 1e9), overdue=False),)))
+    held = turns_of(TurnSpans(0, (TurnSpan(5 * 10**9, round(9.1 * 1e9), overdue=False),)))
     meter = BeyondTurnsMeter()
     meter.observe(9.0, (), 0.0, held)
     assert meter.observe(10.0, (), 1.0, held).held[0] == 0, f"{SHORTEST_S:.2f} s that ended at 9.1 at the latest"

@@ -35,9 +35,9 @@ def test_a_process_without_the_hook_is_reported_once_it_has_stayed_and_until_it_
     watch.observe_unhooked(3, {7, 8})
     assert reasons(watch) == ["ProcessWithoutHook"]
     assert "process 7 " in watch.findings[0].message
-    said = watch.findings
+    before = watch.findings
     watch.observe_unhooked(9, {7, 8})
-    assert watch.findings == said, "the same is said in the same words"
+    assert watch.findings == before, "the same is said in the same words"
     assert watch.unhooked == {7, 8}
     watch.observe_unhooked(10, {9})
     assert not watch.findings, "another process begins anew"
@@ -66,13 +66,13 @@ def test_a_refused_allocation_is_reported_with_its_figures_until_a_minute_has_pa
     assert not watch.findings
     watch.observe_refusals(1, {GPU0: (2, DeniedAllocation(asked=2048 * MI - 1, used=3072 * MI, limit=4096 * MI))})
     assert reasons(watch) == ["MemoryRefused"]
-    said = watch.findings
-    assert f"asked for 2048 MiB more on {GPU0} and was refused: 3072 of its 4096 MiB" in said[0].message
+    before = watch.findings
+    assert f"asked for 2048 MiB more on {GPU0} and was refused: 3072 of its 4096 MiB" in before[0].message
     again = {GPU0: (9, DeniedAllocation(asked=MI, used=4096 * MI, limit=4096 * MI))}
     watch.observe_refusals(50, again)
-    assert watch.findings == said, "a program that tries again makes one finding"
+    assert watch.findings == before, "a program that tries again makes one finding"
     watch.observe_refusals(110, again)
-    assert watch.findings == said
+    assert watch.findings == before
     watch.observe_refusals(111, again)
     assert not watch.findings
     watch.observe_refusals(200, {GPU0: (10, DeniedAllocation(asked=MI, used=4095 * MI, limit=4096 * MI))})

@@ -72,7 +72,7 @@ def test_the_row_with_the_pods_name_and_uid_entitles_it() -> None:
 
 @pytest.mark.promise("node-pod-compared")
 @pytest.mark.parametrize(
-    ("rows", "reason", "says"),
+    ("rows", "reason", "message"),
     [
         ([], VolumeRefusalReason.NO_RESERVATION, "create a SharePod"),
         ([row(namespace="other")], VolumeRefusalReason.NO_RESERVATION, "no share of a GPU is reserved on node node-1"),
@@ -82,8 +82,10 @@ def test_the_row_with_the_pods_name_and_uid_entitles_it() -> None:
         ([row(state=TenantState.RELEASING)], VolumeRefusalReason.NOT_ENTITLED, "is being released"),
     ],
 )
-def test_a_pod_without_reservation_gets_a_message(rows: list[Tenant], reason: VolumeRefusalReason, says: str) -> None:
-    with pytest.raises(VolumeRefusedError, match=says) as refusal:
+def test_a_pod_without_reservation_gets_a_message(
+    rows: list[Tenant], reason: VolumeRefusalReason, message: str
+) -> None:
+    with pytest.raises(VolumeRefusedError, match=message) as refusal:
         choose_tenant(rows, WHO, NODE)
     assert refusal.value.reason is reason
 

@@ -134,11 +134,11 @@ async def bench(no_mounts: None) -> AsyncIterator[Bench]:
             await bench.close()
 
 
-async def refused(call: Awaitable[None], code: Any, *says: str) -> None:
+async def refused(call: Awaitable[None], code: Any, *parts: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     assert error.value.code() is code, error.value.details()
-    for words in says:
+    for words in parts:
         assert words in error.value.details()
 
 

@@ -138,11 +138,15 @@ async def bench() -> AsyncIterator[ClaimBench]:
 
 async def test_the_kubelet_finds_a_dra_plugin(bench: ClaimBench) -> None:
     socket = bench.root / "kubelet/plugins_registry/gpu.sharepod.dev-dra-reg.sock"
-    told = await bench.call(
+    plugin = await bench.call(
         socket, "/pluginregistration.Registration/GetInfo", registration.InfoRequest(), registration.PluginInfo
     )
-    assert (told.type, told.name, list(told.supported_versions)) == ("DRAPlugin", "gpu.sharepod.dev", ["v1.DRAPlugin"])
-    assert told.endpoint.endswith("/plugins/gpu.sharepod.dev/dra.sock")
+    assert (plugin.type, plugin.name, list(plugin.supported_versions)) == (
+        "DRAPlugin",
+        "gpu.sharepod.dev",
+        ["v1.DRAPlugin"],
+    )
+    assert plugin.endpoint.endswith("/plugins/gpu.sharepod.dev/dra.sock")
 
 
 async def test_a_claim_with_a_row_gets_the_tenants_directory_and_the_gpus_own_device(bench: ClaimBench) -> None:

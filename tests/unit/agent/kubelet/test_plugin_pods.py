@@ -180,12 +180,12 @@ async def test_a_plugin_that_offers_whole_gpus_or_parts_of_them_is_known(kubelet
 @pytest.mark.promise("node-plugin-health")
 async def test_a_gpu_that_the_plugin_calls_unhealthy_is_not_among_those_that_it_offers(kubelet: Kubelet) -> None:
     pods = PluginPods(kubelet.root)
-    told: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+    offers: asyncio.Queue[frozenset[str]] = asyncio.Queue()
     await kubelet.server.start()
-    running = asyncio.create_task(pods.run(lambda given, problem, offered: told.put_nowait(offered), lambda: 0.01))
-    assert await told.get() == frozenset((GPU0, GPU1))
+    running = asyncio.create_task(pods.run(lambda given, problem, offered: offers.put_nowait(offered), lambda: 0.01))
+    assert await offers.get() == frozenset((GPU0, GPU1))
     kubelet.offers = [GPU1]
-    while (offered := await told.get()) == frozenset((GPU0, GPU1)):
+    while (offered := await offers.get()) == frozenset((GPU0, GPU1)):
         pass
     running.cancel()
     assert offered == frozenset((GPU1,))

@@ -61,7 +61,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
 
 
-def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]], *, beside: bool = False) -> int:
+def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]], *, busy: bool = False) -> int:
     """Let `a` hold what `b` waits for; return how often Python was woken to look. `beside`: a third tenant, whose
     process lives, holds another GPU that a fourth waits for."""
     barred: list[int] = []
@@ -86,7 +86,7 @@ def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[
             tokens.set_connected(name, connected=True)
             assert process.heartbeat is not None
         for name, process in clients.items():
-            if beside or name in "ab":
+            if busy or name in "ab":
                 tokens.want(name, process)
         await life(tokens, one, other, barred)
         tokens.close()
@@ -118,7 +118,7 @@ def test_who_holds_after_another_is_watched_while_a_neighbour_of_another_gpu_is(
         tokens.drained("a", one, protocol.Drained(one.grant_id, wanting=True))
         await until(lambda: other.grant_id in barred)
 
-    on_the_loop(life, beside=True)
+    on_the_loop(life, busy=True)
 
 
 @pytest.mark.promise("time-starved")
@@ -136,7 +136,7 @@ def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytes
         tokens.want("a", one)
         await until(lambda: other.grant_id in barred)
 
-    on_the_loop(life, beside=True)
+    on_the_loop(life, busy=True)
 
 
 def test_a_tenant_that_is_removed_as_it_holds_is_watched_no_more(patient: None) -> None:

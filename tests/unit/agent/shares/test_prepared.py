@@ -267,11 +267,11 @@ def test_nothing_is_taken_from_a_descriptor_that_has_become_anothers(
     async def play(world: Two) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         with reused(world.client("a"), ours):
-            said = protocol.encode(protocol.Drained(world.held, wanting=True))
-            theirs.send(said)
+            packet = protocol.encode(protocol.Drained(world.held, wanting=True))
+            theirs.send(packet)
             read: list[bytes] = []
             asyncio.get_running_loop().add_reader(ours, lambda: read.append(ours.recv(100)))
-            await until(lambda: read == [said])
+            await until(lambda: read == [packet])
             asyncio.get_running_loop().remove_reader(ours)
         theirs.close()
 

@@ -78,7 +78,7 @@ def add(tokens: Tokens, *names: str, limit_milli: int = 1000, barred: list[int] 
 
 
 async def test_processes_of_a_tenant_are_reported_in_the_order_of_their_arrival(tokens: Tokens) -> None:
-    told: list[int] = []
+    order: list[int] = []
 
     class Numbered(Process):
         def __hash__(self) -> int:
@@ -88,7 +88,7 @@ async def test_processes_of_a_tenant_are_reported_in_the_order_of_their_arrival(
             return self is other
 
         def send(self, frame: protocol.AgentFrame) -> None:
-            told.append(self.pid)
+            order.append(self.pid)
 
     add(tokens, "a", "b")
     holder = Process(9)
@@ -97,7 +97,7 @@ async def test_processes_of_a_tenant_are_reported_in_the_order_of_their_arrival(
         tokens.want("a", Numbered(pid))
     [held] = holder.grants()[:1]
     tokens.drained("b", holder, protocol.Drained(held, wanting=False))
-    assert told == [3, 1, 2]
+    assert order == [3, 1, 2]
 
 
 async def test_a_failure_for_one_tenant_affects_no_other(tokens: Tokens, clock: Clock) -> None:

@@ -70,7 +70,7 @@ async def test_a_flood_ends_its_senders_connection_and_affects_no_other_tenant(
         honest = await Client.connect(tenants.directory("good"))
         alone = await answer_times(honest, 100)
         async with flooding(tenants, how):
-            beside = await answer_times(honest, 100)
+            during = await answer_times(honest, 100)
             why = REFUSED[how]
             async with asyncio.timeout(20):
                 while why is not None and not tenants.refusals[why]:
@@ -81,7 +81,7 @@ async def test_a_flood_ends_its_senders_connection_and_affects_no_other_tenant(
         assert served.connected == 2
         assert not served.refusals.counts
         # The flood is a process of its own: where processors are scarce, everything is slower by that.
-        assert median(beside) <= 10 * median(alone) + 0.05
+        assert median(during) <= 10 * median(alone) + 0.05
         honest.close()
         late.close()
 

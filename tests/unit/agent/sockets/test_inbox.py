@@ -50,7 +50,7 @@ class Pair:
         self.client, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reader = Reader(agent)
 
-    def say(self, *grants: int) -> None:
+    def send(self, *grants: int) -> None:
         for grant in grants:
             self.client.send(protocol.encode(protocol.Drained(grant)))
 
@@ -70,8 +70,8 @@ async def test_frames_that_a_turn_has_no_time_for_are_handled_in_later_turns(inb
     one, other = Pair(), Pair()
     for pair in (one, other):
         inbox.add(pair.reader)
-    one.say(1, 2, 3)
-    other.say(4)
+    one.send(1, 2, 3)
+    other.send(4)
     await until(lambda: len(one.reader.frames) + len(other.reader.frames) == 4)
     assert one.reader.frames == [protocol.Drained(grant) for grant in (1, 2, 3)]
     assert other.reader.frames == [protocol.Drained(4)]
@@ -84,7 +84,7 @@ async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_
     handled."""
     removed, following = Pair(), Pair()
     inbox.add(removed.reader)
-    removed.say(1, 2, 3)
+    removed.send(1, 2, 3)
     await removed.reader.given.wait()
     number = removed.reader.fileno()
     inbox.remove(removed.reader)
@@ -93,7 +93,7 @@ async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_
     following.reader.sock.close()
     following.reader.sock = socket.socket(fileno=number)
     inbox.add(following.reader)
-    following.say(9)
+    following.send(9)
     await until(lambda: bool(following.reader.frames))
     assert following.reader.frames == [protocol.Drained(9)]
     assert removed.reader.frames == [protocol.Drained(1)]

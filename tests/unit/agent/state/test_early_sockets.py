@@ -192,7 +192,7 @@ def test_it_listens_before_anything_is_loaded_that_takes_long(state_dir: Path) -
 async def test_a_client_that_connects_during_a_containers_restart_is_served(directory: Path) -> None:
     a = tenant_directory(directory, "a")
     async with running(directory, arguments=["--apart"]) as former:
-        await former.says("tenant is served")
+        await former.logged("tenant is served")
         ends = [os.pidfd_open(pid) for pid in parts(former).values()]
         await former.end(signal.SIGKILL)
         for end in ends:  # the turn is free once each of them has gone
@@ -200,7 +200,7 @@ async def test_a_client_that_connects_during_a_containers_restart_is_served(dire
             os.close(end)
     program = await Program.start(directory, script=_WAITS_AT_THE_IMPORT.format(go=str(directory / "go")))
     try:
-        await program.says("loading")
+        await program.logged("loading")
         caller = await Client.connect(a, hello=False)
         caller.send(protocol.Hello(1, 1, "abc123"))
         identity = (a / "agent.sock").stat().st_ino
@@ -208,7 +208,7 @@ async def test_a_client_that_connects_during_a_containers_restart_is_served(dire
         await caller.expect(protocol.Welcome)
         await caller.granted()
         assert (a / "agent.sock").stat().st_ino == identity
-        assert (await program.says("listened first"))["tenants"] == 1
+        assert (await program.logged("listened first"))["tenants"] == 1
         caller.close()
     finally:
         assert await program.end() == 0

@@ -48,8 +48,8 @@ async def test_on_a_full_disk_a_changed_row_is_in_force_and_is_written_once_ther
     changed = [row("a", 500, 700), row("b", 300)]
     with pytest.raises(OSError, match=r"No space left on device \(tenant a, 1 of 2 rows\)"):
         await tenants.apply(changed)
-    told = await client.expect(protocol.Limits)
-    assert told.gpus[0].request_milli == 500
+    frame = await client.expect(protocol.Limits)
+    assert frame.gpus[0].request_milli == 500
     assert "request 400" in limits(tenants, "a")
     with pytest.raises(OSError, match="No space left on device"):
         await tenants.apply(changed)

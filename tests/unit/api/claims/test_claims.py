@@ -23,8 +23,8 @@ def claim(*requests: dict[str, Any], annotations: dict[str, str] | None = None, 
 
 
 def request(name: str = "gpu", capacity: dict[str, Any] | None = CAPACITY, **exactly: Any) -> dict[str, Any]:
-    said = {} if capacity is None else {"capacity": {"requests": capacity}}
-    return {"name": name, "exactly": {"deviceClassName": "sharepod.dev", **said, **exactly}}
+    capacities = {} if capacity is None else {"capacity": {"requests": capacity}}
+    return {"name": name, "exactly": {"deviceClassName": "sharepod.dev", **capacities, **exactly}}
 
 
 def selected(*expressions: str) -> ClaimRequest:
@@ -57,7 +57,7 @@ def test_a_number_means_the_same_however_the_api_server_writes_it(written: objec
 
 
 def test_annotations_say_what_a_claims_spec_has_no_place_for() -> None:
-    said = {
+    annotations = {
         "sharepod.dev/gpu-memory-isolation": "None",
         "sharepod.dev/gpu-latency": "Interactive",
         "sharepod.dev/gpu-co-running": "Deny",
@@ -69,7 +69,7 @@ def test_annotations_say_what_a_claims_spec_has_no_place_for() -> None:
         "sharepod.dev/gpu-models": "A100, H100",
         "team.example/gpu-request": "not ours",
     }
-    gpu = lower(claim(annotations=said)).gpu
+    gpu = lower(claim(annotations=annotations)).gpu
     assert (gpu.labels.affinity, gpu.labels.anti_affinity, gpu.labels.exclusion) == ("a", "b", "c")
     assert (gpu.memory_isolation, gpu.latency) == (MemoryIsolation.NONE, Latency.INTERACTIVE)
     assert (gpu.co_running, gpu.group) == (CoRunningPolicy.DENY, "train")

@@ -44,7 +44,7 @@ def test_a_share_is_what_the_results_consume() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "said"),
+    ("results", "message"),
     [
         ([result(consumedCapacity=None)], "turn on the feature gate DRAConsumableCapacity"),
         ([result(consumedCapacity={**CONSUMED, "memory": None})], "have no memory"),
@@ -59,10 +59,10 @@ def test_a_share_is_what_the_results_consume() -> None:
         ([result(adminAccess=True)], "goes past every share"),
     ],
 )
-def test_results_that_no_row_can_say_give_no_share(results: list[dict[str, Any]], said: str) -> None:
+def test_results_that_no_row_can_say_give_no_share(results: list[dict[str, Any]], message: str) -> None:
     found = share(results)
     assert isinstance(found, SpecError)
-    assert said in str(found)
+    assert message in str(found)
 
 
 _json = st.recursive(
@@ -95,7 +95,7 @@ def test_a_claim_of_the_class_is_known_by_any_of_its_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (claim(asks(), affinity="a"), "metadata.annotations[sharepod.dev/gpu-affinity]: is not for claims of class"),
         (claim(asks(), mode="Exclusive"), "kube-scheduler allocates only by size"),
@@ -103,8 +103,8 @@ def test_a_claim_of_the_class_is_known_by_any_of_its_requests() -> None:
         (claim(asks("one"), asks("two")), "write one request with count"),
     ],
 )
-def test_what_the_operator_offers_beyond_sizes_is_refused(body: dict[str, Any], said: str) -> None:
-    assert said in str(fault(body))
+def test_what_the_operator_offers_beyond_sizes_is_refused(body: dict[str, Any], message: str) -> None:
+    assert message in str(fault(body))
 
 
 def test_other_requests_beside_it_are_fine() -> None:

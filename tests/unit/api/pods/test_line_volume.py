@@ -22,8 +22,8 @@ def patched(pod: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.promise("operator-line-volume-others")
 def test_a_container_with_a_line_has_what_one_of_a_sharepod_has_and_the_others_see_no_gpu() -> None:
     main = {"name": "main", "image": "i", "env": [{"name": "A", "value": "b"}]}
-    beside = {"name": "beside", "image": "i"}
-    spec = {"containers": [{**main, "resources": LINE}, beside], "volumes": [{"name": "own", "emptyDir": {}}]}
+    sidecar = {"name": "beside", "image": "i"}
+    spec = {"containers": [{**main, "resources": LINE}, sidecar], "volumes": [{"name": "own", "emptyDir": {}}]}
     found = patched({"metadata": {"name": "p", "labels": {"app": "x"}}, "spec": spec})
     sharepod = {
         "metadata": {"name": "p", "namespace": "n", "uid": "u"},
@@ -59,9 +59,9 @@ def test_a_pod_without_a_line_is_left_alone() -> None:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3) | inner))
-def test_no_pod_makes_it_raise(said: Any) -> None:
+def test_no_pod_makes_it_raise(value: Any) -> None:
     line = {"resources": LINE}
-    with_volume({"metadata": said, "spec": said}, "nvidia")
-    with_volume({"metadata": {"labels": said, "annotations": said}, "spec": {"containers": [line, said]}}, "nvidia")
-    with_volume({"spec": {"containers": [line | {"env": said, "volumeMounts": said}], "volumes": said}}, "")
-    with_volume({"spec": {"containers": [line], "schedulingGates": said, "initContainers": said}}, "nvidia")
+    with_volume({"metadata": value, "spec": value}, "nvidia")
+    with_volume({"metadata": {"labels": value, "annotations": value}, "spec": {"containers": [line, value]}}, "nvidia")
+    with_volume({"spec": {"containers": [line | {"env": value, "volumeMounts": value}], "volumes": value}}, "")
+    with_volume({"spec": {"containers": [line], "schedulingGates": value, "initContainers": value}}, "nvidia")

@@ -32,8 +32,8 @@ def pod(
 
 def line(milli: int | str, mib: int | str | None = None, **annotations: str) -> ClaimRequest:
     """The request of a Pod of one container with this line; annotations by key, with `_` for `-`."""
-    said = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-    return lower(pod(container(milli, mib), annotations=said))
+    annotated = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return lower(pod(container(milli, mib), annotations=annotated))
 
 
 def refusal(raw: dict[str, Any]) -> SpecError:

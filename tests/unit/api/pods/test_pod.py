@@ -272,8 +272,8 @@ def test_the_first_container_carries_the_line_where_lines_are_in_use(gpu: dict[s
     containers = [{"name": "main", "image": "x", "resources": own}, {"name": "side", "image": "x"}]
     pod = build_pod(sharepod(gpu, containers=containers), SETTINGS, line=True)
     first, second = pod["spec"]["containers"]
-    said = {f"sharepod.dev/{name}": amount for name, amount in line.items()}
-    assert first["resources"] == {"limits": {"cpu": "1", **said}, "requests": {"cpu": "1"}}
+    amounts = {f"sharepod.dev/{name}": amount for name, amount in line.items()}
+    assert first["resources"] == {"limits": {"cpu": "1", **amounts}, "requests": {"cpu": "1"}}
     assert "resources" not in second
     without = build_pod(sharepod(gpu, containers=containers), SETTINGS)
     assert without["spec"]["containers"][0]["resources"] == own

@@ -199,8 +199,8 @@ async def test_a_call_that_was_not_begun_is_made_again_when_the_server_says(monk
         many: list[list[tuple[int, str | None]]]
         many = [[(429, None)], [(503, None)], [(500, "1")], [(429, "31")], [(429, "1")] * 4]
         many += [[(429, after)] for after in ("Wed, 21 Oct 2037 07:28:00 GMT", "-1", "1e3", "1.5", "9" * 20, "soon")]
-        for said in many:
-            refusals[:] = said
+        for causes in many:
+            refusals[:] = causes
             with pytest.raises(UnavailableError):
                 await client.patch_json(PODS, "p", [], "n")
             assert not refusals

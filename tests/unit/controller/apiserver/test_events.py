@@ -41,7 +41,7 @@ class World:
             raise UnavailableError("create", 429, "TooManyRequests", "later")
         self.written.append(body)
 
-    def tell(self, namespace: str, note: str, *, name: str = "a", reason: str = "Failing") -> None:
+    def record(self, namespace: str, note: str, *, name: str = "a", reason: str = "Failing") -> None:
         self.events.warning("SharePod", about(namespace, name), reason, "Test", note)
 
     def notes(self, namespace: str) -> list[str]:
@@ -65,14 +65,14 @@ async def test_of_one_reason_about_one_object_ten_are_written_at_once_and_then_o
     world = World()
     async with world.writing():
         for number in range(100):
-            world.tell("team", f"failure {number}")
-        world.tell("team", "of another reason", reason="Other")
-        world.tell("team", "of another object", name="b")
+            world.record("team", f"failure {number}")
+        world.record("team", "of another reason", reason="Other")
+        world.record("team", "of another object", name="b")
     assert len(world.notes("team")) == events._BURST + 2
     async with world.writing():
         world.now += events._PERIOD_S
-        world.tell("team", "a minute later")
-        world.tell("team", "and at once")
+        world.record("team", "a minute later")
+        world.record("team", "and at once")
     assert world.notes("team")[-1] == "a minute later"
 
 
@@ -80,7 +80,7 @@ async def test_the_same_message_is_written_again_after_ten_minutes() -> None:
     world = World()
     async with world.writing():
         for _ in range(3):
-            world.tell("team", "the same")
+            world.record("team", "the same")
             world.now += events._REPEAT_S / 2
     assert world.notes("team") == ["the same", "the same"]
 
@@ -89,8 +89,8 @@ async def test_the_same_message_is_written_again_after_ten_minutes() -> None:
 async def test_one_namespace_fills_a_quarter_of_what_may_wait_and_others_pass_it() -> None:
     world = World(slow={"flood"})
     for number in range(2 * events._WAITING):
-        world.tell("flood", "failure", name=f"pod-{number}")
-    world.tell("team", "heard")
+        world.record("flood", "failure", name=f"pod-{number}")
+    world.record("team", "heard")
     async with world.writing():
         pass
     assert world.notes("team") == ["heard"]
@@ -103,22 +103,22 @@ async def test_one_namespace_fills_a_quarter_of_what_may_wait_and_others_pass_it
 async def test_an_event_that_cannot_be_written_costs_no_other() -> None:
     world = World(refusing={"refused"})
     async with world.writing():
-        world.tell("refused", "lost")
-        world.tell("team", "heard")
+        world.record("refused", "lost")
+        world.record("team", "heard")
     assert [item["note"] for item in world.written] == ["heard"]
 
 
 async def test_notes_are_cut_to_what_the_api_server_takes() -> None:
     world = World()
     async with world.writing():
-        world.tell("team", "ü" * 5000)
+        world.record("team", "ü" * 5000)
     assert len(world.written[0]["note"].encode()) <= events._NOTE_LIMIT
 
 
 async def test_a_note_with_half_a_pair_in_it_is_written() -> None:
     world = World()
     async with world.writing():
-        world.tell("team", "\ud83d" * 600)
+        world.record("team", "\ud83d" * 600)
     (note,) = world.notes("team")
     assert note.startswith("\ufffd")
     assert note.endswith("…")

@@ -323,7 +323,7 @@ async def test_whatever_a_watch_says_what_is_there_is_known(
     idle.create("b")
     async with running(idle):
         await idle.until(lambda: bool(idle.server.made("watch", "sharepods")))
-        idle.server.say("sharepods", words, ends=ends)
+        idle.server.send_words("sharepods", words, ends=ends)
         idle.delete("b")
         idle.create("c")
         await idle.shows("a", "c")
@@ -437,8 +437,8 @@ async def test_thousands_of_objects_that_cannot_be_read_make_few_log_lines(idle:
         idle.create(name)
     with capture_logs() as logs:
         await idle.reflector.list_all()
-    said = [line for line in logs if "cannot be read" in line["event"]]
-    assert [(line["kind"], line["name"] in names, line["namespace"]) for line in said] == [("sharepods", True, "n")]
+    lines = [line for line in logs if "cannot be read" in line["event"]]
+    assert [(line["kind"], line["name"] in names, line["namespace"]) for line in lines] == [("sharepods", True, "n")]
     assert len(idle.mirror.unreadable) == 50
     await idle.client.close()
 

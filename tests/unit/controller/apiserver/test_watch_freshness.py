@@ -23,9 +23,9 @@ def test_a_kind_is_stale_that_was_silent_for_too_long_or_is_not_listed() -> None
 def test_readiness_names_the_kinds_that_are_not_listed_and_why() -> None:
     missing = WatchFreshness("sharepods", False, 1.0, NotFoundError("LIST", 404, "NotFound", "not served"))
     assert unready([GOOD, WatchFreshness("pods", True, 1e9)]) is None
-    said = unready([GOOD, missing, WatchFreshness("pods", False, 1.0)])
-    assert said is not None
-    assert said.startswith("not listed: sharepods (LIST: 404 NotFound: not served); pods")
+    message = unready([GOOD, missing, WatchFreshness("pods", False, 1.0)])
+    assert message is not None
+    assert message.startswith("not listed: sharepods (LIST: 404 NotFound: not served); pods")
 
 
 @pytest.mark.promise("operator-healthy")

@@ -163,10 +163,10 @@ async def test_who_owns_what_cannot_be_read_is_told_and_what_was_known_is_kept(w
             *where, lambda item: item | {"metadata": item["metadata"] | {"labels": {POOL_LABEL: "dedicated", "x": "y"}}}
         )
     await world.list_all()
-    told = world.state.sharepods.get(sharepod["metadata"]["uid"])
-    assert told is not None
-    assert told.gpu is None
-    assert "the object is nested too deep" in str(told.error)
+    facts = world.state.sharepods.get(sharepod["metadata"]["uid"])
+    assert facts is not None
+    assert facts.gpu is None
+    assert "the object is nested too deep" in str(facts.error)
     kept, found = world.state.gpunodes.named("node-a"), world.state.nodes.named("node-a")
     assert kept is not None
     assert kept.rows == before.rows

@@ -72,10 +72,10 @@ class Recorder:
     """Recorder of Events."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.announced: list[tuple[str, str]] = []
 
     def normal(self, _kind: str, about: Any, reason: str, _action: str, note: str) -> None:
-        self.told.append((about.name, reason))
+        self.announced.append((about.name, reason))
         assert note
 
     warning = normal
@@ -217,7 +217,7 @@ async def test_80_and_100_percent_and_the_refill_are_reported_once_over_restarts
         world.now_ms += 60_000
         for _ in range(2):
             await OperatorProcess(world).look()
-    assert world.events.told == [("b1", "BudgetNearlySpent"), ("b1", "BudgetSpent")]
+    assert world.events.announced == [("b1", "BudgetNearlySpent"), ("b1", "BudgetSpent")]
     assert world.condition("WithinBudget")["reason"] == "BudgetSpent"
     assert world.condition("WithinBudget")["status"] == "False"
     assert world.status()["refillAt"] == "2026-01-02T00:00:00Z"
@@ -225,7 +225,7 @@ async def test_80_and_100_percent_and_the_refill_are_reported_once_over_restarts
     world.now_ms = START_MS + 24 * HOUR_MS + 1000
     for _ in range(2):
         await OperatorProcess(world).look()
-    assert world.events.told[2:] == [("b1", "BudgetRefilled")]
+    assert world.events.announced[2:] == [("b1", "BudgetRefilled")]
     assert world.condition("WithinBudget")["status"] == "True"
     assert (world.status()["left"], "refillAt" in world.status()) == (1000, False)
 
@@ -272,10 +272,10 @@ async def test_one_that_takes_itself_for_the_leader_and_is_late_writes_and_tells
     world.now_ms += 60_000
     late.read()
     await leader.look()
-    assert world.events.told == [("b1", "BudgetNearlySpent")]
+    assert world.events.announced == [("b1", "BudgetNearlySpent")]
     writes = world.server.writes
     await late.control.look()
-    assert (world.server.writes, world.events.told) == (writes, [("b1", "BudgetNearlySpent")])
+    assert (world.server.writes, world.events.announced) == (writes, [("b1", "BudgetNearlySpent")])
 
 
 @pytest.mark.promise("budgets-malformed")
@@ -325,12 +325,16 @@ async def test_that_a_borrowers_budget_counts_again_later_than_was_told_is_told(
     world.consume("a", 100_000_000)
     world.now_ms += HOUR_MS
     await operator.look()
-    before, told, step = operator.changes, operator.control.standing("a").refill_at, operator.control.standing("a").step
+    before, promised, step = (
+        operator.changes,
+        operator.control.standing("a").refill_at,
+        operator.control.standing("a").step,
+    )
     world.consume("a", 200_000)
     world.now_ms += HOUR_MS // 2
     await operator.look()
     assert (operator.control.standing("a").lowered_to, operator.control.standing("a").step) == (-1000, step)
-    assert operator.control.standing("a").refill_at != told
+    assert operator.control.standing("a").refill_at != promised
     assert operator.changes == before + 1
 
 

@@ -15,7 +15,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from unit.controller.objects import PODS, sharepod_object
 
 
-class Told:
+class RecordedEvents:
     """Recorder of Events."""
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class Told:
 
 @pytest.mark.promise("budgets-idle")
 async def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_and_counted() -> None:
-    state, told, now = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), Told(), 0.0
-    watcher = IdleReservations(state, cast("Events", told), acts=lambda: True, clock=lambda: now)
+    state, events, now = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), RecordedEvents(), 0.0
+    watcher = IdleReservations(state, cast("Events", events), acts=lambda: True, clock=lambda: now)
     for name in ("idle", "busy", "besteffort", "unseen"):
         state.put_sharepod(sharepod_object(uid=name, name=name))
     held = {"idle": 0, "busy": 0, "besteffort": 0}
@@ -62,11 +62,11 @@ async def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_an
     await look(1800)
     held["busy"] = 0
     await look(3599)
-    assert (told.notes, gpus()) == ([], None)
+    assert (events.notes, gpus()) == ([], None)
     for at in (3600, 3630, 5000):
         await look(at)
-    assert [name for name, _ in told.notes] == ["idle"]
-    assert "0.5 of a GPU has been reserved and not used for 1 h" in told.notes[0][1]
+    assert [name for name, _ in events.notes] == ["idle"]
+    assert "0.5 of a GPU has been reserved and not used for 1 h" in events.notes[0][1]
     assert gpus() == 0.5
     held["idle"] = 1
     await look(5100)
@@ -74,7 +74,7 @@ async def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_an
     held["idle"] = 0
     for at in (5130, 8000, 9000):
         await look(at)
-    assert [name for name, _ in told.notes] == ["idle", "busy", "idle"], "told again for another hour"
+    assert [name for name, _ in events.notes] == ["idle", "busy", "idle"], "told again for another hour"
 
 
 async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pyt
         seen = {"id": f"t{number}", "heldMilli": 0}
         state.put_gpunode({"metadata": metadata, "spec": {"tenants": [row]}, "status": {"tenants": [seen]}})
     now = 0.0
-    watcher = IdleReservations(state, cast("Events", Told()), acts=lambda: True, clock=lambda: now)
+    watcher = IdleReservations(state, cast("Events", RecordedEvents()), acts=lambda: True, clock=lambda: now)
 
     async def others() -> None:
         nonlocal turns
@@ -108,8 +108,8 @@ async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pyt
 
 async def test_time_under_another_leader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_reservations, "PERIOD_S", 0.0)
-    state, told, now, leads = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), Told(), 0.0, True
-    watcher = IdleReservations(state, cast("Events", told), acts=lambda: leads, clock=lambda: now)
+    state, events, now, leads = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), RecordedEvents(), 0.0, True
+    watcher = IdleReservations(state, cast("Events", events), acts=lambda: leads, clock=lambda: now)
     state.put_sharepod(sharepod_object(uid="a", name="a"))
     row = {"id": "a", "namespace": "n", "gpus": ["GPU-1"], "requestMilli": 250, "limitMilli": 1000, "memory": 1}
     metadata = {"name": "n0", "uid": "n0", "resourceVersion": "1", "generation": 1}
@@ -121,7 +121,7 @@ async def test_time_under_another_leader_does_not_count(monkeypatch: pytest.Monk
         now, leads = time, leading
         for _ in range(5):
             await asyncio.sleep(0)
-        return [name for name, _ in told.notes]
+        return [name for name, _ in events.notes]
 
     running = asyncio.create_task(watcher.run())
     try:

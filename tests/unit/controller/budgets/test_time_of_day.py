@@ -15,6 +15,6 @@ _YEAR_S = 365 * 86_400
 )
 def test_a_wrong_clock_is_ignored_and_reported_once(behind_s: float, expected_s: int) -> None:
     now_ms = TimeOfDay(lambda: behind_s, clock=lambda: 0.0, wall_ns=lambda: 1000 * 10**9)
-    with capture_logs() as told:
+    with capture_logs() as lines:
         assert [now_ms(), now_ms()] == [expected_s * 1000] * 2
-    assert len(told) == (expected_s != 1000)
+    assert len(lines) == (expected_s != 1000)

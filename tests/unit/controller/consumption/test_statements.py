@@ -173,9 +173,9 @@ async def test_an_operator_that_dies_at_any_write_loses_nothing_and_counts_nothi
             died = False
         again = statements(client)
         node = gpunode_facts(await client.get(GPUNODES, f"n{at}"))
-        told = node.taken_in & {f"{name}-{at}" for name in names}
+        stored = node.taken_in & {f"{name}-{at}" for name in names}
         for name in names:
-            if f"{name}-{at}" in told:
+            if f"{name}-{at}" in stored:
                 written = await client.get(GPUSTATEMENTS, name)
                 assert written["status"]["totals"][0]["heldMilliseconds"] == 500, "told only once it was written"
         assert await again.take_in([node])
@@ -229,18 +229,18 @@ async def test_a_statement_that_cannot_be_read_is_left_as_it_is_and_costs_its_na
 
 @pytest.mark.promise("operator-statement-metrics")
 async def test_the_metrics_agree_with_the_written_account(client: Client) -> None:
-    def told(kind: str) -> float | None:
+    def metric(kind: str) -> float | None:
         labels = {"namespace": "measured", "model": "T", "kind": kind}
         return metrics.LEADERS.get_sample_value("sharepod_namespace_gpu_seconds_total", labels)
 
     node = await report(client, "n1", series("a", "measured", 1_500))
     kept = statements(client)
     assert await kept.take_in([node])
-    assert (told("held"), told("borrowed"), told("reserved")) == (1.5, 0, 3)
+    assert (metric("held"), metric("borrowed"), metric("reserved")) == (1.5, 0, 3)
     kept.forget()
     node = await report(client, "n1", series("a", "measured", 2_500))
     assert await kept.take_in([node])
-    assert told("held") == 2.5
+    assert metric("held") == 2.5
     memory = {"namespace": "measured", "model": "T"}
     name = "sharepod_namespace_memory_byte_seconds_total"
     assert metrics.LEADERS.get_sample_value(name, memory) == 7_500 << 20

@@ -22,7 +22,7 @@ def seen(*reasons: FindingReason, message: str = "f") -> TenantStatus:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "reason", "told"),
+    ("kind", "value", "reason", "announced"),
     [
         ("Placed", "True", "Reserved", None),
         ("Placed", "False", "NoRoom", Announcement(True, "NoRoom", "Place", "m")),
@@ -37,13 +37,13 @@ def seen(*reasons: FindingReason, message: str = "f") -> TenantStatus:
         ("PodReady", "False", "NotScheduled", None),
     ],
 )
-def test_what_a_condition_is_worth(kind: str, value: str, reason: str, told: Announcement | None) -> None:
+def test_what_a_condition_is_worth(kind: str, value: str, reason: str, announced: Announcement | None) -> None:
     written = status(kind, value, reason)
     found, known = announcements(written, None, None, {})
-    assert found == ([told] if told is not None else [])
+    assert found == ([announced] if announced is not None else [])
     assert announcements(written, None, None, known) == ([], known), "told once"
     again, _ = announcements(status(kind, value, reason, "other words"), None, None, known)
-    assert len(again) == (told is not None)
+    assert len(again) == (announced is not None)
 
 
 def test_a_placement_is_reported_only_to_a_sharepod_that_waited_for_it() -> None:
@@ -58,11 +58,11 @@ def test_the_start_of_each_run_is_told_once_with_the_ways_to_look_into_it() -> N
     running = SharePodStatus(
         pod_name="one", pod_uid="pod-1", node="node-a", gpu_indexes="0,1", start_time="2026-01-01T00:00:00Z"
     )
-    (said,), known = announcements(running.dump(), None, None, {})
-    assert (said.reason, said.warning, said.hint) == ("Started", False, True)
-    assert said.message.startswith("runs on node-a, GPUs 0,1;")
+    (events,), known = announcements(running.dump(), None, None, {})
+    assert (events.reason, events.warning, events.hint) == ("Started", False, True)
+    assert events.message.startswith("runs on node-a, GPUs 0,1;")
     for way in ("kubectl logs one", "kubectl exec one", "kubectl port-forward pod/one"):
-        assert way in said.message
+        assert way in events.message
     assert announcements(running.dump(), None, None, known) == ([], known)
     assert announcements(running.dump(), None, None, announced_before(running, None))[0] == [], "told by a predecessor"
     placed = running.model_copy(update={"start_time": None})
@@ -87,8 +87,8 @@ def test_a_finding_speaks_for_itself_and_not_through_the_condition_too() -> None
 
 
 def test_a_finding_is_reported_again_when_its_message_changes_or_it_returns() -> None:
-    said, known = announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), {})
-    assert [item.reason for item in said] == ["Overtaken"]
+    events, known = announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), {})
+    assert [item.reason for item in events] == ["Overtaken"]
     assert announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), known)[0] == []
     assert len(announcements(NOTHING, None, seen(FindingReason.OVERTAKEN, message="g"), known)[0]) == 1
     nothing, ceased = announcements(NOTHING, None, None, known)

@@ -18,12 +18,12 @@ def node(
     name: str, status: str | None = "True", *, shown: str | None = "Attached", message: str = "", **more: Any
 ) -> GpuNodeFacts:
     """A GPUNode whose agent says whether it attaches by claims, and what its self-test has shown; None: nothing."""
-    said = [] if status is None else [{"type": "CDIDevices", "status": status, "reason": "R", "message": message}]
+    conditions = [] if status is None else [{"type": "CDIDevices", "status": status, "reason": "R", "message": message}]
     if shown is not None:
         of = {"Attached": "True", "NotAttached": "False"}.get(shown, "Unknown")
-        said.append({"type": "ClaimsAttach", "status": of, "reason": shown, "message": message})
+        conditions.append({"type": "ClaimsAttach", "status": of, "reason": shown, "message": message})
     metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
-    status_of = {"gpus": [GPU], "conditions": said, **more}
+    status_of = {"gpus": [GPU], "conditions": conditions, **more}
     return gpunode_facts({"metadata": metadata, "spec": {"pool": "dedicated"}, "status": status_of})
 
 
@@ -33,7 +33,7 @@ def situation(setting: Attach = Attach.AUTO, **known: Any) -> AttachSituation:
 
 @pytest.mark.promise("operator-attach-auto")
 @pytest.mark.parametrize(
-    ("known", "nodes", "reason", "says"),
+    ("known", "nodes", "reason", "message"),
     [
         ({}, ["True", "True"], AttachReason.CLAIMS, "every node"),
         ({}, ["True", "Unknown"], AttachReason.CLAIMS, "every node"),
@@ -48,14 +48,14 @@ def situation(setting: Attach = Attach.AUTO, **known: Any) -> AttachSituation:
     ],
 )
 def test_auto_uses_claims_where_all_can_and_says_why_where_not(
-    known: dict[str, Any], nodes: list[str | None], reason: AttachReason, says: str
+    known: dict[str, Any], nodes: list[str | None], reason: AttachReason, message: str
 ) -> None:
     found = attaching(
         situation(**known), [node(f"node-{index}", status, message="install it") for index, status in enumerate(nodes)]
     )
     assert found.reason is reason
     assert found.by_claims is (reason is AttachReason.CLAIMS)
-    assert says in found.message
+    assert message in found.message
 
 
 def test_a_node_without_a_gpu_to_share_has_no_vote() -> None:

@@ -75,8 +75,8 @@ def test_devices_of_another_driver_are_not_those_of_the_row_whatever_their_names
     foreign = claim(allocation=replace(ALLOCATION, ours=False))
     assert step(foreign, reserved(), pods=WAITS, unused=True) == RemoveRow("node-a", RemovalReason.NEVER_BOUND)
     assert step(foreign, pods=WAITS) == Wait()
-    told = [note.reason for note in notes(ClaimSnapshot(claim=foreign, pods=RUNS), None, None, waited=True)]
-    assert told == ["ForeignAllocation"]
+    reasons = [note.reason for note in notes(ClaimSnapshot(claim=foreign, pods=RUNS), None, None, waited=True)]
+    assert reasons == ["ForeignAllocation"]
 
 
 @pytest.mark.parametrize("fields", [{"allocated": True}, {"give_up": True}])

@@ -86,8 +86,8 @@ def test_nothing_is_entered_for_a_pod_that_ends_is_not_known_or_has_not_got_it()
 def test_what_cannot_be_had_is_not_entered_and_told() -> None:
     annotated = claim(annotations={"sharepod.dev/gpu-mode": "Exclusive"})
     assert step(annotated, pods=RUNS) == Wait()
-    told = notes(ClaimSnapshot(claim=annotated, pods=RUNS), None, None, waited=False)
-    assert [(note.reason, "only by size" in note.message) for note in told] == [("Invalid", True)]
+    events = notes(ClaimSnapshot(claim=annotated, pods=RUNS), None, None, waited=False)
+    assert [(note.reason, "only by size" in note.message) for note in events] == [("Invalid", True)]
     beyond = notes(ClaimSnapshot(claim=claim(), pods=RUNS), None, "GPU 0 is full", waited=False)
     assert [(note.reason, note.message[-13:]) for note in beyond] == [("ReservationLost", "GPU 0 is full")]
     assert not list(notes(ClaimSnapshot(claim=claim(), pods=RUNS), None, None, waited=False))

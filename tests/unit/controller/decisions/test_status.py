@@ -64,7 +64,7 @@ def patch(own: SharePodFacts, wanted: SharePodStatus) -> dict[str, Any]:
     return difference(own.raw_status, wanted.dump())
 
 
-def says(status: SharePodStatus, kind: str) -> tuple[str, str]:
+def condition(status: SharePodStatus, kind: str) -> tuple[str, str]:
     found = next(item for item in status.conditions if item.type == kind)
     return found.status, found.reason
 
@@ -85,8 +85,8 @@ def test_in_a_namespace_that_ends_the_owner_reads_why_nothing_is_placed() -> Non
     own, waits = sharepod(), pod(gated=True)
     refused = inputs(own, waits, refusal=Refusal(outlook=Outlook.WAITING, headline="full"))
     ending = replace(refused, snapshot=replace(refused.snapshot, namespace_ends=True))
-    assert says(compose(own, refused), "Placed") == ("False", "NoRoom")
-    assert says(compose(own, ending), "Placed") == ("False", "NamespaceTerminating")
+    assert condition(compose(own, refused), "Placed") == ("False", "NoRoom")
+    assert condition(compose(own, ending), "Placed") == ("False", "NamespaceTerminating")
     assert looked_at(own, refused) != looked_at(own, ending)
 
 
@@ -109,11 +109,11 @@ def test_one_whose_pod_is_gone_and_cannot_be_made_again_does_not_wait_for_room()
     """Its Pod waited for room, and was deleted when a quota had become smaller."""
     blocked = Blocked(BlockedReason.FORBIDDEN, "exceeded quota", until=1.0)
     own = again(compose(sharepod(), inputs(sharepod(), pod(gated=True), refusal=REFUSAL)))
-    assert says(compose(own, inputs(own, pod(gated=True), refusal=REFUSAL)), "Ready") == ("False", "NoRoom")
+    assert condition(compose(own, inputs(own, pod(gated=True), refusal=REFUSAL)), "Ready") == ("False", "NoRoom")
     for refusal in (REFUSAL, None):
         status = compose(own, inputs(own, refusal=refusal, blocked=blocked))
-        assert says(status, "Placed") == ("False", "Waiting")
-        assert says(status, "Ready") == ("False", "PodForbidden")
+        assert condition(status, "Placed") == ("False", "Waiting")
+        assert condition(status, "Ready") == ("False", "PodForbidden")
         assert status.summary == "PodForbidden"
 
 
@@ -145,7 +145,7 @@ def test_the_reason_for_waiting_is_placements_reason() -> None:
         advice="Grow.",
     )
     status = compose(sharepod(), inputs(sharepod(), refusal=refusal))
-    assert says(status, "Placed") == ("False", "NeverFits")
+    assert condition(status, "Placed") == ("False", "NeverFits")
     assert next(item.message for item in status.conditions if item.type == "Placed") == refusal.message
 
 
@@ -163,7 +163,7 @@ def test_a_terminal_phase_stays_with_what_it_had() -> None:
     running = pod(node="node-a", phase="Running")
     own = again(compose(sharepod(), placed(sharepod(), running)))
     ended = compose(own, placed(own, running), Finish(Phase.SUCCEEDED, "Completed", "done"))
-    assert says(ended, "PodReady") == ("False", "Completed")
+    assert condition(ended, "PodReady") == ("False", "Completed")
     after = again(ended)
     assert patch(after, compose(after, inputs(after))) == {}
     assert after.status.node == "node-a"
@@ -177,10 +177,10 @@ def test_a_share_that_differs_from_the_request_is_reported_until_it_agrees() -> 
         outlook=Outlook.WAITING, headline="keeps request 0.4", obstacles=(Obstacle("Time", "GPU", 1, "too little"),)
     )
     refused = compose(own, placed(own, running, resizing=True, resize_refusal=refusal))
-    assert says(refused, "Resized") == ("False", "NoRoom")
+    assert condition(refused, "Resized") == ("False", "NoRoom")
     own = again(refused)
     granted = compose(own, placed(own, running, row=row(request_milli=900)))
-    assert says(granted, "Resized") == ("True", "Granted")
+    assert condition(granted, "Resized") == ("True", "Granted")
     assert granted.granted is not None
     assert granted.granted.request_milli == 900
 
@@ -203,7 +203,7 @@ def test_enforcement_is_what_the_agent_found_out() -> None:
         (False, (unhooked, busy), ("False", "ProcessWithoutHook")),
     ):
         status = compose(sharepod(), placed(sharepod(), running, seen={"enforced": seen, "findings": found(*findings)}))
-        assert says(status, "Enforced") == expected
+        assert condition(status, "Enforced") == expected
         message = next(item.message for item in status.conditions if item.type == "Enforced")
         assert all(f"{reason} here" in message for reason in findings)
 
@@ -219,14 +219,14 @@ def test_a_failed_gpu_is_reported_to_its_tenants_only() -> None:
     well = compose(own, placed(own, running, gpus=report(Health.HEALTHY)))
     assert "GPUHealthy" not in {item.type for item in well.conditions}
     sick = compose(own, placed(own, running, gpus=report(Health.UNHEALTHY)))
-    assert says(sick, "GPUHealthy") == ("False", "GpuFailed")
+    assert condition(sick, "GPUHealthy") == ("False", "GpuFailed")
     assert "Xid 79" in next(item.message for item in sick.conditions if item.type == "GPUHealthy")
     other = compose(own, placed(own, running, gpus=report(Health.UNHEALTHY), row=row(gpus=("GPU-1",))))
     assert "GPUHealthy" not in {item.type for item in other.conditions}
     own = again(sick)
-    assert says(compose(own, placed(own, running, gpus=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"
+    assert condition(compose(own, placed(own, running, gpus=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"
     lost = compose(own, placed(own, running, gpus=(), missing_gpus=("GPU-0",)))
-    assert says(lost, "GPUHealthy") == ("False", "GpuFailed")
+    assert condition(lost, "GPUHealthy") == ("False", "GpuFailed")
     message = next(item.message for item in lost.conditions if item.type == "GPUHealthy")
     assert "GPU-0 of node-a is gone" in message
 
@@ -239,8 +239,8 @@ def test_a_failed_gpu_is_reported_to_its_tenants_only() -> None:
 def test_what_waits_reconciles_and_what_needs_somebody_is_stalled(reason: str, outlook: Outlook, kind: str) -> None:
     own = sharepod()
     status = compose(own, inputs(own, pod(gated=True), refusal=Refusal(outlook=outlook, headline="no")))
-    assert says(status, "Ready") == ("False", reason)
-    assert says(status, kind) == ("True", reason)
+    assert condition(status, "Ready") == ("False", reason)
+    assert condition(status, kind) == ("True", reason)
     assert status.summary == reason
     assert len({"Reconciling", "Stalled"} & {item.type for item in status.conditions}) == 1
 
@@ -249,17 +249,17 @@ def test_what_waits_reconciles_and_what_needs_somebody_is_stalled(reason: str, o
 def test_ready_is_true_while_the_pod_is_ready_and_once_it_has_succeeded() -> None:
     own = sharepod()
     starting = compose(own, placed(own, pod(node="node-a", phase="Running")))
-    assert says(starting, "Ready") == ("False", "ContainersNotReady")
-    assert says(starting, "Reconciling") == ("True", "ContainersNotReady")
+    assert condition(starting, "Ready") == ("False", "ContainersNotReady")
+    assert condition(starting, "Reconciling") == ("True", "ContainersNotReady")
     ready = compose(own, placed(own, RUNNING))
-    assert says(ready, "Ready") == ("True", "Ready")
+    assert condition(ready, "Ready") == ("True", "Ready")
     assert not {"Reconciling", "Stalled"} & {item.type for item in ready.conditions}
     done = compose(own, placed(own, RUNNING), Finish(Phase.SUCCEEDED, "Completed", "done"))
-    assert says(done, "Ready") == ("True", "Completed")
+    assert condition(done, "Ready") == ("True", "Completed")
     assert done.summary == "Completed"
     failed = compose(own, placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "gone"))
-    assert says(failed, "Ready") == ("False", "Evicted")
-    assert says(failed, "Stalled") == ("True", "Evicted")
+    assert condition(failed, "Ready") == ("False", "Evicted")
+    assert condition(failed, "Stalled") == ("True", "Evicted")
     assert failed.summary == "Evicted"
 
 
@@ -380,10 +380,10 @@ def test_a_failed_sharepod_shows_how_its_containers_ended_as_a_pod_does_and_afte
 def test_between_two_runs_placed_says_itself_why_the_next_pod_cannot_be_created() -> None:
     end = {"podUID": "pod-1", "time": "2026-01-01T00:00:00Z", "cause": "Error", "message": "exit code 1"}
     own = sharepod(status={"podUID": "pod-1", "lastEnd": end}, spec={"restartPolicy": "Always"})
-    said = "no PriorityClass with name gone was found"
-    status = compose(own, inputs(own, blocked=Blocked(BlockedReason.FORBIDDEN, said, until=1.0)))
+    reason = "no PriorityClass with name gone was found"
+    status = compose(own, inputs(own, blocked=Blocked(BlockedReason.FORBIDDEN, reason, until=1.0)))
     shown = {item.type: item.message for item in status.conditions}
-    assert said in shown["Placed"]
+    assert reason in shown["Placed"]
     assert shown["PodReady"] == "exit code 1"
 
 

@@ -70,8 +70,8 @@ class Operator:
         self.state = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0))
         self.events = Events(cast(Client, server), "test", lambda: 0.0)
         self.writer = LedgerWriter(self.state, cast(Client, server), self.events, workers=4)
-        self.told: list[str] = []
-        self.state.on_tenant_changed = self.told.append
+        self.changed: list[str] = []
+        self.state.on_tenant_changed = self.changed.append
         self.inbox: list[Json] = []
         self.state.put_node(node())
 
@@ -303,14 +303,14 @@ async def test_a_late_answer_to_a_removal_does_not_free_what_another_wrote_since
     operator.reserve("one", GPUS[0], 600)
     await operator.writer._write(NODE)
 
-    async def meanwhile(_: str) -> None:
+    async def after_write(_: str) -> None:
         server.after = _at_once
         rival.state.put_gpunode(copy.deepcopy(served(server)))
         rival.reserve("one", GPUS[0], 600)
         await rival.writer._write(NODE)
         operator.state.put_gpunode(copy.deepcopy(served(server)))
 
-    server.after = meanwhile
+    server.after = after_write
     operator.writer.remove(NODE, "one")
     await operator.writer._write(NODE)
     assert [entry["id"] for entry in served(server)["spec"]["tenants"]] == ["one"]
@@ -332,7 +332,7 @@ async def test_a_refusal_though_nothing_moved_is_reported_and_not_repeated() -> 
     await operator.writer._write(NODE)
     assert calls == ["patch", "get"]
     assert operator.rows() == set()
-    assert operator.told[-1] == "one"
+    assert operator.changed[-1] == "one"
     assert [event.reason for event in operator.events._waiting.values()] == ["LedgerWriteRefused"]
 
 
@@ -371,9 +371,9 @@ async def test_a_decision_for_a_gpunode_that_was_made_anew_during_a_write_is_wri
     async def make_anew(call: str) -> None:
         server.before = _at_once
         assert call == "patch"
-        anew = copy.deepcopy(served(server))
-        anew["metadata"]["uid"] = "another"
-        operator.state.put_gpunode(server._store(("gpunodes", "", NODE), anew))
+        recreated = copy.deepcopy(served(server))
+        recreated["metadata"]["uid"] = "another"
+        operator.state.put_gpunode(server._store(("gpunodes", "", NODE), recreated))
         assert operator.rows() == set(), "what was decided for the old one ended with it"
         operator.reserve("new", GPUS[0], 100)
 
@@ -433,10 +433,10 @@ async def test_a_refused_reservation_stays_away_and_a_refused_release_is_tried_a
     server.before = refuse
     operator.state.cluster.set_releasing(NODE, TenantId("old"))
     operator.reserve("new", GPUS[0], 100)
-    operator.told.clear()
+    operator.changed.clear()
     await operator.writer._write(NODE)
     assert [text.split(":")[0] for text in refused] == [f"{NODE} new"]
-    assert operator.told == ["new"]
+    assert operator.changed == ["new"]
     assert [str(item.tenant) for item in operator.state.cluster.pending(NODE)] == ["old"]
     server.before = _at_once
     await operator.writer._write(NODE)

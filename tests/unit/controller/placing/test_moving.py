@@ -98,15 +98,15 @@ async def test_a_mover_goes_before_one_that_would_have_to_be_evicted_and_time_be
         assert moves(world) == [(("mover",), "b")], "both nodes would have to evict"
 
 
-@pytest.mark.parametrize(("said", "moved"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize(("allows", "moved"), [(None, True), (True, True), (False, False)])
 async def test_best_effort_is_moved_instead_of_being_evicted_unless_its_owner_objects(
-    said: bool | None, moved: bool
+    allows: bool | None, moved: bool
 ) -> None:
-    async with scattered(mover={"request": 0, "memory": "12Gi", "movable": said}) as world:
+    async with scattered(mover={"request": 0, "memory": "12Gi", "movable": allows}) as world:
         await world.want("equal", 0.1, memory="15.5Gi")
         await world.later(2)
-        assert bool(moves(world)) is (said is True)
-    async with scattered(mover={"request": 0, "memory": "12Gi", "movable": said}) as world:
+        assert bool(moves(world)) is (allows is True)
+    async with scattered(mover={"request": 0, "memory": "12Gi", "movable": allows}) as world:
         await world.want("high", 0.1, memory="15.5Gi", priority=9)
         await world.later(2)
         assert bool(moves(world)) is moved

@@ -19,8 +19,8 @@ def ledger(pool: Pool, *, reason: str = "", seen: int = 0, **spec: Any) -> GpuNo
     """A ledger of generation 4. `reason`: of the agent's condition. `seen`: generation that the agent has in force."""
     body: dict[str, Any] = dict(manifest("node-a", GPUNodeSpec(pool=pool, **spec)))
     body["metadata"] |= {"uid": "u", "generation": 4, "resourceVersion": "1"}
-    said = [{"type": "SlicesPublished", "status": "False", "reason": reason}] if reason else []
-    body["status"] = {"conditions": said, "observedGeneration": seen}
+    conditions = [{"type": "SlicesPublished", "status": "False", "reason": reason}] if reason else []
+    body["status"] = {"conditions": conditions, "observedGeneration": seen}
     return gpunode_facts(body)
 
 
@@ -44,8 +44,8 @@ def test_a_node_without_a_pool_by_its_label_keeps_its_own_and_publishes_nothing(
 
 
 def test_kube_schedulers_node_says_first_that_it_leaves() -> None:
-    said = ledger(Pool.SCHEDULER, reason="Withdrawn", seen=4)
-    assert next_pool(said, Pool.DEDICATED, occupied=False) == InPool(Pool.SCHEDULER, leaving=True)
+    written = ledger(Pool.SCHEDULER, reason="Withdrawn", seen=4)
+    assert next_pool(written, Pool.DEDICATED, occupied=False) == InPool(Pool.SCHEDULER, leaving=True)
 
 
 @pytest.mark.parametrize(

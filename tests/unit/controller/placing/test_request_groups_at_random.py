@@ -128,10 +128,10 @@ async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pa
     indexed = await _history(seed, namespaces="mnn")
     line_up = WaitingLine.line_up
 
-    async def anew(self: WaitingLine, cluster: Cluster) -> NamespaceTurns:
+    async def from_scratch(self: WaitingLine, cluster: Cluster) -> NamespaceTurns:
         for waiting in self.places.values():
             waiting.on_changed(waiting)
         return await line_up(self, cluster)
 
-    monkeypatch.setattr(WaitingLine, "line_up", anew)
+    monkeypatch.setattr(WaitingLine, "line_up", from_scratch)
     assert indexed == await _history(seed, namespaces="mnn")

@@ -290,11 +290,11 @@ async def test_one_that_comes_waits_for_no_rest_between_tries_of_those_who_each_
 async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     async with playing() as world:
         await world.runs("full", 1.0, memory="1Gi")
-        told: list[str] = []
+        answered: list[str] = []
         store = world.loop._explanations.store
 
         def counted(waiting: WaitingTenant, refusal: Refusal) -> None:
-            told.append(waiting.tenant)
+            answered.append(waiting.tenant)
             store(waiting, refusal)
 
         world.leading = False
@@ -305,8 +305,8 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
         world.leading = True
         world.state.on_room_changed()
         await world.later(6)
-        assert told.index("other") <= 1
-        assert len(set(told)) == _MANY + 1
+        assert answered.index("other") <= 1
+        assert len(set(answered)) == _MANY + 1
 
 
 async def test_reasons_that_were_told_are_told_anew_fifty_a_second_and_others_namespaces_first(
@@ -324,9 +324,9 @@ async def test_reasons_that_were_told_are_told_anew_fifty_a_second_and_others_na
         world.state.cluster.remove_node("b")
         await world.runs("more", 0.2, memory="1Gi")
         await world.later(0.2)
-        told = [world.why(f"waits-{number}") != reason for number in range(300)]
+        differs = [world.why(f"waits-{number}") != reason for number in range(300)]
         assert world.why("alone") != reason, "its namespace has a turn of its own"
-        assert 0 < sum(told) < 30
+        assert 0 < sum(differs) < 30
         await world.later(6)
         assert all(world.why(f"waits-{number}") != reason for number in range(300))
 

@@ -94,11 +94,11 @@ def test_without_lines_or_memory_it_carries_what_can_be_said() -> None:
 
 
 def test_another_request_is_another_hash_and_the_same_one_is_not() -> None:
-    def said(one: PlacementRequest) -> object:
+    def written(one: PlacementRequest) -> object:
         return placeholder_pod(one, SETTINGS)["metadata"]["annotations"]["sharepod.dev/placeholder-spec"]
 
-    assert said(request()) == said(request())
-    assert said(request()) != said(request(replace(GPU, count=1)))
+    assert written(request()) == written(request())
+    assert written(request()) != written(request(replace(GPU, count=1)))
 
 
 @pytest.mark.promise("operator-placeholder-helps")

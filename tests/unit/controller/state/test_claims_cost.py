@@ -76,19 +76,19 @@ def test_to_read_a_pod_costs_what_its_lists_have_and_not_their_product(entries: 
 
 @pytest.mark.promise("operator-claim-hostile", "operator-one-object-one-owner")
 def test_a_claim_that_comes_is_told_to_those_that_it_may_be_placed_with_once_each() -> None:
-    told: list[str] = []
-    seen = ClaimsSeen(told.append)
+    changed: list[str] = []
+    seen = ClaimsSeen(changed.append)
     for number in range(10):
         seen.put_pod(pod(f"many-{number}", MAX_CLAIMS + 1))
         seen.put_pod(pod(f"few-{number}", MAX_CLAIMS))
     for number in range(1, MAX_CLAIMS + 1):
         seen.put_claim(claim(f"c{number}"))
-    told.clear()
+    changed.clear()
     seen.put_claim(claim("c0"))
-    assert sorted(told) == sorted(["c0", *(f"c{number}" for number in range(MAX_CLAIMS))])
-    told.clear()
+    assert sorted(changed) == sorted(["c0", *(f"c{number}" for number in range(MAX_CLAIMS))])
+    changed.clear()
     seen.drop_claim("c0")
-    assert sorted(told) == sorted(["c0", *(f"c{number}" for number in range(1, MAX_CLAIMS))])
+    assert sorted(changed) == sorted(["c0", *(f"c{number}" for number in range(1, MAX_CLAIMS))])
 
 
 @pytest.mark.promise("operator-claim-hostile", "operator-one-object-one-owner")

@@ -89,17 +89,17 @@ def test_a_claim_given_to_a_pod_that_goes_while_it_waits_counts_as_used(seen: Cl
 
 
 def test_a_pending_pods_new_tolerations_reach_its_claims() -> None:
-    told: list[str] = []
-    seen = ClaimsSeen(told.append)
+    changed: list[str] = []
+    seen = ClaimsSeen(changed.append)
     seen.put_claim(claim())
     seen.put_pod(pod("p"))
-    told.clear()
+    changed.clear()
     seen.put_pod(pod("p"))
-    assert told == [], "nothing has changed"
+    assert changed == [], "nothing has changed"
     more = pod("p")
     more["spec"]["tolerations"] = [{"key": "gpu", "operator": "Exists"}]
     seen.put_pod(more)
-    assert told == ["c"]
+    assert changed == ["c"]
 
 
 def test_users_are_in_order_after_each_change(seen: ClaimsSeen) -> None:
@@ -132,8 +132,8 @@ def test_nothing_is_kept_of_owners_that_a_claim_had_nor_of_claims_that_nobody_us
 
 
 def test_annotations_of_others_are_not_kept_and_ours_are() -> None:
-    said = {"example.com/large": "x" * 100_000, "sharepod.dev/gpu-models": "A100"}
-    facts = claim_facts(claim(**said))
+    written = {"example.com/large": "x" * 100_000, "sharepod.dev/gpu-models": "A100"}
+    facts = claim_facts(claim(**written))
     assert facts.request is not None
     assert facts.asks["metadata"]["annotations"] == {"sharepod.dev/gpu-models": "A100"}
 
@@ -171,8 +171,8 @@ def size(seen: ClaimsSeen, name: str = "l") -> int | str | None:
 def test_a_claim_without_sizes_has_those_of_its_pods_line_whatever_is_seen_first(
     seen: ClaimsSeen, claim_first: bool
 ) -> None:
-    told: list[str] = []
-    seen._on_changed = told.append
+    changed: list[str] = []
+    seen._on_changed = changed.append
     if claim_first:
         seen.put_claim(line_claim("l", "p"))
         assert size(seen) is None
@@ -182,7 +182,7 @@ def test_a_claim_without_sizes_has_those_of_its_pods_line_whatever_is_seen_first
         seen.put_claim(line_claim("l", "p"))
     assert size(seen) == 400
     assert users(seen, "l") == ["p"]
-    assert told[-1] == "l"
+    assert changed[-1] == "l"
 
 
 def test_until_the_pods_status_names_the_claim_nothing_is_known_of_its_size(seen: ClaimsSeen) -> None:
@@ -195,12 +195,12 @@ def test_until_the_pods_status_names_the_claim_nothing_is_known_of_its_size(seen
 
 @pytest.mark.promise("operator-line-resize")
 def test_another_request_by_annotation_is_told_and_sizes_the_claim_anew(seen: ClaimsSeen) -> None:
-    told: list[str] = []
+    changed: list[str] = []
     seen.put_pod(line_pod("p", "l"))
     seen.put_claim(line_claim("l", "p"))
-    seen._on_changed = told.append
+    seen._on_changed = changed.append
     seen.put_pod(line_pod("p", "l", **{"sharepod.dev/gpu-request": "0.1"}))
-    assert (size(seen), told) == (100, ["l"])
+    assert (size(seen), changed) == (100, ["l"])
 
 
 @pytest.mark.promise("operator-line-forged-claim")
@@ -251,17 +251,17 @@ def test_bound_pods_with_a_line_are_known_by_node_and_carry_it_whatever_is_asked
 
 
 def test_a_pod_whose_name_another_has_by_now_uses_no_claim_and_lacks_none(seen: ClaimsSeen) -> None:
-    told: list[str] = []
+    changed: list[str] = []
     seen.put_pod(line_pod("p", None, node="node-a"))
     seen.put_pod(line_pod("q", None))
     seen.put_claim(claim())
     seen.put_pod(pod("user"))
-    seen._on_changed = told.append
+    seen._on_changed = changed.append
     for former in ("p", "q", "user"):
         named_so = pod(f"{former}-2", "others")
         named_so["metadata"]["name"] = former
         seen.put_pod(named_so)
-    assert (seen.lacking(), list(seen.bound_lines("node-a")), users(seen), told) == ((), [], [], ["c"])
+    assert (seen.lacking(), list(seen.bound_lines("node-a")), users(seen), changed) == ((), [], [], ["c"])
     assert ("a", "c") not in seen._users, "nothing is kept of it"
 
 
@@ -272,8 +272,8 @@ def test_a_claim_for_a_line_that_says_a_size_of_its_own_is_for_nothing_until_it_
 ) -> None:
     """A template named `sharepod` may be older than the policy that keeps that name: by its claims each Pod got a share
     of another size than its line."""
-    told: list[str] = []
-    seen.on_claim_lacking = told.append
+    changed: list[str] = []
+    seen.on_claim_lacking = changed.append
     sized = claim("l", owner="p", **{"resource.kubernetes.io/pod-claim-name": "sharepod"})
     if claim_first:
         seen.put_claim(sized)
@@ -285,9 +285,9 @@ def test_a_claim_for_a_line_that_says_a_size_of_its_own_is_for_nothing_until_it_
     seen.put_pod(line_pod("p", "l", milli="100"))
     assert "delete the claim" in str(size(seen))
     assert seen.lacking() == ("a",), "its template is looked at, and replaced"
-    told.clear()
+    changed.clear()
     seen.drop_claim("l", deleted=True)
-    assert told == ["a"]
+    assert changed == ["a"]
     assert [user.uid for user in seen.without_claim()] == ["p"]
     made = line_claim("new", "p")
     made["metadata"]["name"] = "l"
@@ -322,8 +322,8 @@ def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen
 
 def test_a_claim_whose_class_is_not_ours_is_told_of_once_its_share_of_our_gpus_is_taken_back() -> None:
     """A class of an administrator's own may select devices of pool `scheduler`."""
-    told: list[str] = []
-    seen = ClaimsSeen(told.append)
+    changed: list[str] = []
+    seen = ClaimsSeen(changed.append)
     result = {"request": "gpu", "driver": "scheduler.sharepod.dev", "pool": "node-a", "device": "gpu-0"}
     consumed = {"timeMilli": "400", "limitMilli": "1k", "memory": "1Gi"}
     given = {"devices": {"results": [{**result, "consumedCapacity": consumed}]}}
@@ -334,10 +334,10 @@ def test_a_claim_whose_class_is_not_ours_is_told_of_once_its_share_of_our_gpus_i
         return read | {"status": status}
 
     seen.put_claim(of_another_class())
-    assert told == []
+    assert changed == []
     seen.put_claim(of_another_class(allocation=given))
-    assert told == ["c"]
+    assert changed == ["c"]
     seen.put_claim(of_another_class())
-    assert told == ["c", "c"], "kube-scheduler has taken it back: its row is to go"
+    assert changed == ["c", "c"], "kube-scheduler has taken it back: its row is to go"
     seen.drop_claim("c", deleted=True)
-    assert told == ["c"] * 3
+    assert changed == ["c"] * 3

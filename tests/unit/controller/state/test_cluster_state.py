@@ -95,17 +95,17 @@ def test_late_and_repeated_news_change_nothing(seed: int) -> None:
 
 def test_only_affected_tenants_are_notified() -> None:
     state = new_state()
-    told: list[str] = []
-    state.on_tenant_changed = told.append
+    changed: list[str] = []
+    state.on_tenant_changed = changed.append
     state.put_node(node_object())
     state.put_gpunode(gpunode_object("a", "b"))
-    assert sorted(told) == ["a", "b"]
-    told.clear()
+    assert sorted(changed) == ["a", "b"]
+    changed.clear()
     state.put_gpunode(gpunode_object("a", "b", "c", version=2))
-    assert told == ["c"]
-    told.clear()
+    assert changed == ["c"]
+    changed.clear()
     state.put_gpunode(gpunode_object("a", "c", version=3))
-    assert told == ["b"]
+    assert changed == ["b"]
 
 
 def test_a_pod_counts_on_the_node_it_is_pinned_to_until_it_ends() -> None:
@@ -156,7 +156,7 @@ def test_an_answer_that_is_older_than_the_end_of_its_pod_brings_no_ghost_back() 
 
 
 @pytest.mark.parametrize(
-    ("node", "gpunode", "alive", "says"),
+    ("node", "gpunode", "alive", "expected"),
     [
         (node_object(), gpunode_object(), True, None),
         (node_object(), None, True, "GPUNode"),
@@ -169,7 +169,7 @@ def test_an_answer_that_is_older_than_the_end_of_its_pod_brings_no_ghost_back() 
     ],
 )
 def test_a_node_that_takes_no_tenants_reports_the_reason(
-    node: Json, gpunode: Json | None, alive: bool, says: str | None
+    node: Json, gpunode: Json | None, alive: bool, expected: str | None
 ) -> None:
     state = new_state(alive=alive)
     state.put_node(node)
@@ -178,10 +178,10 @@ def test_a_node_that_takes_no_tenants_reports_the_reason(
     account = state.cluster.node("node-a")
     assert account is not None
     assert account.state is not None
-    if says is None:
+    if expected is None:
         assert account.state.unavailable is None
     else:
-        assert says in str(account.state.unavailable)
+        assert expected in str(account.state.unavailable)
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,13 @@ def test_an_orphaned_pod_stays_its_tenants() -> None:
     known = state.pod_of(TENANT)
     assert known is not None
     assert known.orphaned
-    told: list[str] = []
-    state.on_tenant_changed = told.append
+    changed: list[str] = []
+    state.on_tenant_changed = changed.append
     taken = pod_object(version=3)
     taken["metadata"]["ownerReferences"][0]["uid"] = "another"
     state.put_pod(taken)
     assert state.pod_of(TENANT) is None
-    assert told == [TENANT]
+    assert changed == [TENANT]
 
 
 def test_fields_of_a_newer_version_take_nothing_from_a_ledger() -> None:
@@ -355,11 +355,11 @@ def test_a_row_that_cannot_be_read_is_kept_as_it_was_and_its_tenant_waits() -> N
     assert state.ledgers.unreadable_row("a")
     assert not state.ledgers.unreadable_row("b")
     assert [row.tenant for row in state.cluster.reservations("node-a")] == ["a", "b"]
-    told: list[str] = []
-    state.on_tenant_changed = told.append
+    changed: list[str] = []
+    state.on_tenant_changed = changed.append
     state.put_gpunode(gpunode_object("a", "b", version=3))
     assert not state.ledgers.unreadable_row("a")
-    assert "a" in told
+    assert "a" in changed
 
 
 def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
@@ -373,8 +373,8 @@ def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
         raw["status"]["conditions"] = [condition]
         state.put_gpunode(raw)
         assert account.state is not None
-        says = None if status == "True" else "has an agent that is not ready: kubelet refused"
-        assert account.state.unavailable == says
+        expected = None if status == "True" else "has an agent that is not ready: kubelet refused"
+        assert account.state.unavailable == expected
 
 
 @pytest.mark.promise("placement-cordon")
@@ -438,8 +438,12 @@ def test_a_gpu_that_is_uncordoned_is_room_again_and_says_why_it_was_not() -> Non
         assert rooms
 
 
-@pytest.mark.parametrize(("resources", "says"), [({"nvidia.com/gpu": "1"}, "gives its GPUs to other pods"), ({}, None)])
-def test_a_dedicated_node_with_a_device_plugin_takes_no_tenants(resources: dict[str, str], says: str | None) -> None:
+@pytest.mark.parametrize(
+    ("resources", "expected"), [({"nvidia.com/gpu": "1"}, "gives its GPUs to other pods"), ({}, None)]
+)
+def test_a_dedicated_node_with_a_device_plugin_takes_no_tenants(
+    resources: dict[str, str], expected: str | None
+) -> None:
     state = new_state()
     room = {"cpu": "8", "memory": "64Gi", "pods": "110", **resources}
     state.put_node(node_object(status={"allocatable": room, "capacity": room}))
@@ -448,12 +452,12 @@ def test_a_dedicated_node_with_a_device_plugin_takes_no_tenants(resources: dict[
     assert account is not None
     assert account.state is not None
     unavailable = account.state.unavailable
-    assert unavailable is None if says is None else says in (unavailable or "")
+    assert unavailable is None if expected is None else expected in (unavailable or "")
 
 
 @pytest.mark.promise("node-hook-loads", "node-env-injection")
 @pytest.mark.parametrize(
-    ("kind", "status", "reason", "says"),
+    ("kind", "status", "reason", "expected"),
     [
         ("HookLoads", "False", "NotLoaded", "does not load the hook in containers: see condition HookLoads"),
         ("HookLoads", "True", "Loaded", None),
@@ -465,7 +469,7 @@ def test_a_dedicated_node_with_a_device_plugin_takes_no_tenants(resources: dict[
     ],
 )
 def test_a_node_that_fails_its_self_test_takes_no_tenants(
-    kind: str, status: str, reason: str, says: str | None
+    kind: str, status: str, reason: str, expected: str | None
 ) -> None:
     state = new_state()
     state.put_node(node_object())
@@ -477,15 +481,17 @@ def test_a_node_that_fails_its_self_test_takes_no_tenants(
     assert account is not None
     assert account.state is not None
     unavailable = account.state.unavailable
-    assert unavailable is None if says is None else says in (unavailable or "")
+    assert unavailable is None if expected is None else expected in (unavailable or "")
 
 
 @pytest.mark.promise("node-claims-attach")
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("status", "expected"),
     [("False", "does not attach the devices of claims: see condition ClaimsAttach"), ("True", None), ("Unknown", None)],
 )
-def test_a_node_that_fails_its_self_test_by_a_claim_takes_no_claims_and_all_else(status: str, says: str | None) -> None:
+def test_a_node_that_fails_its_self_test_by_a_claim_takes_no_claims_and_all_else(
+    status: str, expected: str | None
+) -> None:
     state = new_state()
     state.put_node(node_object())
     state.put_gpunode(gpunode_object())
@@ -500,7 +506,7 @@ def test_a_node_that_fails_its_self_test_by_a_claim_takes_no_claims_and_all_else
     assert account.state is not None
     assert account.state.unavailable is None
     refused = account.state.no_claims
-    assert refused is None if says is None else says in (refused or "")
+    assert refused is None if expected is None else expected in (refused or "")
 
 
 def test_pending_requests_are_woken_by_a_pod_that_shrinks_or_ends() -> None:

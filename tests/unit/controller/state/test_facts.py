@@ -374,8 +374,8 @@ def test_only_a_serving_agents_report_makes_a_gpu_lost() -> None:
     gpu: Json = {"uuid": "GPU-0", "index": 0, "model": "T", "memory": 1}
 
     def missing_gpus(ready: str | None, **status: object) -> tuple[str, ...]:
-        told = [{"type": "AgentReady", "status": ready, "reason": "R"}] if ready is not None else []
-        raw = {"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"conditions": told, **status}}
+        agent_ready = [{"type": "AgentReady", "status": ready, "reason": "R"}] if ready is not None else []
+        raw = {"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"conditions": agent_ready, **status}}
         return gpunode_facts(raw).missing_gpus(("GPU-0", "GPU-1"))
 
     assert missing_gpus("True", gpus=[gpu]) == ("GPU-1",)

@@ -22,7 +22,7 @@ def forged(**status: Any) -> dict[str, Any]:
 
 @pytest.mark.promise("security-pod-status")
 @pytest.mark.parametrize(
-    ("said", "counts"),
+    ("reported", "counts"),
     [
         ("1970-01-01T00:00:00Z", CREATED),
         ("2026-03-01T11:59:59Z", CREATED),
@@ -30,9 +30,9 @@ def forged(**status: Any) -> dict[str, Any]:
         ("long ago", "long ago"),
     ],
 )
-def test_no_pod_started_before_it_was_created(said: str, counts: str) -> None:
-    assert pod_facts(forged(startTime=said)).started == counts
-    assert claim_pod_facts(forged(startTime=said)).started == counts
+def test_no_pod_started_before_it_was_created(reported: str, counts: str) -> None:
+    assert pod_facts(forged(startTime=reported)).started == counts
+    assert claim_pod_facts(forged(startTime=reported)).started == counts
 
 
 @pytest.mark.promise("security-pod-status")

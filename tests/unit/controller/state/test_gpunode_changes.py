@@ -16,7 +16,7 @@ SEEN = {"id": TENANT, "connected": True, "heldMilli": 400, "memory": GIB, "enfor
 
 def reporting(*, written: bool = True) -> tuple[list[str], Callable[..., None]]:
     """Return who was told, and a function that takes in the next report; usage of 400 is `written`, or none is."""
-    told: list[str] = []
+    changed: list[str] = []
     state: ClusterState = new_state()
     state.put_node(node_object())
     usage = {"usage": {"heldMilli": 400, "memory": GIB, "shown": "0.4"}} if written else {}
@@ -29,28 +29,28 @@ def reporting(*, written: bool = True) -> tuple[list[str], Callable[..., None]]:
         raw = gpunode_object(TENANT, version=version)
         raw["metadata"]["generation"] = 1
         raw["status"]["tenants"] = [SEEN | fields]
-        told.clear()
+        changed.clear()
         state.put_gpunode(raw)
 
     report()
-    state.on_tenant_changed = told.append
-    return told, report
+    state.on_tenant_changed = changed.append
+    return changed, report
 
 
 def test_a_drift_concerns_its_tenant_once_it_is_five_points_from_what_was_written() -> None:
-    told, report = reporting()
+    changed, report = reporting()
     for held in (410, 430, 449, 380, 351):
         report(heldMilli=held, processes=2)
-        assert told == [], held
+        assert changed == [], held
     for held in (350, 470, 460):
         report(heldMilli=held)
-        assert told == [TENANT], held
+        assert changed == [TENANT], held
 
 
 def test_the_first_usage_concerns_its_tenant() -> None:
-    told, report = reporting(written=False)
+    changed, report = reporting(written=False)
     report(heldMilli=401)
-    assert told == [TENANT]
+    assert changed == [TENANT]
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_the_first_usage_concerns_its_tenant() -> None:
     ],
 )
 def test_whatever_else_is_news_concerns_its_tenant_at_once(news: dict[str, Any]) -> None:
-    told, report = reporting()
+    changed, report = reporting()
     report(heldMilli=401, **news)
-    assert TENANT in told
+    assert TENANT in changed
 
 
 @pytest.mark.promise("operator-gpu-gone")
 def test_an_agent_that_serves_again_without_a_gpu_concerns_the_tenants_of_it() -> None:
-    told: list[str] = []
+    changed: list[str] = []
     state = new_state()
     state.put_node(node_object())
     state.put_sharepod(sharepod_object(status={"phase": "Running"}))
-    state.on_tenant_changed = told.append
+    state.on_tenant_changed = changed.append
     for version, (ready, gpus) in enumerate((("False", True), ("False", False), ("True", False)), 1):
         raw = gpunode_object(TENANT, version=version)
         raw["metadata"]["generation"] = 1
         raw["status"]["conditions"] = [{"type": "AgentReady", "status": ready, "reason": "R", "message": "m"}]
         raw["status"]["gpus"] = raw["status"]["gpus"] if gpus else []
-        told.clear()
+        changed.clear()
         state.put_gpunode(raw)
-    assert told == [TENANT]
+    assert changed == [TENANT]

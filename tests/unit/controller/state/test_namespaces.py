@@ -16,16 +16,16 @@ def namespace(
 
 def test_a_namespace_ends_from_its_first_event_until_it_is_gone_and_each_change_is_told_once() -> None:
     ending = EndingNamespaces()
-    told: list[str] = []
-    ending.on_changed = told.append
+    changed: list[str] = []
+    ending.on_changed = changed.append
     ending.put(namespace("a", "u-1"))
     ending.put(namespace("a", "u-1", 2))
-    assert ("a" in ending, "b" in ending, told) == (True, False, ["a"])
+    assert ("a" in ending, "b" in ending, changed) == (True, False, ["a"])
     ending.put(namespace("b", "u-2", 3, "Active"))
     assert "b" not in ending
     ending.drop("u-1")
     ending.drop("u-1")
-    assert ("a" in ending, told) == (False, ["a", "a"])
+    assert ("a" in ending, changed) == (False, ["a", "a"])
 
 
 def test_a_namespace_of_the_same_name_that_came_later_is_another_one() -> None:
@@ -38,30 +38,30 @@ def test_a_namespace_of_the_same_name_that_came_later_is_another_one() -> None:
 
 def test_a_namespace_whose_deletion_is_undone_by_a_restored_etcd_ends_no_longer() -> None:
     ending = EndingNamespaces()
-    told: list[str] = []
-    ending.on_changed = told.append
+    changed: list[str] = []
+    ending.on_changed = changed.append
     ending.put(namespace("a", "u-1", 5))
     ending.put(namespace("a", "u-1", 3, "Active"))
     assert "a" in ending  # an older version says nothing
     ending.invalidate()
     ending.put(namespace("a", "u-1", 3, "Active"))
-    assert ("a" in ending, told) == (False, ["a", "a"])
+    assert ("a" in ending, changed) == (False, ["a", "a"])
 
 
 def test_labels_are_those_of_the_newest_version_and_each_change_is_told_once() -> None:
     known = NamespaceLabels()
-    told: list[int] = []
-    known.on_changed = lambda: told.append(1)
+    changed: list[int] = []
+    known.on_changed = lambda: changed.append(1)
     known.put(namespace("a", "u-1", 5, "Active", {"team": "x"}))
     known.put(namespace("a", "u-1", 6, "Active", {"team": "x"}))
     known.put(namespace("a", "u-1", 3, "Active", {"team": "old"}))
-    assert (known.by_name(), known.versions(), len(told)) == ({"a": {"team": "x"}}, {"u-1": 6}, 1)
+    assert (known.by_name(), known.versions(), len(changed)) == ({"a": {"team": "x"}}, {"u-1": 6}, 1)
     known.invalidate()
     known.put(namespace("a", "u-1", 3, "Active", {"team": "restored"}))
-    assert (known.by_name(), len(told)) == ({"a": {"team": "restored"}}, 2)
+    assert (known.by_name(), len(changed)) == ({"a": {"team": "restored"}}, 2)
     known.drop("u-1")
     known.drop("u-1")
-    assert (known.by_name(), known.versions(), len(told)) == ({}, {}, 3)
+    assert (known.by_name(), known.versions(), len(changed)) == ({}, {}, 3)
 
 
 class Compared(str):

@@ -193,8 +193,8 @@ async def test_an_invalid_claim_says_field_and_fix_on_the_claim_and_its_pod(worl
     world.claim(allocationMode="All")
     world.pod_with("share")
     await world.look_at_claim()
-    await world.until(lambda: len(world.told("Invalid")) == 2)
-    assert all("allocationMode" in note and "ExactCount" in note for note in world.told("Invalid"))
+    await world.until(lambda: len(world.notes("Invalid")) == 2)
+    assert all("allocationMode" in note and "ExactCount" in note for note in world.notes("Invalid"))
     about = {item["regarding"]["kind"]: item["regarding"]["apiVersion"] for item in _events(world, "Invalid")}
     assert about == {"ResourceClaim": "resource.k8s.io/v1", "Pod": "v1"}
     assert world.rows() == {}
@@ -215,14 +215,14 @@ async def test_a_claim_without_room_says_why_in_its_own_words_and_then_that_it_i
     await world.look_at_claim()
     await world.until_answered(world.claim_uid())
     await world.look_at_claim()
-    await world.until(lambda: len(world.told("NoRoom")) == 2)
-    assert any("timeMilli 300 would fit now" in note for note in world.told("NoRoom"))
-    assert not any("spec.gpu" in note for note in world.told("NoRoom"))
+    await world.until(lambda: len(world.notes("NoRoom")) == 2)
+    assert any("timeMilli 300 would fit now" in note for note in world.notes("NoRoom"))
+    assert not any("spec.gpu" in note for note in world.notes("NoRoom"))
     world.delete("pods", "one")
     await world.look_at_claim("first", times=2)
     await placed(world)
     await world.look_at_claim(times=2)
-    await world.until(lambda: len(world.told("Placed")) >= 1)
+    await world.until(lambda: len(world.notes("Placed")) >= 1)
 
 
 @pytest.mark.promise("operator-claim-foreign")
@@ -236,7 +236,7 @@ async def test_a_foreign_allocation_gets_no_row_and_its_owner_an_event(world: Wo
     await world.look_at_claim(times=2)
     assert world.rows() == {}
     assert world.allocation() == foreign
-    await world.until(lambda: bool(world.told("ForeignAllocation")))
+    await world.until(lambda: bool(world.notes("ForeignAllocation")))
 
 
 @pytest.mark.promise("operator-claim-node-name")
@@ -247,8 +247,8 @@ async def test_a_pod_with_node_name_gets_no_share_and_an_event_with_the_remedy(w
     await world.look_at_claim(times=2)
     assert world.rows() == {}
     assert world.allocation() is None
-    await world.until(lambda: len(world.told("ReservationLost")) == 2)
-    of_claim, of_pod = sorted(world.told("ReservationLost"), key=len)
+    await world.until(lambda: len(world.notes("ReservationLost")) == 2)
+    of_claim, of_pod = sorted(world.notes("ReservationLost"), key=len)
     assert "without spec.nodeName" in of_claim
     assert of_pod == f"claim share: {of_claim}"
 
@@ -259,8 +259,8 @@ async def test_the_annotation_lowers_and_raises_the_share_in_place(world: World)
     await running(world)
     uid = world.claim_uid()
     memory = world.rows()[uid]["memory"]
-    for said, milli in (("0.2", 200), ("0.4", 400)):
-        annotations = {"sharepod.dev/gpu-request": said}
+    for text, milli in (("0.2", 200), ("0.4", 400)):
+        annotations = {"sharepod.dev/gpu-request": text}
         world.change("resourceclaims", "share", lambda item, a=annotations: item["metadata"].update(annotations=a))  # type: ignore[misc]
         await world.look_at_claim()
         await world.until(lambda milli=milli: world.rows()[uid]["requestMilli"] == milli)  # type: ignore[misc]
@@ -271,8 +271,8 @@ async def test_the_annotation_lowers_and_raises_the_share_in_place(world: World)
 
 
 @pytest.mark.promise("operator-claim-resize-refused")
-@pytest.mark.parametrize("said", ["0.5", "a lot"])
-async def test_an_annotation_that_cannot_be_meant_keeps_the_share_and_is_shown(world: World, said: str) -> None:
+@pytest.mark.parametrize("text", ["0.5", "a lot"])
+async def test_an_annotation_that_cannot_be_meant_keeps_the_share_and_is_shown(world: World, text: str) -> None:
     world.node()
     await running(world)
 
@@ -281,7 +281,7 @@ async def test_an_annotation_that_cannot_be_meant_keeps_the_share_and_is_shown(w
         assert shown["data"]["requestMilli"] == 400
         return {item["type"]: item for item in shown["conditions"]}
 
-    for asked, shows in (({"sharepod.dev/gpu-request": said}, True), ({}, False)):
+    for asked, shows in (({"sharepod.dev/gpu-request": text}, True), ({}, False)):
         world.change(
             "resourceclaims",
             "share",
@@ -327,8 +327,8 @@ async def test_a_claim_is_placed_only_on_nodes_that_can_attach_it(world: World) 
     await world.look_at_claim()
     await world.until_answered(world.claim_uid())
     await world.look_at_claim()
-    await world.until(lambda: bool(world.told("NoRoom")))
-    assert "install nvidia-ctk" in world.told("NoRoom")[0]
+    await world.until(lambda: bool(world.notes("NoRoom")))
+    assert "install nvidia-ctk" in world.notes("NoRoom")[0]
     world.node("old")
     world.change("gpunodes", "old", lambda item: item["status"].pop("conditions"), status=True)
     world.node("node-b")

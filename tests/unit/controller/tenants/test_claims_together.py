@@ -79,14 +79,14 @@ async def test_a_claim_is_looked_at_when_another_of_its_pod_begins_to_be_deleted
     world.claim("other")
     world.pod_with("share", "other")
     await world.see_claims()
-    told: list[str] = []
-    world.state.seen_claims._on_changed = told.append
+    changed: list[str] = []
+    world.state.seen_claims._on_changed = changed.append
     world.change("resourceclaims", "other", lambda item: item["metadata"].update(finalizers=["example.com/keep"]))
     await world.see_claims()
-    told.clear()
+    changed.clear()
     world.delete("resourceclaims", "other")
     await world.see_claims()
-    assert uid in told
+    assert uid in changed
 
 
 @pytest.mark.promise("operator-claim-pod-needs")
@@ -174,8 +174,8 @@ async def test_a_pod_without_a_container_that_lists_its_claim_gets_an_event(worl
     world.pod_with("share", name="starts", initContainers=[lists])
     await placed(world)
     await world.look_at_claim()
-    await world.until(lambda: bool(world.told("ClaimNotListed")))
-    assert all("no container of pod idle lists it" in note for note in world.told("ClaimNotListed"))
+    await world.until(lambda: bool(world.notes("ClaimNotListed")))
+    assert all("no container of pod idle lists it" in note for note in world.notes("ClaimNotListed"))
     assert world.allocation() is not None, "as with any claim of Kubernetes"
 
 
@@ -188,8 +188,8 @@ async def test_a_container_with_two_claims_gets_an_event_that_one_is_the_most(wo
     world.pod_with("first", "second", containers=[container])
     await world.look_at_claim("first")
     await world.look_at_claim("second")
-    await world.until(lambda: len(world.told("Waiting")) == 4)
-    assert all("container main uses two claims" in note for note in world.told("Waiting"))
+    await world.until(lambda: len(world.notes("Waiting")) == 4)
+    assert all("container main uses two claims" in note for note in world.notes("Waiting"))
     assert world.rows() == {}
 
 
@@ -203,7 +203,7 @@ async def test_a_pod_with_more_claims_than_are_placed_together_gets_none_and_eac
     world.pod_with(*names)
     await world.look_at_claim(names[1])
     assert world.loop.waiting() == ()
-    await world.until(lambda: any("has 17 claims; write at most 16" in note for note in world.told("Waiting")))
+    await world.until(lambda: any("has 17 claims; write at most 16" in note for note in world.notes("Waiting")))
     world.pod_with(*names[1:], name="whole")
     await placed(world, *names[1:])
 
@@ -221,7 +221,7 @@ async def test_of_more_pods_than_a_claim_can_be_given_to_the_first_are_told(
     await world.look_at_claim()
     await world.until_answered(world.claim_uid())
     await world.look_at_claim()
-    await world.until(lambda: len(world.told("NeverFits")) == 4)
+    await world.until(lambda: len(world.notes("NeverFits")) == 4)
     events = world.server.storage.select(world.kind("events"), "")
-    told = sorted(item["regarding"]["name"] for item in events if item["reason"] == "NeverFits")
-    assert told == ["p0", "p1", "p2", "share"]
+    named = sorted(item["regarding"]["name"] for item in events if item["reason"] == "NeverFits")
+    assert named == ["p0", "p1", "p2", "share"]

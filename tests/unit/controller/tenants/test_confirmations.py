@@ -141,17 +141,17 @@ def test_memory_by_default_is_not_resized_because_a_gpu_is_reported_otherwise() 
 
 async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
     operator = Operator()
-    said: list[Json] = []
+    conditions: list[Json] = []
 
     async def apply_status(_resource: object, _name: str, body: Json) -> Json:
-        said.extend(body["status"]["conditions"])
+        conditions.extend(body["status"]["conditions"])
         return gpunode_object(TENANT, version=2)
 
     operator.server.apply_status = apply_status  # type: ignore[attr-defined]
     operator.serve("nodes", node_object(labels={}))
     operator.state.put_gpunode(gpunode_object(TENANT))
     await operator.nodes.reconcile("node-a")
-    assert [(item["type"], item["status"], item["reason"]) for item in said] == [
+    assert [(item["type"], item["status"], item["reason"]) for item in conditions] == [
         (CONDITION_AGENT_ALIVE, "False", "PoolLabelGone")
     ]
-    assert "Put the label back" in said[0]["message"]
+    assert "Put the label back" in conditions[0]["message"]

@@ -43,7 +43,7 @@ class World:
     now: float = 1000.0
     evicted: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
-    told: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         settings = OperatorSettings.model_validate(
@@ -67,7 +67,7 @@ class World:
         self.deleted.append(uid)
 
     def warning(self, kind: str, about: Any, reason: str, action: str, memo: str) -> None:
-        self.told.append((reason, memo))
+        self.notes.append((reason, memo))
 
     async def look(
         self, memo: TenantMemo, seen: TenantStatus | None = UNHOOKED, its_pod: Any = RUNNING
@@ -87,7 +87,7 @@ async def test_a_pod_is_evicted_once_it_has_been_seen_without_the_hook_for_long_
     assert world.evicted == ["pod-1"]
     assert memo.eviction is not None
     assert "process 7 uses the GPU without the hook" in (memo.eviction.done or "")
-    assert [reason for reason, _ in world.told] == ["Evicting"]
+    assert [reason for reason, _ in world.notes] == ["Evicting"]
     world.now += 600
     assert await world.look(memo) is None
     assert world.evicted == ["pod-1"], "once"
@@ -101,7 +101,7 @@ async def test_a_pod_is_evicted_for_every_offence(reason: str) -> None:
     world.now += 30
     await world.look(memo, seen_with("Overtaken", reason))
     assert world.evicted == ["pod-1"]
-    assert world.told == [("Evicting", f"evicted by SharePod's operator (unenforced_policy: Evict): {reason}")]
+    assert world.notes == [("Evicting", f"evicted by SharePod's operator (unenforced_policy: Evict): {reason}")]
 
 
 async def test_a_connection_in_time_restarts_the_timeout() -> None:
@@ -213,7 +213,7 @@ async def test_a_cluster_of_budgets_is_asked_no_faster_than_the_api_server_shoul
         for uid, memo in memos.items():
             await world.look(memo, its_pod=pod(uid=uid, node="node-a", phase="Running"))
         world.now += 30
-    assert len(world.told) == 1
+    assert len(world.notes) == 1
 
 
 @pytest.mark.promise("operator-eviction-budget")
@@ -228,7 +228,7 @@ async def test_a_budget_delays_the_eviction_and_cannot_prevent_it() -> None:
     assert world.now - begun >= 120
     assert not world.evicted
     assert world.deleted == ["pod-1"]
-    assert "EvictionRefused" in {reason for reason, _ in world.told}
+    assert "EvictionRefused" in {reason for reason, _ in world.notes}
 
 
 class Recorder:

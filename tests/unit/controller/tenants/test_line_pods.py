@@ -32,8 +32,11 @@ def line_pod(
         metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "uid": owner, "controller": True}]
     body: Json = {"metadata": metadata, "spec": {"containers": containers, **spec}}
     patch = with_volume(body, "nvidia")
-    said = patch["metadata"]
-    body["metadata"] |= {"labels": said["labels"], "annotations": {**metadata["annotations"], **said["annotations"]}}
+    patched = patch["metadata"]
+    body["metadata"] |= {
+        "labels": patched["labels"],
+        "annotations": {**metadata["annotations"], **patched["annotations"]},
+    }
     body["spec"] |= patch["spec"]
     made = world.server.storage.create(world.kind("pods"), NAMESPACE, body)
     uid = str(made["metadata"]["uid"])
@@ -64,7 +67,7 @@ async def test_the_row_is_the_pods_own_and_then_the_gate_is_opened_in_one_patch(
     assert pod["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
     (patch,) = world.server.made("patch", "pods")
     assert "affinity" in str(patch.body)
-    await world.until(lambda: bool(world.told("Placed")))
+    await world.until(lambda: bool(world.notes("Placed")))
     assert world.server.made("patch", "sharepods") == []
 
 
@@ -112,7 +115,7 @@ async def test_what_admission_lets_through_and_cannot_be_meant_is_told_and_never
     sums = [{"name": "first", "image": "i", "resources": {"limits": {"sharepod.dev/gpu-milli": "1500"}}}]
     tenant = line_pod(world, initContainers=sums)
     await world.look()
-    await world.until(lambda: bool(world.told("Invalid")))
+    await world.until(lambda: bool(world.notes("Invalid")))
     assert tenant not in world.rows()
     assert gates(world) == ["sharepod.dev/share"]
 
@@ -132,7 +135,7 @@ async def test_one_that_fits_nowhere_on_its_node_is_taken_back_and_the_next_one_
     world.report({"id": tenant, "drained": True})
     await world.look()
     await world.until(lambda: tenant not in world.rows())
-    (note,) = world.told("PodTakenBack")
+    (note,) = world.notes("PodTakenBack")
     assert "its controller makes another: no cpu" in note
     following = line_pod(world, owner="replicas")
     await world.look()
@@ -190,7 +193,7 @@ async def test_one_whose_row_is_gone_is_ended_and_its_job_can_tell_why(
     deleted = (world.read("pods") or {"metadata": {"deletionTimestamp": "gone"}})["metadata"].get("deletionTimestamp")
     assert deleted
     assert [verb for verb in ("evict", "delete") if world.server.made(verb, "pods")] == calls
-    await world.until(lambda: bool(world.told("ReservationLost")))
+    await world.until(lambda: bool(world.notes("ReservationLost")))
 
 
 @pytest.mark.promise("operator-line-volume-resize")
@@ -200,13 +203,13 @@ async def test_the_annotation_lowers_the_share_and_its_memory_stays(world: World
     memory = world.rows()[tenant]["memory"]
     world.pod_phase("Running")
     await world.look()
-    told: list[str] = []
-    world.state.on_tenant_changed = told.append
+    changed: list[str] = []
+    world.state.on_tenant_changed = changed.append
     world.change(
         "pods", "one", lambda item: item["metadata"]["annotations"].update({"sharepod.dev/gpu-request": "0.2"})
     )
     await world.relist()
-    assert tenant in told
+    assert tenant in changed
     await world.look()
     await world.until(lambda: world.rows()[tenant]["requestMilli"] == 200)
     assert world.rows()[tenant]["memory"] == memory
@@ -293,7 +296,7 @@ async def test_none_is_placed_while_nodes_do_not_advertise_the_line(world: World
     world.tenants.line_pods.in_force = lambda: False
     tenant = line_pod(world)
     await world.look()
-    await world.until(lambda: bool(world.told("Waiting")))
+    await world.until(lambda: bool(world.notes("Waiting")))
     assert tenant not in world.rows()
     world.tenants.line_pods.in_force = lambda: True
     await world.look()

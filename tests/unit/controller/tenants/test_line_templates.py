@@ -22,10 +22,10 @@ class _Templates:
         self.claims: dict[str, Json] = {}
         self.calls: list[str] = []
         self.refusal: ApiError | None = None
-        self.told: list[tuple[str, str]] = []
+        self.notes: list[tuple[str, str]] = []
 
     def warning(self, _kind: str, about: ObjectFacts, _reason: str, _action: str, note: str) -> None:
-        self.told.append((about.name, note))
+        self.notes.append((about.name, note))
 
     async def create(self, resource: Resource, body: Json, namespace: str) -> Json:
         if resource is CLAIMS:
@@ -118,7 +118,7 @@ async def test_a_template_of_another_shape_is_replaced_also_where_the_claim_from
     assert wanted == ["a"]
     await templates.reconcile("a")
     assert server.calls == ["create", "get", "delete", "create"]
-    ((name, note),) = server.told
+    ((name, note),) = server.notes
     assert (name, "delete the claim" in note) == ("p", True)
     wanted.clear()
     seen.drop_claim("l", deleted=True)
@@ -153,10 +153,10 @@ async def test_a_pod_forbidden_by_a_quota_is_reported_and_created_once_allowed(m
     pauses = looks_after(templates, monkeypatch)
     server.refusal = ForbiddenError("POST", 403, "Forbidden", "exceeded quota: few")
     await templates.reconcile("a")
-    assert server.told == [("p", "template sharepod of its claim cannot be made: exceeded quota: few")]
+    assert server.notes == [("p", "template sharepod of its claim cannot be made: exceeded quota: few")]
     seen.put_pod(line_pod("p", "l"))
     await templates.reconcile("a")
-    assert server.told[1:] == [
+    assert server.notes[1:] == [
         ("p", "claim l of its line was deleted and cannot be created again: exceeded quota: few")
     ]
     assert pauses == [1, 2]

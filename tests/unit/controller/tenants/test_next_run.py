@@ -80,7 +80,7 @@ async def test_a_drained_sharepod_runs_again_on_another_node_under_its_name(worl
     assert (last["podUID"], last["node"], last["cause"], last["attempts"]) == (former, node, "Drained", 1)
     assert last["endedAt"] == last["retryAt"], "a first disruption is followed by the next run at once"
     assert world.condition("PodReady")["status"] == "True"
-    await world.until(lambda: bool(world.told("Drained")))
+    await world.until(lambda: bool(world.notes("Drained")))
 
 
 async def ends_by_force(world: World, node: str) -> None:
@@ -178,10 +178,10 @@ async def test_what_a_lost_node_is_waited_for_is_shown_and_how_to_end_it(world: 
     world.delete("pods")
     world.now += 2
     await world.look()
-    said = world.condition("PodReady")
-    assert said["reason"] == "PodDeleting"
-    assert f"kubectl delete node {node}" in said["message"]
-    assert "out-of-service" in said["message"]
+    pod_ready = world.condition("PodReady")
+    assert pod_ready["reason"] == "PodDeleting"
+    assert f"kubectl delete node {node}" in pod_ready["message"]
+    assert "out-of-service" in pod_ready["message"]
     world.pod_gone()  # somebody forced it
     await world.look()
     await world.look()
@@ -312,7 +312,7 @@ async def test_force_release_gives_away_what_a_sharepod_between_two_runs_had(wor
     forced: dict[str, Any] = {"sharepod.dev/force-release": world.tenant}
     world.change("gpunodes", node, lambda item: item["metadata"].update(annotations=forced))
     await world.look_at_node(node)
-    assert world.told("ForceReleaseRefused") == []
+    assert world.notes("ForceReleaseRefused") == []
     await world.look()
     await world.until(lambda: world.tenant not in world.rows(node))
 
@@ -332,8 +332,8 @@ async def test_a_sharepod_whose_gpu_is_gone_is_told_and_leaves_it_once_its_pod_i
         world.change("pods", "one", lambda item: item["status"].update(conditions=READY), status=True)
     for _ in range(3):
         await world.look()
-    told = {item["type"]: item for item in world.status()["conditions"]}
-    assert told["GPUHealthy"]["status"] == "False"
-    assert f"{node} is gone" in told["GPUHealthy"]["message"]
+    by_type = {item["type"]: item for item in world.status()["conditions"]}
+    assert by_type["GPUHealthy"]["status"] == "False"
+    assert f"{node} is gone" in by_type["GPUHealthy"]["message"]
     ended = world.status().get("lastEnd", {}).get("cause")
     assert ended == (None if ready else "GpuFailed")

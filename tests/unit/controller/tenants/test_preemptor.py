@@ -41,7 +41,7 @@ class World:
     asked: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
-    told: list[tuple[str, str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str, str]] = field(default_factory=list)
     preemptions: dict[str, OngoingPreemption] = field(default_factory=dict)
     """By the tenant that waits."""
     hangs: set[str] = field(default_factory=set)
@@ -114,10 +114,10 @@ class World:
             raise UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget")
 
     def normal(self, kind: str, about: Any, reason: str, action: str, note: str) -> None:
-        self.told.append((about.name, reason, note))
+        self.notes.append((about.name, reason, note))
 
     def note(self, name: str) -> str:
-        return next(note for told, _, note in self.told if told == name)
+        return next(note for about, _, note in self.notes if about == name)
 
 
 async def test_all_are_asked_before_the_first_is_evicted() -> None:
@@ -175,7 +175,7 @@ async def test_one_that_is_gone_or_going_is_passed_over() -> None:
     world.begins(evict=("one", "two", "three"))
     await world.preemptor._carry_out("high")
     assert world.asked == ["pod-one", "pod-three"]
-    assert "Preempted" not in [reason for name, reason, _ in world.told if name == "one"]
+    assert "Preempted" not in [reason for name, reason, _ in world.notes if name == "one"]
 
 
 async def test_no_tenant_is_evicted_for_a_request_that_stopped_waiting() -> None:
@@ -225,10 +225,10 @@ async def test_one_that_moves_is_told_where_it_goes_and_both_that_it_is_there(na
     to = Assignment(node="b", gpus=(GpuUuid("h"),), memory=Bytes(1))
     world.begins(evict=("mover",), move_to=to)
     moved = "mover" if namespace == "n" else "1 tenant of other namespaces"
-    assert world.told == [("high", "Moving", f"keeps 1 GPU of a for it, and moves {moved}")]
+    assert world.notes == [("high", "Moving", f"keeps 1 GPU of a for it, and moves {moved}")]
     await world.preemptor._carry_out("high")
     assert world.asked == world.evicted == ["pod-mover"]
-    assert world.told[1:] == [("mover", "Moving", f"restarted on b: it makes room on a for {who}")]
+    assert world.notes[1:] == [("mover", "Moving", f"restarted on b: it makes room on a for {who}")]
     eviction = world.memos.of("mover").eviction
     assert eviction is not None
     assert (eviction.move_to, eviction.preempted) == (KeptPlace(node="b", gpus=("h",)), False)
@@ -236,9 +236,9 @@ async def test_one_that_moves_is_told_where_it_goes_and_both_that_it_is_there(na
     mover = replace(_WAITS, tenant=TenantId("mover"), name="mover", namespace=namespace, priority=0)
     world.preemptor.moved(OngoingMove(mover, _WAITS, "a", to, 0.0), "b")
     world.preemptor.moved(OngoingMove(mover, None, "a", to, 0.0), "b")
-    assert world.told.pop() == ("mover", "Moved", "has a place on b now"), "a former leader knew who waits"
+    assert world.notes.pop() == ("mover", "Moved", "has a place on b now"), "a former leader knew who waits"
     subject = "mover" if namespace == "n" else "a tenant of another namespace"
-    assert world.told[2:] == [
+    assert world.notes[2:] == [
         ("mover", "Moved", f"has a place on b now; it made room on a for {who}"),
         ("high", "Moved", f"{subject} made room on a and has another place now"),
     ]

@@ -45,7 +45,7 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
 async def test_a_life_to_running_takes_five_writes_an_event_and_no_read(world: World) -> None:
     world.node()
     await world.running(started="2026-01-01T00:00:00Z")
-    await world.until(lambda: len(world.told("Started")) == 1)
+    await world.until(lambda: len(world.notes("Started")) == 1)
     writes = [(call.verb, call.kind.plural) for call in world.server.calls if call.verb not in ("list", "watch", "get")]
     writes.remove(("create", "events"))
     assert writes == [
@@ -275,8 +275,8 @@ async def test_annotations_that_the_pod_does_not_get_are_told(world: World) -> N
     pod = world.read("pods")
     assert pod is not None
     assert pod["metadata"]["annotations"].keys() == {"prometheus.io/scrape", "sharepod.dev/gpus"}
-    await world.until(lambda: len(world.told("AnnotationsNotCopied")) == 1)
-    assert world.told("AnnotationsNotCopied")[0].endswith(": example.com/a, example.com/b")
+    await world.until(lambda: len(world.notes("AnnotationsNotCopied")) == 1)
+    assert world.notes("AnnotationsNotCopied")[0].endswith(": example.com/a, example.com/b")
 
 
 async def test_an_invalid_sharepod_says_what_is_wrong_and_takes_nothing(world: World) -> None:

@@ -91,7 +91,7 @@ async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: Wor
     await world.look()
     assert world.condition("PodReady")["reason"] == "PodForbidden"
     assert refusal.message in world.condition("PodReady")["message"]
-    await world.until(lambda: bool(world.told("PodForbidden")))
+    await world.until(lambda: bool(world.notes("PodForbidden")))
     assert world.rows() == {}, "no share is held meanwhile"
     world.now += 2
     await world.look()
@@ -116,7 +116,7 @@ async def test_a_share_that_the_pod_may_not_have_goes_back_and_is_tried_again(wo
     assert gates(world) == ["sharepod.dev/share"]
     assert world.condition("PodReady")["reason"] == world.condition("Ready")["reason"] == "PodForbidden"
     assert refusal.message in world.condition("PodReady")["message"]
-    await world.until(lambda: bool(world.told("PodForbidden")))
+    await world.until(lambda: bool(world.notes("PodForbidden")))
     await world.look()
     await world.until(lambda: not world.rows())
     other = world.sharepod("other", request=0.6)
@@ -243,7 +243,7 @@ async def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere
     assert (world.read("pods") or {})["metadata"]["finalizers"] == [TAKEN_BACK]
     assert world.looks_again(0)
     assert here in world.memo.avoid
-    await world.until(lambda: bool(world.told("PodTakenBack")))
+    await world.until(lambda: bool(world.notes("PodTakenBack")))
     assert world.condition("PodReady")["reason"] == "PodTakenBack"
     await world.look()
     await world.until(lambda: not world.rows(here))
@@ -310,7 +310,7 @@ async def test_a_ledger_that_refuses_a_reservation_is_stayed_away_from(world: Wo
     world.server.storage.admit = refuse
     await world.gated()
     world.place()
-    await world.until(lambda: bool(world.told("LedgerWriteRefused")))
+    await world.until(lambda: bool(world.notes("LedgerWriteRefused")))
     assert world.memo.not_before == world.now + world.settings.bind_timeout
     assert "ledger is sealed" in world.memo.avoid["node-a"][0]
     await world.look()

@@ -246,7 +246,7 @@ async def test_a_share_on_a_deleted_node_is_reassigned_and_reported_to_administr
     await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
     await world.look()
     await world.until(lambda: world.tenant not in world.rows())
-    await world.until(lambda: any("the Node is gone" in note for note in world.told("ShareGivenAway")))
+    await world.until(lambda: any("the Node is gone" in note for note in world.notes("ShareGivenAway")))
 
 
 async def test_a_share_on_a_node_that_came_back_is_not_given_away(world: World) -> None:
@@ -283,7 +283,7 @@ async def test_a_row_is_removed_by_one_write_however_often_it_is_looked_at(world
         await world.tenants.reconcile(world.tenant)
     await world.until(lambda: world.tenant not in world.rows())
     assert len(world.server.made("patch", "gpunodes")) == before + 1
-    await world.until(lambda: any("out of service" in note for note in world.told("ShareGivenAway")))
+    await world.until(lambda: any("out of service" in note for note in world.notes("ShareGivenAway")))
 
 
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
@@ -321,4 +321,4 @@ async def test_force_release_gives_a_share_away_under_a_pod_that_hangs(world: Wo
     )
     await world.look()
     await world.until(lambda: world.tenant not in world.rows())
-    await world.until(lambda: any("force-release" in note for note in world.told("ShareGivenAway")))
+    await world.until(lambda: any("force-release" in note for note in world.notes("ShareGivenAway")))

@@ -93,7 +93,7 @@ async def test_a_share_beyond_what_is_left_is_not_entered_and_told_and_entered_o
     await scheduled(world, "second", "two", milli=700)
     await world.look_at_claim("second", times=3)
     assert list(world.rows()) == [first]
-    assert any("0.3 of its time free, 0.7 is asked" in note for note in world.told("ReservationLost"))
+    assert any("0.3 of its time free, 0.7 is asked" in note for note in world.notes("ReservationLost"))
 
 
 @pytest.mark.promise("operator-scheduler-pool-one-allocator")
@@ -102,7 +102,7 @@ async def test_on_a_node_of_another_pool_nothing_is_entered(world: World) -> Non
     uid = await scheduled(world)
     await world.look_at_claim(times=3)
     assert uid not in world.rows()
-    assert any("of pool dedicated" in note for note in world.told("ReservationLost"))
+    assert any("of pool dedicated" in note for note in world.notes("ReservationLost"))
 
 
 @pytest.mark.promise("operator-scheduler-pool-device-plugin")
@@ -113,8 +113,8 @@ async def test_where_the_device_plugin_gives_the_gpus_away_nothing_is_entered_be
     uid = await scheduled(world)
     await world.look_at_claim(times=3)
     assert uid not in world.rows()
-    told = world.told("ReservationLost")
-    assert any("advertises nvidia.com/gpu.shared: NVIDIA's device plugin" in note for note in told)
+    notes = world.notes("ReservationLost")
+    assert any("advertises nvidia.com/gpu.shared: NVIDIA's device plugin" in note for note in notes)
     none_left = dict.fromkeys(plugin, "0")
     world.change("nodes", "node-a", lambda item: item["status"]["allocatable"].update(none_left), status=True)
     await world.look_at_claim(times=3)
@@ -145,10 +145,10 @@ async def test_a_pod_that_waits_for_a_gpu_that_is_gone_or_a_node_without_a_pool_
     world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=[]), status=True)
     await scheduled(world)
     await world.look_at_claim(times=3)
-    assert any("has no GPU gpu-node-a-0: delete the pod" in note for note in world.told("ReservationLost"))
+    assert any("has no GPU gpu-node-a-0: delete the pod" in note for note in world.notes("ReservationLost"))
     world.change("nodes", "node-a", lambda item: item["metadata"]["labels"].pop("sharepod.dev/pool"))
     await world.look_at_claim(times=3)
     assert any(
         "is deleted or has lost the label sharepod.dev/pool: put it back" in note
-        for note in world.told("ReservationLost")
+        for note in world.notes("ReservationLost")
     )

@@ -63,7 +63,7 @@ async def test_the_claim_is_made_after_the_pod_allocated_after_the_row_and_befor
 async def test_a_life_to_running_takes_two_writes_more_and_no_read(world: World) -> None:
     world.node()
     await world.running(started="2026-01-01T00:00:00Z")
-    await world.until(lambda: len(world.told("Started")) == 1)
+    await world.until(lambda: len(world.notes("Started")) == 1)
     writes = [(call.verb, call.kind.plural) for call in world.server.calls if call.verb not in ("list", "watch", "get")]
     writes.remove(("create", "events"))
     assert writes == [
@@ -80,8 +80,13 @@ async def test_a_life_to_running_takes_two_writes_more_and_no_read(world: World)
 
 async def test_only_a_node_that_attaches_by_claims_takes_it(world: World) -> None:
     world.node("node-a")
-    said = {"type": "CDIDevices", "status": "False", "reason": "DevicesMissing", "message": "no CDI device for GPU 0"}
-    world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[said]), status=True)
+    missing = {
+        "type": "CDIDevices",
+        "status": "False",
+        "reason": "DevicesMissing",
+        "message": "no CDI device for GPU 0",
+    }
+    world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[missing]), status=True)
     await world.gated()
     world.place()
     await world.until_answered(world.tenant)
@@ -128,7 +133,7 @@ async def test_a_pod_that_loses_its_claim_before_binding_is_withdrawn(world: Wor
         await world.look()
         await asyncio.sleep(0.01)
     assert (world.read("pods") or {}).get("metadata", {}).get("uid") != uid
-    assert any(former["name"] in note for note in world.told("PodTakenBack"))
+    assert any(former["name"] in note for note in world.notes("PodTakenBack"))
     assert denied == [], "whoever may delete claims of a namespace says nothing about the cluster's"
     world.now += world.settings.bind_timeout
     world.renew()
@@ -285,7 +290,7 @@ async def test_an_operator_that_dies_after_any_write_is_followed_by_one_that_goe
 
 
 @pytest.mark.parametrize(
-    ("message", "own", "told"),
+    ("message", "own", "reported"),
     [
         ("0/1 nodes are available: 1 Insufficient cpu.", [], False),
         ("0/1 nodes: 1 cannot allocate all claims.", [], True),
@@ -293,7 +298,7 @@ async def test_an_operator_that_dies_after_any_write_is_followed_by_one_that_goe
     ],
 )
 async def test_kube_scheduler_that_does_not_take_an_allocated_claim_is_told_of(
-    world: World, message: str, own: list[Json], told: bool
+    world: World, message: str, own: list[Json], reported: bool
 ) -> None:
     """Not where the Pod has claims of its own: the same words may be about them."""
     denied: list[str] = []
@@ -307,7 +312,7 @@ async def test_kube_scheduler_that_does_not_take_an_allocated_claim_is_told_of(
     world.now += world.settings.bind_timeout
     await world.look()
     assert world.read("pods") is None or "deletionTimestamp" in (world.read("pods") or {})["metadata"]
-    assert bool(denied) is told
+    assert bool(denied) is reported
 
 
 async def test_without_the_setting_a_pod_has_a_volume_and_no_claim() -> None:

@@ -75,8 +75,8 @@ async def test_a_status_that_cannot_be_read_is_left_as_it_is_and_the_owner_is_to
     world.state.sharepods.put(unreadable_sharepod(metadata, "is nested too deep"))
     await world.tenants.reconcile(world.tenant)
     assert world.status() == before
-    await world.until(lambda: bool(world.told("Invalid")))
-    assert world.told("Invalid") == ["spec: cannot be read: the object is nested too deep"]
+    await world.until(lambda: bool(world.notes("Invalid")))
+    assert world.notes("Invalid") == ["spec: cannot be read: the object is nested too deep"]
 
 
 @pytest.mark.promise("operator-usage")
@@ -150,7 +150,7 @@ async def test_a_finding_is_reported_once_and_again_when_it_returns(world: World
         world.renew()
         world.report({"id": world.tenant, "enforced": True, "connected": True, "findings": findings})
         await world.look()
-    await world.until(lambda: len(world.told("Overtaken")) == 2)
+    await world.until(lambda: len(world.notes("Overtaken")) == 2)
 
 
 async def test_a_status_is_composed_again_only_when_an_input_has_changed(world: World, compositions: list[str]) -> None:
@@ -194,7 +194,7 @@ async def test_a_status_that_cannot_be_applied_is_merged(world: World) -> None:
     world.now += 1
     await waits_for(world, "one")
     assert "one" in world.condition("PodReady")["message"]
-    assert not world.told("StatusRefused")
+    assert not world.notes("StatusRefused")
 
 
 async def test_a_refused_status_is_reported(world: World) -> None:
@@ -203,7 +203,7 @@ async def test_a_refused_status_is_reported(world: World) -> None:
     world.now += 1
     with pytest.raises(InvalidError):
         await waits_for(world, "one")
-    await world.until(lambda: bool(world.told("StatusRefused")))
+    await world.until(lambda: bool(world.notes("StatusRefused")))
 
 
 async def test_what_another_manager_has_left_in_the_status_is_taken_out_and_order_says_nothing(world: World) -> None:
@@ -263,7 +263,7 @@ async def test_a_new_operator_repeats_no_event(world: World) -> None:
     world.now += 1
     world.report(seen)
     await world.look()
-    await world.until(lambda: len(world.told("Overtaken")) == 1)
+    await world.until(lambda: len(world.notes("Overtaken")) == 1)
     world.memos.clear()
     world.events._recorded.clear()
     before = [call.body["reason"] for call in world.server.made("create", "events")]
@@ -276,8 +276,8 @@ async def test_a_new_operator_repeats_no_event(world: World) -> None:
 
 
 async def test_an_end_is_written_whatever_characters_it_quotes(world: World) -> None:
-    said = "loss \U0001f4c9 \x7f\u2028 nan"
-    ended = {"name": "main", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": said}}}
+    message = "loss \U0001f4c9 \x7f\u2028 nan"
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": message}}}
     world.pod_phase("Failed", containerStatuses=[ended])
     await world.look()
     assert world.status()["phase"] == "Failed"

@@ -108,8 +108,8 @@ async def test_a_slow_webhook_on_the_events_of_some_namespaces_delays_no_others(
                 world.events.warning(KIND, item, "Slow", "Bind", "a note")
         await begun(world, hangs, 4)  # as many as write
         world.events.warning(KIND, facts[world.tenant], "Quick", "Bind", "a note")
-        await world.until(lambda: world.told("Quick") == ["a note"])
-        assert not world.told("Slow")
+        await world.until(lambda: world.notes("Quick") == ["a note"])
+        assert not world.notes("Slow")
         assert len(world.events._waiting) <= 500, "a namespace has a quarter of the room at most"
         answers.set()
 

@@ -71,7 +71,7 @@ async def test_a_gate_whose_webhook_is_slower_than_a_write_opens_at_the_second_t
     with pytest.raises(UnavailableError):
         await world.tenants.reconcile(world.tenant)
     asking.cancel()
-    await world.until(lambda: bool(world.told("PodForbidden")))
+    await world.until(lambda: bool(world.notes("PodForbidden")))
     assert world.rows(), "its share stays: the gate may have opened"
     world.renew()
     looking = asyncio.create_task(world.tenants.reconcile(world.tenant))

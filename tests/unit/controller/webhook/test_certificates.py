@@ -201,8 +201,8 @@ async def test_what_stands_in_the_secret_ends_nobody(monkeypatch: pytest.MonkeyP
     await world.settle(world.keeper())
     tries: list[object] = []
 
-    def load(*said: object) -> None:
-        tries.append(said)
+    def load(*files: object) -> None:
+        tries.append(files)
         raise ssl.SSLError("key too small")
 
     monkeypatch.setattr(certificate_keeper, "PERIOD_S", 0.0)
@@ -262,10 +262,10 @@ async def test_a_missing_secret_is_reported_and_the_former_certificate_served() 
     served, kept = keeper._served, world.server.secret
     assert metrics.WEBHOOK_SECRET_MISSING._value.get() == 0
     world.server.secret = None
-    with capture_logs() as told:
+    with capture_logs() as lines:
         for _ in range(3):
             await keeper.look()
-    assert [(line["log_level"], line["secret"], line["serves_on"]) for line in told] == [
+    assert [(line["log_level"], line["secret"], line["serves_on"]) for line in lines] == [
         ("error", "system/sharepod-webhook", True)
     ]
     assert metrics.WEBHOOK_SECRET_MISSING._value.get() == 1
@@ -273,11 +273,11 @@ async def test_a_missing_secret_is_reported_and_the_former_certificate_served() 
     world.server.secret = kept
     await keeper.look()
     assert metrics.WEBHOOK_SECRET_MISSING._value.get() == 0
-    with capture_logs() as told:
+    with capture_logs() as lines:
         world.server.secret = None
         world.seconds += 600
         await world.keeper(leads=False).look()
-    assert [line["serves_on"] for line in told] == [False], "one that starts has none to serve"
+    assert [line["serves_on"] for line in lines] == [False], "one that starts has none to serve"
 
 
 def test_the_host_is_the_services_or_the_urls() -> None:

@@ -119,17 +119,17 @@ def test_a_pod_with_too_many_parts_is_refused_wherever_they_are() -> None:
 
 @pytest.mark.promise("operator-line-webhook-bounded")
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3) | inner))
-def test_no_pod_makes_it_raise_anything_else(said: Any) -> None:
+def test_no_pod_makes_it_raise_anything_else(value: Any) -> None:
     pods = [
-        {"metadata": said, "spec": said},
-        {"metadata": {"labels": said, "name": said}, "spec": {"containers": said}},
+        {"metadata": value, "spec": value},
+        {"metadata": {"labels": value, "name": value}, "spec": {"containers": value}},
     ]
-    pods += [{"spec": {"containers": [said, {"resources": said}], "resourceClaims": said}}]
-    pods += [{"spec": {"initContainers": [{"resources": {"limits": LINE, "claims": said}}]}}]
+    pods += [{"spec": {"containers": [value, {"resources": value}], "resourceClaims": value}}]
+    pods += [{"spec": {"initContainers": [{"resources": {"limits": LINE, "claims": value}}]}}]
     for pod in pods:
         assert json.dumps(with_claim(left_of(review(pod))["request"]["object"]))  # nothing raises
         assert json.dumps(with_volume(left_of(review(pod), volume=True)["request"]["object"], "nvidia"))
-    for other in (said, {"request": said}):
+    for other in (value, {"request": value}):
         with pytest.raises(ValueError, match="not about a new Pod"):
             left_of(other)
 

@@ -28,10 +28,10 @@ PATIENCE_S = 30.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def review(**said: Any) -> dict[str, Any]:
+def review(**fields: Any) -> dict[str, Any]:
     """A review of a new Pod that says nothing."""
     pods = {"group": "", "version": "v1", "resource": "pods"}
-    return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": {}, **said}}
+    return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": {}, **fields}}
 
 
 REVIEW = json.dumps(review()).encode()
@@ -111,9 +111,9 @@ async def test_an_invalid_review_fills_no_log(asking: Asking) -> None:
 async def test_what_kopf_would_remember_or_compare_at_length_is_not_shown_to_it(asking: Asking) -> None:
     """Kopf keeps a memo for each uid of an object that is not new, and compares Pods in time that grows with them."""
     others: list[dict[str, Any]] = [{"operation": "UPDATE"}, {"subResource": "status"}, {"uid": 5}, {"object": None}]
-    for said in (*others, {"resource": {}}):
-        status, _ = await asking.ask(json.dumps(review(**said)).encode())
-        assert status == 400, said
+    for fields in (*others, {"resource": {}}):
+        status, _ = await asking.ask(json.dumps(review(**fields)).encode())
+        assert status == 400, fields
     containers = [{"name": "c", "resources": {"limits": {"sharepod.dev/gpu-milli": 1}}}] * (MOST_PARTS + 1)
     status, text = await asking.ask(json.dumps(review(object={"spec": {"containers": containers}})).encode())
     assert status == 200

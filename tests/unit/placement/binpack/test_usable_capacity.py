@@ -40,10 +40,10 @@ def test_room_is_spoken_for_by_all_that_need_as_much_or_more() -> None:
 
 
 def test_room_of_a_model_is_kept_for_those_that_ask_for_it_once_they_need_all_of_it() -> None:
-    picky, anybody = _class(1, 1000, 4_000, ("a",)), _class(1, 1000, 4_000)
-    shares = {picky: 0.3, anybody: 0.7}
-    short = _weights(shares, {picky: 10.0, anybody: 100.0}, 100_000.0)
-    plenty = _weights(shares, {picky: 90.0, anybody: 100.0}, 100_000.0)
+    picky, easy = _class(1, 1000, 4_000, ("a",)), _class(1, 1000, 4_000)
+    shares = {picky: 0.3, easy: 0.7}
+    short = _weights(shares, {picky: 10.0, easy: 100.0}, 100_000.0)
+    plenty = _weights(shares, {picky: 90.0, easy: 100.0}, 100_000.0)
     assert short["a"][0] > 5.0 > 2.0 > plenty["a"][0]
     assert max(short["b"][0], plenty["b"][0]) < 1.0, "on other models nothing is kept for them"
 

@@ -185,7 +185,7 @@ def test_an_exclusive_one_cannot_join_a_group_nor_be_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("had", "asked", "told"),
+    ("had", "asked", "expected"),
     [
         ({"exclusion": "x"}, {}, "has members with another spec.gpu.exclusion"),
         ({}, {"exclusion": "x"}, "has members with another spec.gpu.exclusion"),
@@ -195,14 +195,14 @@ def test_an_exclusive_one_cannot_join_a_group_nor_be_joined() -> None:
     ],
 )
 def test_one_that_is_at_odds_with_its_group_is_told_so_instead_of_to_wait(
-    had: dict[str, Any], asked: dict[str, Any], told: str
+    had: dict[str, Any], asked: dict[str, Any], expected: str
 ) -> None:
     other = node("node-b", [gpu("node-b", 0, model="H100")], labels={"zone": "b"})
     cluster = cluster_of(node("node-a"), other)
     put(cluster, ask("first", 300, affinity="g", **had))
     refusal = refused(cluster, ask("second", 300, affinity="g", **asked))
     assert refusal.outlook is Outlook.CONFLICT
-    assert told in refusal.message
+    assert expected in refusal.message
     cluster.release("node-a", TenantId("first"))
     put(cluster, ask("second", 300, affinity="g", **asked))
 

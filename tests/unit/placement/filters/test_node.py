@@ -121,7 +121,7 @@ def test_all_requirements_of_a_term_hold_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "asked", "told"),
+    ("has", "asked", "explanation"),
     [
         ({"cpu": 4_000}, Resources(4_500), "asked 4500m CPU, most has: 4"),
         ({"memory": 8 * GI}, Resources(0, 9 * GI), "asked 9Gi memory, most has: 8Gi"),
@@ -129,10 +129,10 @@ def test_all_requirements_of_a_term_hold_together() -> None:
     ],
 )
 def test_a_node_too_small_even_when_empty_is_said_never_to_fit(
-    has: Mapping[str, object], asked: Resources, told: str
+    has: Mapping[str, object], asked: Resources, explanation: str
 ) -> None:
     refusal = refused(cluster_of(node(**has)), ask(pod=PodNeeds(resources=asked)))  # type: ignore[arg-type]
-    assert told in refusal.message
+    assert explanation in refusal.message
     assert refusal.outlook is Outlook.NEVER
 
 

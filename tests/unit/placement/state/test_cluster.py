@@ -49,7 +49,7 @@ def test_a_decision_counts_before_anything_is_written() -> None:
 
 @pytest.mark.promise("operator-no-over-commit")
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         (row("u", 501), "has 0.5 of its time free, 0.501 is asked"),
         (row("u", 0, memory=76 * GI + 1), "has 76Gi of memory free"),
@@ -60,11 +60,13 @@ def test_a_decision_counts_before_anything_is_written() -> None:
         (row("t", 1), "tenant t has a reservation on node-a"),
     ],
 )
-def test_a_reservation_that_would_over_commit_is_an_error_and_changes_nothing(wrong: Reservation, told: str) -> None:
+def test_a_reservation_that_would_over_commit_is_an_error_and_changes_nothing(
+    wrong: Reservation, expected: str
+) -> None:
     cluster = cluster_of(node())
     cluster.reserve("node-a", row("t", 500))
     before = free(cluster)
-    with pytest.raises(PlacementError, match=told):
+    with pytest.raises(PlacementError, match=expected):
         cluster.reserve("node-a", wrong)
     assert free(cluster) == before
     assert [reservation.tenant for reservation in cluster.reservations("node-a")] == ["t"]

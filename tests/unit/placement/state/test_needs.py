@@ -130,8 +130,8 @@ def test_what_cannot_be_read_is_named_by_its_field(spec: dict[str, Any], field: 
 def test_a_cordoned_node_is_tainted_before_the_controller_says_so() -> None:
     cordon = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
     assert parse_taints({"unschedulable": True}) == (cordon,)
-    told = {"key": cordon.key, "effect": "NoSchedule"}
-    assert parse_taints({"unschedulable": True, "taints": [told]}) == (cordon,)
+    taint = {"key": cordon.key, "effect": "NoSchedule"}
+    assert parse_taints({"unschedulable": True, "taints": [taint]}) == (cordon,)
     assert parse_taints({"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}) == (
         Taint("k", "v", "NoExecute"),
     )
@@ -152,7 +152,7 @@ def affine(*terms: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "field", "says"),
+    ("spec", "field", "message"),
     [
         ({"containers": [{}] * 65}, "spec.containers", "has 65 entries; write at most 64"),
         ({"initContainers": [{}] * 65}, "spec.initContainers", "write at most 64"),
@@ -178,11 +178,11 @@ def affine(*terms: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_beyond_a_bound_is_refused_by_name(spec: dict[str, Any], field: str, says: str) -> None:
+def test_what_is_beyond_a_bound_is_refused_by_name(spec: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(NeedsError) as refused:
         parse_needs(spec)
     assert field in refused.value.field
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_as_many_requirements_as_the_bounds_allow_are_read() -> None:
