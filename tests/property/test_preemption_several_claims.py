@@ -25,7 +25,7 @@ def several(chance: random.Random, priority: int) -> PlacementRequest:
         drawn = random_request(chance, f"new{number}", priority=priority)
         labels = drawn.gpu.labels.model_copy(update={"affinity": None})
         parts.append(replace(drawn, namespace="one", gpu=replace(drawn.gpu, labels=labels)))
-    return replace(parts[0], beside=tuple(parts[1:]))
+    return replace(parts[0], siblings=tuple(parts[1:]))
 
 
 def fits(world: SmallCluster, request: PlacementRequest, plan: PreemptionPlan, spared: str = "") -> bool:

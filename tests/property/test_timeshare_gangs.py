@@ -25,17 +25,17 @@ def test_a_gang_and_singles_share_as_they_asked() -> None:
 @SOME
 @given(
     kernel=st.sampled_from([1 * MS, 3 * MS, 20 * MS]),
-    beside=st.tuples(*[st.sampled_from([1 * MS, 5 * MS, 20 * MS, 70 * MS])] * 2),
+    kernels=st.tuples(*[st.sampled_from([1 * MS, 5 * MS, 20 * MS, 70 * MS])] * 2),
     request=st.integers(2, 8),
 )
-@example(kernel=20 * MS, beside=(70 * MS, 1 * MS), request=5)
+@example(kernel=20 * MS, kernels=(70 * MS, 1 * MS), request=5)
 def test_a_gang_beside_singles_costs_little_of_the_gpus_time(
-    kernel: int, beside: tuple[int, int], request: int
+    kernel: int, kernels: tuple[int, int], request: int
 ) -> None:
     gang = Program("gang", ("g0", "g1"), request=100 * request, kernel_ns=kernel)
     left, right = (
         Program(gpu, (gpu,), request=1000 - 100 * request, kernel_ns=kernel_ns)
-        for gpu, kernel_ns in zip(("g0", "g1"), beside, strict=True)
+        for gpu, kernel_ns in zip(("g0", "g1"), kernels, strict=True)
     )
     end = WARM_UP + 60 * S
     Simulation([gang, left, right], gap_ns=200 * US, announces=True).run(end)
@@ -57,11 +57,11 @@ def test_a_tenant_that_pauses_keeps_its_share_beside_a_gang(kernel: int, shared:
     )
     neighbour = Program("neighbour", ("g0",), request=100, kernel_ns=kernel)
     gang = Program("gang", ("g0", "g1"), request=200, kernel_ns=kernel)
-    beside = [Program("beside", ("g1",), request=800, kernel_ns=5 * MS)] if shared else []
+    others = [Program("single", ("g1",), request=800, kernel_ns=5 * MS)] if shared else []
     end = WARM_UP + 60 * S
-    Simulation([pausing, neighbour, gang, *beside], gap_ns=200 * US, announces=True).run(end)
+    Simulation([pausing, neighbour, gang, *others], gap_ns=200 * US, announces=True).run(end)
     assert pausing.share(WARM_UP, end) >= 0.95 * 0.7 * 20 / 25
-    for program in (neighbour, gang, *beside):
+    for program in (neighbour, gang, *others):
         assert program.share(WARM_UP, end) >= program.request / 1000 - 0.03, "but for hand-offs and one kernel"
 
 

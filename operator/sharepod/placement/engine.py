@@ -78,7 +78,7 @@ class Engine:
 
     def find(self, request: PlacementRequest) -> Assignment | None:
         """Decide as `place` without explaining a refusal, which is most of its cost."""
-        if not request.beside:
+        if not request.siblings:
             return self._find_alone(request)
         alone = self._find_alone(request)
         if alone is None:
@@ -87,7 +87,7 @@ class Engine:
         return place_on(self.cluster, first[0], request) or places_together(self.cluster, self.cluster.nodes(), request)
 
     def _find_alone(self, request: PlacementRequest) -> Assignment | None:
-        """Return a place for the request, without its `beside` requests."""
+        """Return a place for the request, without its `siblings`."""
         cluster = self.cluster
         places = affinity_places(cluster, request)
         policy = policy_for(request, first_of_group=request.gpu.labels.affinity is not None and not places)
@@ -121,7 +121,7 @@ class Engine:
         The answer is exact if, since the refusal, no other node has gained room and the request's affinity group is
         unchanged.
         """
-        if request.beside:
+        if request.siblings:
             return places_together(self.cluster, self.cluster.known(nodes), request) is not None
         places = affinity_places(self.cluster, request)
         if places:
@@ -133,7 +133,7 @@ class Engine:
 
         Also updates the columns, so that the next decision need not.
         """
-        for one, place in zip((request, *request.beside), (assignment, *assignment.beside), strict=True):
+        for one, place in zip((request, *request.siblings), (assignment, *assignment.siblings), strict=True):
             self.cluster.reserve(assignment.node, place.reservation(one))
         self.packing.settle()
 

@@ -22,17 +22,17 @@ from .state.types import Assignment, LabelKey, PlacementRequest, label_key
 
 
 def places_together(cluster: Cluster, nodes: Iterable[NodeAccount], request: PlacementRequest) -> Assignment | None:
-    """Return places for a request and its `beside` requests, on the first node by name that takes all of them."""
+    """Return places for a request and its `siblings`, on the first node by name that takes all of them."""
     alone = (node for node, _ in candidates(sorted(nodes, key=lambda node: node.name), request))
     return next((found for node in alone if (found := place_on(cluster, node, request)) is not None), None)
 
 
 def place_on(cluster: Cluster, node: NodeAccount, request: PlacementRequest) -> Assignment | None:
-    """Return places on this node for a request and its `beside` requests; None if it does not take all of them."""
+    """Return places on this node for a request and its `siblings`; None if it does not take all of them."""
     account = node.copy()
     found: list[Assignment] = []
     groups: dict[LabelKey, frozenset[GpuUuid]] = {}
-    for one in (request, *request.beside):
+    for one in (request, *request.siblings):
         key = label_key(one.namespace, one.gpu.labels.affinity)
         places = affinity_places(cluster, one)
         if key is not None and key in groups:
@@ -46,7 +46,7 @@ def place_on(cluster: Cluster, node: NodeAccount, request: PlacementRequest) -> 
             groups[key] = frozenset(place.gpus)
         account.put(one.tenant, Row(place.reservation(one), None))
         found.append(place)
-    return replace(found[0], beside=tuple(found[1:]))
+    return replace(found[0], siblings=tuple(found[1:]))
 
 
 def _policy(request: PlacementRequest) -> Policy:

@@ -83,7 +83,7 @@ def move_advice(
 def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | None]:
     """Search for the tenants that would have to end, whatever their priority; None comes last if no set suffices."""
     asked = replace(request, priority=1)
-    if request.beside:
+    if request.siblings:
         return
     for namespace in (request.namespace, None):
         # 1. All tenants, or those of the namespace, as victims of equal cost.

@@ -130,9 +130,9 @@ def test_an_operator_that_starts_again_counts_the_same() -> None:
 
 def test_of_several_claims_of_one_pod_each_counts() -> None:
     cluster = cluster_of(node(gpus=4), max_excluded_gpus=1)
-    both = replace(small("one", "x"), beside=(small("two", "y"),))
+    both = replace(small("one", "x"), siblings=(small("two", "y"),))
     assert cluster.engine.find(both) is None
-    assert cluster.engine.find(replace(both, beside=(small("two", "x"),))) is not None
+    assert cluster.engine.find(replace(both, siblings=(small("two", "x"),))) is not None
     assert cluster.excluded.of("team") == 0, "asking changes nothing"
 
 

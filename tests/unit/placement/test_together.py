@@ -9,7 +9,7 @@ from unit.placement.world import ClusterWithEngine, ask, cluster_of, node, put
 
 
 def together(*requests: PlacementRequest) -> PlacementRequest:
-    return replace(requests[0], beside=tuple(requests[1:]))
+    return replace(requests[0], siblings=tuple(requests[1:]))
 
 
 def place(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment | None:
@@ -23,8 +23,8 @@ def test_requests_that_fit_together_get_one_node_and_a_row_each() -> None:
     cluster = cluster_of(node("node-a"), node("node-b", gpus=2))
     found = place(cluster, together(ask("one", 600), ask("two", 600)))
     assert found is not None
-    assert found.node == found.beside[0].node == "node-b"
-    assert found.gpus != found.beside[0].gpus
+    assert found.node == found.siblings[0].node == "node-b"
+    assert found.gpus != found.siblings[0].gpus
     assert {row.tenant for row in cluster.reservations("node-b")} == {"one", "two"}
 
 
@@ -62,8 +62,8 @@ def test_labels_hold_between_them() -> None:
     apart = together(ask("one", 100, anti_affinity="x"), ask("two", 100, anti_affinity="x"))
     found = place(cluster, apart)
     assert found is not None
-    assert found.gpus != found.beside[0].gpus
+    assert found.gpus != found.siblings[0].gpus
     joined = together(ask("three", 100, affinity="y"), ask("four", 100, affinity="y"))
     found = place(cluster, joined)
     assert found is not None
-    assert found.gpus == found.beside[0].gpus
+    assert found.gpus == found.siblings[0].gpus

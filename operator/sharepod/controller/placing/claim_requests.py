@@ -93,7 +93,7 @@ def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, st
             needs = pinned(needs, node)
     first = next(state.seen_claims.of_pod(pod), None)
     requests = [_request(one, pod, needs, avoid, counts=one is first) for one in group]
-    return replace(requests[0], beside=tuple(requests[1:]))
+    return replace(requests[0], siblings=tuple(requests[1:]))
 
 
 def request_elsewhere(state: ClusterState, claim: ClaimFacts) -> PlacementRequest | None:

@@ -208,7 +208,7 @@ class HeadOfLine:
 
     def _waits_for_room(self, waiting: WaitingTenant) -> bool:
         """True if it was refused for lack of room, can fit at some time, and is no claim of a Pod with several."""
-        if waiting.key is None or (waiting.worked_out is not None and waiting.worked_out.request.beside):
+        if waiting.key is None or (waiting.worked_out is not None and waiting.worked_out.request.siblings):
             return False
         refusal = self._memos.of(waiting.tenant).refusal
         return refusal is not None and refusal.outlook is Outlook.WAITING

@@ -342,7 +342,7 @@ class PlacementLoop:
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
             return True
-        excludes = any(one.gpu.labels.exclusion is not None for one in (request, *request.beside))
+        excludes = any(one.gpu.labels.exclusion is not None for one in (request, *request.siblings))
         if excludes and cluster.excludes_fewer_since(request.namespace, waiting.refused_at_version):
             return True
         grown = cluster.grown_since(waiting.refused_at_version)
@@ -397,13 +397,13 @@ class PlacementLoop:
             waiting.refused_at_version = waiting.explained_version = cluster.room_version
             return True  # an error in the request, not a lack of room
         metrics.DECISIONS.labels("placed").inc()
-        together = (request, *request.beside)
+        together = (request, *request.siblings)
         for one in together:
             self._stays.began(one.tenant)
         for one in together if request.claim is not None and request.pod_uid is None else ():
             self._state.seen_claims.booked(one.tenant)
         memo.refusal = None
-        for other in request.beside:
+        for other in request.siblings:
             self._memos.of(other.tenant).refusal = None
         self._line.leave(waiting.tenant)
         preempted = self.preemptions.placed(request, answer)

@@ -115,7 +115,7 @@ class PlacementRequests:
         """
         gpu = request.gpu
         shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
-        if not (shareable and gpu.request_milli) or request.beside:
+        if not (shareable and gpu.request_milli) or request.siblings:
             return None
         if self._standing_of(request.namespace).lowered_to is None:
             return None

@@ -34,7 +34,7 @@ def asks(request: PlacementRequest) -> str:
     """Return the content of a request: all that a decision depends on, except the tenant. Equal requests get the same
     answer from one cluster state, unless `who_asks_matters`."""
     who = (request.namespace, request.owner, request.priority, request.standing, request.claim is None)
-    return once_in_all(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.beside)))
+    return once_in_all(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.siblings)))
 
 
 def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:

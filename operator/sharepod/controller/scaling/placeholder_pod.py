@@ -56,7 +56,7 @@ def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
 
     False for a share that names GPUs, models or an affinity group, which no node label promises, or nodes by name.
     """
-    asked = [one.gpu for one in (request, *request.beside)]
+    asked = [one.gpu for one in (request, *request.siblings)]
     if any(gpu.uuids or gpu.models or gpu.labels.affinity is not None for gpu in asked):
         return False
     if any(obstacle.what == _PER_NAMESPACE_CAP for obstacle in refusal.obstacles):
@@ -132,7 +132,7 @@ def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
         amounts["memory"] = str(taken.memory)
     amounts |= {name: str(amount) for name, amount in sorted(taken.extended.items())}
     if with_line:
-        lines = [carried(one.gpu) for one in (request, *request.beside)]
+        lines = [carried(one.gpu) for one in (request, *request.siblings)]
         line = {MILLI: sum(one.milli for one in lines), MEMORY: sum(one.mib for one in lines)}
         amounts |= {name: str(amount) for name, amount in line.items() if amount}
     return amounts

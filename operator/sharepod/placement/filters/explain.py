@@ -48,9 +48,9 @@ class _Tally:
 def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
     """Word the refusal of a request that has no place. `fits` decides whether another request would get a place."""
     refusal = _explain(cluster, request, fits=fits)
-    if not request.beside:
+    if not request.siblings:
         return refusal
-    number = len(request.beside) + 1
+    number = len(request.siblings) + 1
     text = f"its pod has {number} claims, and all of them go to one node or none is placed"
     return replace(refusal, obstacles=(*refusal.obstacles, Obstacle("Together", "claim", number, text)))
 

@@ -98,9 +98,9 @@ def move_plans(
     last.
 
     Each node is read at its own step, so the cluster may have changed since: the caller must check the plan before it
-    acts. No move is planned for requests of several claims (`beside`).
+    acts. No move is planned for requests of several claims (`siblings`).
     """
-    if request.beside or not movable:
+    if request.siblings or not movable:
         return
     # 1. Tenants whose leaving could suffice, by simple sums over their node.
     places = affinity_places(cluster, request)

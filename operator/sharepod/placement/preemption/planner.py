@@ -50,7 +50,7 @@ def plan_preemption(cluster: Cluster, request: PlacementRequest, victims: Victim
     """Return the preemption for a request that fits nowhere, or None if no preemption suffices.
 
     A plan without `lower` and `evict` means that the request fits once the tenants have left whose Pods end anyway.
-    Requests of several claims (`beside`) are planned in `several_claims`.
+    Requests of several claims (`siblings`) are planned in `several_claims`.
     """
     best: PreemptionPlan | None = None
     for best in plans(cluster, request, victims):  # noqa: B007 the last is the best
@@ -65,7 +65,7 @@ def plans(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iter
     acts.
     """
     best: PreemptionPlan | None = None
-    if request.beside:
+    if request.siblings:
         return
     places = affinity_places(cluster, request)
     asked = _Asked(request, places, gpu_filters.static(request), _group(cluster, request, places))

@@ -109,7 +109,7 @@ class _NodeSearch:
 
     def _as_plan(self, evict: Sequence[Unit], lower: Sequence[Unit], place: Assignment | None = None) -> PreemptionPlan:
         rows, victims = self._node.rows, self._victims
-        parts = (place, *place.beside) if place is not None else ()
+        parts = (place, *place.siblings) if place is not None else ()
         leaving = [one for one, row in rows.items() if leaves(one, row, victims)]
         priority = self._request.priority
         return PreemptionPlan(

@@ -269,7 +269,7 @@ class NodeAccount:
 
     def copy(self) -> NodeAccount:
         """Return an independent copy of the account."""
-        excluded = self._excluded.beside()
+        excluded = self._excluded.overlay()
         for gpu in self.gpus:
             if gpu.excluded_for is not None:
                 excluded.count(gpu.excluded_for, -1)  # the copy counts it again

@@ -59,6 +59,6 @@ class ExcludedGpus:
         if change < 0:
             self.fallen.add(namespace)
 
-    def beside(self) -> ExcludedGpus:
+    def overlay(self) -> ExcludedGpus:
         """Return a count on top of this one that changes independently."""
         return ExcludedGpus(self.most, self)

@@ -282,7 +282,7 @@ class PlacementRequest:
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
     may_preempt: bool = True
     """False: no tenant is preempted for it (`preemptionPolicy: Never`)."""
-    beside: tuple[PlacementRequest, ...] = ()
+    siblings: tuple[PlacementRequest, ...] = ()
     """Requests of the same Pod: all go to one node, or none is placed."""
     default_group: str | None = None
     """Group of a request that names none."""
@@ -301,8 +301,8 @@ class Assignment:
     node: str
     gpus: tuple[GpuUuid, ...]
     memory: Bytes
-    beside: tuple[Assignment, ...] = ()
-    """Places of the `beside` requests, in their order, on the same node."""
+    siblings: tuple[Assignment, ...] = ()
+    """Places of the `siblings` requests, in their order, on the same node."""
 
     def reservation(self, request: PlacementRequest) -> Reservation:
         """Return the row that records this assignment."""

@@ -62,7 +62,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]], *, busy: bool = False) -> int:
-    """Let `a` hold what `b` waits for; return how often Python was woken to look. `beside`: a third tenant, whose
+    """Let `a` hold what `b` waits for; return how often Python was woken to look. `busy`: a third tenant, whose
     process lives, holds another GPU that a fourth waits for."""
     barred: list[int] = []
     looks: list[bool] = []

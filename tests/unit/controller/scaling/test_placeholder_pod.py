@@ -54,7 +54,7 @@ def test_it_asks_for_the_line_and_for_what_the_pod_asks_of_a_node() -> None:
         node_affinity_terms=(term(ZONE),),
         tolerations=(Toleration(**gpu),),
     )
-    pod = placeholder_pod(replace(asked, beside=(request(),)), SETTINGS)
+    pod = placeholder_pod(replace(asked, siblings=(request(),)), SETTINGS)
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"] == {
         "cpu": "1500m",
@@ -113,7 +113,7 @@ def test_another_request_is_another_hash_and_the_same_one_is_not() -> None:
 def test_a_share_that_names_gpus_or_its_company_asks_for_none(gpu: GpuRequest) -> None:
     assert new_node_helps(request(), NO_ROOM)
     assert not new_node_helps(request(gpu), NO_ROOM)
-    assert not new_node_helps(replace(request(), beside=(request(gpu),)), NO_ROOM), "nor one beside it"
+    assert not new_node_helps(replace(request(), siblings=(request(gpu),)), NO_ROOM), "nor one beside it"
 
 
 @pytest.mark.promise("operator-placeholder-helps")

@@ -77,7 +77,7 @@ def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tupl
 
 def _holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
     """Return whether a plan is still valid."""
-    holds = holds_for_several if request.beside else still_holds
+    holds = holds_for_several if request.siblings else still_holds
     return holds(cluster, request, plan, victims)
 
 
@@ -244,7 +244,7 @@ class Preemptions:
         """Return the plan for a request. Yields to other tasks."""
         best: PreemptionPlan | None = None
         began = time.monotonic()
-        look = plans_for_several if request.beside else plans
+        look = plans_for_several if request.siblings else plans
         for best in look(self._state.cluster, request, victims):  # noqa: B007 the last is the best
             if time.monotonic() - began > _YIELD_S:
                 await asyncio.sleep(0)
@@ -275,7 +275,7 @@ class Preemptions:
                 return False
             self.moving.begin(request, mover, plan)
         # 1. Reserve the GPUs. 2. Lower shares at once. 3. Evict and notify the other victims.
-        open_to = request.namespace if request.beside else None  # its other claims are other tenants
+        open_to = request.namespace if request.siblings else None  # its other claims are other tenants
         cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority, open_to=open_to))
         for tenant in plan.lower:
             row = next((row for node, row in cluster.reservations_of(tenant) if node == plan.node), None)
