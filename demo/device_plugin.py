@@ -39,7 +39,7 @@ PLAN = (START, WHOLE, SHARED, SHARE, BACK, CLEAN)
 def show(screen: Screen, cluster: Cluster, *command: str) -> None:
     """Print a kubectl command and its output."""
     screen.command(f"kubectl {' '.join(command)}")
-    screen.say(cluster.kubectl(*command).stdout.rstrip())
+    screen.write(cluster.kubectl(*command).stdout.rstrip())
 
 
 def play(screen: Screen, cluster: Cluster, node: PluginNode) -> bool:

@@ -102,12 +102,12 @@ def main() -> int:
             screen.begin(OPEN)
             text = hand_over(cluster, folder)
             screen.end()
-            screen.say(text)
+            screen.write(text)
             try:
                 while True:
                     signal.pause()
             except KeyboardInterrupt:
-                screen.say(f"\n{CLOSE.title}")
+                screen.write(f"\n{CLOSE.title}")
     except (DemoError, HarnessError) as error:
         print(f"\nmake play: {error}", file=sys.stderr)
         return 1

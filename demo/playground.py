@@ -67,7 +67,7 @@ def as_processes(screen: Screen, stack: ExitStack, why: str, then: Sequence[Phas
     `why`: the reason why they have no images. `then`: phases that follow.
     """
     screen.follow((*AS_PROCESSES, *then))
-    screen.say(f"Operator and agent run as processes, not as pods from images: {why}")
+    screen.write(f"Operator and agent run as processes, not as pods from images: {why}")
     screen.begin(CONTROL_PLANE)
     cluster = stack.enter_context(Cluster(node_lifecycle=RealNode.unavailable() is None))
     machine, installation = _machine_and_installation(screen, stack, cluster)
@@ -92,7 +92,7 @@ def delivered(screen: Screen, stack: ExitStack, delivery: Delivery) -> tuple[Clu
     screen.command(f"kubectl label node {machine.node} {POOL_LABEL}=dedicated")
     cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
     await_workloads(cluster)
-    screen.say(cluster.kubectl("get", "pods", "-n", SYSTEM).stdout.rstrip())
+    screen.write(cluster.kubectl("get", "pods", "-n", SYSTEM).stdout.rstrip())
     return cluster, machine
 
 
@@ -103,7 +103,7 @@ def _machine_and_installation(screen: Screen, stack: ExitStack, cluster: Cluster
         screen.begin(NODE)
     else:
         screen.begin(NODE, f"installing SharePod; left out: kubelet and containers ({reason})")
-        screen.say("  The programs run as plain processes under the hook instead; all else is as with a node.")
+        screen.write("  The programs run as plain processes under the hook instead; all else is as with a node.")
     with ThreadPoolExecutor(max_workers=1) as pool:
         installing = pool.submit(_install, cluster)
         inventory = HERE / "inventory.yaml"

@@ -147,7 +147,7 @@ def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
     _await_phase(screen, cluster, machine, "gamma", "Pending")
     screen.watch_until(cluster, lambda: bool(_refusal(cluster, "gamma")), what="gamma's reason", timeout=20)
     screen.command("kubectl describe sharepod gamma    # condition Placed")
-    screen.say(f"  {_refusal(cluster, 'gamma')}")
+    screen.write(f"  {_refusal(cluster, 'gamma')}")
     if _gpu_of(cluster, "alpha") != _gpu_of(cluster, "beta"):
         raise DemoError("alpha and beta are not on one GPU")
 
@@ -190,7 +190,7 @@ def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
 
 def _apply(screen: Screen, cluster: Cluster, name: str) -> None:
     screen.command(f"kubectl apply -f demo/{name}.yaml")
-    screen.say(cluster.kubectl("apply", "-f", HERE / f"{name}.yaml").stdout.rstrip())
+    screen.write(cluster.kubectl("apply", "-f", HERE / f"{name}.yaml").stdout.rstrip())
 
 
 def _sharepod(cluster: Cluster, name: str) -> dict[str, object]:
@@ -240,7 +240,7 @@ def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expe
             screen.progress(f"measured {second} of {seconds:.0f} s", plain=second == seconds // 2)
 
     def again(window: Shares) -> None:
-        screen.say(f"  The host of this machine took {window.stolen:.0f} % of its processors: measuring again.")
+        screen.write(f"  The host of this machine took {window.stolen:.0f} % of its processors: measuring again.")
 
     window = measured(machine.busy_ns, sleep, again)
     case = phase.title.partition(": ")[2]
@@ -252,7 +252,7 @@ def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expe
         shown.append([each.sharepod, each.asked, f"{share.due:.1f} %", f"{got:.1f} %", f"{share.points_off:.1f}"])
     screen.table(["SHAREPOD", "ASKED", "DUE", "GOT", "POINTS OFF"], shown)
     if window.stolen > QUIET:
-        screen.say(f"  The host took {window.stolen:.0f} % of the processors in the quietest of the windows.")
+        screen.write(f"  The host took {window.stolen:.0f} % of the processors in the quietest of the windows.")
     return shares
 
 

@@ -67,13 +67,13 @@ class Screen:
         """End the phase before, and print this one's title (`title`: another title) with the remaining time."""
         self._end_phase()
         self._current, self._began = phase, self._clock()
-        self.say(f"\n[{self._clock() - self._start:5.1f} s, {self.left()}] {title or phase.title}")
+        self.write(f"\n[{self._clock() - self._start:5.1f} s, {self.left()}] {title or phase.title}")
 
     def end(self) -> None:
         """End the last phase and print how long each one took."""
         self._end_phase()
         total = sum(seconds for _, seconds in self._took)
-        self.say(f"\n[{total:5.1f} s] done")
+        self.write(f"\n[{total:5.1f} s] done")
         rows = [[title, f"{seconds:.1f} s"] for title, seconds in self._took]
         self.table(["PHASE", "TOOK"], [*rows, ["all", f"{total:.1f} s"]])
 
@@ -86,7 +86,7 @@ class Screen:
             seconds = max(0.0, self._current.usual_s - spent) + sum(phase.usual_s for phase in self._plan[index + 1 :])
         return f"about {seconds:.0f} s left"
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Print a line, in place of the progress that is shown."""
         if self._passing:
             self._passing = False
@@ -99,11 +99,11 @@ class Screen:
             print(f"{_ERASE}  {text}; {self.left()}", end="", file=self._out, flush=True)
             self._passing = True
         elif plain:
-            self.say(f"  {text}; {self.left()}")
+            self.write(f"  {text}; {self.left()}")
 
     def command(self, text: str) -> None:
         """Print a command as a user would type it."""
-        self.say(f"$ {text}")
+        self.write(f"$ {text}")
 
     def show_changes(self, cluster: Cluster) -> None:
         """Print `kubectl get sharepods` and `get gpunodes`, each if it differs in more than its age.
@@ -119,7 +119,7 @@ class Screen:
             if printed and _AGE.sub("", printed) != self._shown.get(arguments):
                 self._shown[arguments] = _AGE.sub("", printed)
                 self.command(f"kubectl get {' '.join(arguments)}")
-                self.say(printed)
+                self.write(printed)
 
     def watch_until(self, cluster: Cluster, condition: Callable[[], bool], *, what: str, timeout: float) -> None:
         """Show changes until `condition` holds. Raises `DemoError` naming `what` after `timeout` seconds."""
@@ -137,7 +137,7 @@ class Screen:
         cells = [header, *rows]
         widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
         for row in cells:
-            self.say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            self.write("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def _end_phase(self) -> None:
         if self._current is not None:

@@ -1,4 +1,4 @@
-"""Images of the demo: where they cannot be made, it goes on without them, and says why in one line."""
+"""Images of the demo: where they cannot be made, it continues without them, and prints why in one line."""
 
 from __future__ import annotations
 

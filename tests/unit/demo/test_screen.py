@@ -1,4 +1,4 @@
-"""Output of the demo: what is left is told, and progress disturbs no line that stays."""
+"""Output of the demo: it prints the remaining time, and progress overwrites no permanent line."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_on_a_terminal_the_next_line_takes_the_place_of_the_progress() -> None:
     screen.begin(THIRD)
     screen.progress("measured 1 of 2 s")
     screen.progress("measured 2 of 2 s")
-    screen.say("shares")
-    screen.say("more")
+    screen.write("shares")
+    screen.write("more")
     erase = "\r\x1b[K"
     assert out.getvalue().partition("third\n")[2] == (
         f"{erase}  measured 1 of 2 s; about 30 s left{erase}  measured 2 of 2 s; about 30 s left{erase}shares\nmore\n"
