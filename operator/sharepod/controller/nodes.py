@@ -348,7 +348,7 @@ class NodeReconciler:
         except (ConflictError, NotFoundError):
             self.queue.add_after(name, 1.0)
         else:
-            log.info("deleted GPUNode: its Node is gone and its ledger is empty", node=name)
+            log.info("deleted GPUNode: its Node is deleted and its ledger is empty", node=name)
 
     async def _force_release(self, gpunode: GpuNodeFacts) -> None:
         """Work off the annotation force-release.

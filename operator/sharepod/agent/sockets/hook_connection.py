@@ -194,7 +194,7 @@ class HookConnection:
             self._service.record_refusal(ClientRefusal.UNREAD, pid=self.pid)
             self.close()
         except OSError as error:
-            log.debug("client is gone", tenant=self._service.tenant_id, pid=self.pid, error=error.strerror)
+            log.debug("client has disconnected", tenant=self._service.tenant_id, pid=self.pid, error=error.strerror)
             self.close()
 
     def _hands_over(self, frame: protocol.ClientFrame) -> bool:

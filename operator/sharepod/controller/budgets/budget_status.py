@@ -113,7 +113,7 @@ def event_note(event: BudgetEvent, rules: BudgetRules, state: BudgetState, statu
             f"{refill_text(state, rules)}"
         )
     at_this_rate = (
-        f"; at the present rate of {status.rate} GPUs it is gone at {status.gone_at}" if status.gone_at else ""
+        f"; at the present rate of {status.rate} GPUs it is spent at {status.gone_at}" if status.gone_at else ""
     )
     return f"{status.percent} % of the budget is used, {status.left} of {amount} GPU-seconds are left{at_this_rate}"
 

@@ -236,7 +236,7 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
     failed = [gpu for gpu in inputs.gpus if gpu.health is Health.UNHEALTHY]
     if failed or inputs.missing_gpus:
         ill = (f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
-        lost = (f"{uuid} of {inputs.node} is gone: its agent no longer reports it" for uuid in inputs.missing_gpus)
+        lost = (f"{uuid} of {inputs.node} is missing: its agent no longer reports it" for uuid in inputs.missing_gpus)
         which = "; ".join((*ill, *lost))
         advice = "programs on it may fail or hang; to place the SharePod on another GPU, delete its pod"
         if inputs.snapshot.sharepod is not None and inputs.snapshot.sharepod.restart_policy is RestartPolicy.NEVER:
@@ -312,7 +312,7 @@ def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:
         text = f"waits until the pod of its next run can be created: {inputs.blocked.message}"
         return _condition(CONDITION_PLACED, "False", "Waiting", text)
     if pod is not None and pod.deleting:
-        text = f"waits until the pod of its last run, {pod.name}, is gone: it is being deleted; see its finalizers"
+        text = f"waits until the pod of its last run, {pod.name}, is deleted; see its finalizers"
         return _condition(CONDITION_PLACED, "False", "PodTerminating", text)
     attempts, retry_at = (last or {}).get("attempts", 1), (last or {}).get("retryAt")
     text = f"is placed again at {retry_at}; runs in a row that did not last: {attempts}"

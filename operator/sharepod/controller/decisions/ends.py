@@ -228,7 +228,7 @@ def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_lost: boo
         if condition.type == CONDITION_POD_READY and condition.reason in _REASONS:
             return RunEnd(_REASONS[condition.reason], condition.reason, condition.message, Absence.POD)
     cause = EndCause.NODE_LOST if node_lost else EndCause.DELETED
-    return RunEnd(cause, EndReason.POD_LOST, "the pod is gone and had not ended", Absence.POD)
+    return RunEnd(cause, EndReason.POD_LOST, "the pod was deleted before it had ended", Absence.POD)
 
 
 def phase_after(following: Sequel) -> Phase:

@@ -265,7 +265,7 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
             return RemoveRow(reserved.node, reserved.confirmed)
     if here is None or here.releasing:
         if pod.node is None:
-            return TakeBackPod(pod, "its reservation is gone")
+            return TakeBackPod(pod, "its reservation is lost")
         lost = RunEnd(
             EndCause.RESERVATION_LOST,
             EndReason.RESERVATION_LOST,

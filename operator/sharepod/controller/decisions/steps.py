@@ -23,7 +23,7 @@ class RemovalReason(Enum):
     """Reason for removing a row (L4)."""
 
     DRAINED = "drained"
-    NODE_GONE = "the Node is gone"
+    NODE_GONE = "the Node is deleted"
     OUT_OF_SERVICE = "the node is out of service"
     FORCED = "force-release"
     NEVER_BOUND = "no Pod of it was bound"

@@ -199,7 +199,7 @@ async def test_a_removed_socket_is_created_again(bench: Bench, monkeypatch: pyte
     try:
         bench.registry_socket.unlink()
         async with asyncio.timeout(10):
-            while not bench.registry_socket.exists():  # noqa: ASYNC110 - nothing tells
+            while not bench.registry_socket.exists():  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.01)
         await bench.call(
             bench.registry_socket,
@@ -311,7 +311,7 @@ async def test_an_internal_error_is_answered_too(bench: Bench, monkeypatch: pyte
         raise KeyError("defect")
 
     monkeypatch.setattr(bench.driver, "_directory", defect)
-    await refused(bench.publish(), grpc.StatusCode.INTERNAL, "NodePublishVolume", "its log says more")
+    await refused(bench.publish(), grpc.StatusCode.INTERNAL, "NodePublishVolume", "see its log")
 
 
 @pytest.mark.promise("node-full-disk")
@@ -391,7 +391,7 @@ def _sockets(root: Path) -> dict[Path, int]:
 
 @pytest.mark.promise("install-no-gap")
 async def test_an_agent_that_stops_late_leaves_the_sockets_of_the_next_one(short: Path) -> None:
-    """Else the kubelet would take the plugin for gone, and no volume would reach a pod for seconds."""
+    """Otherwise the kubelet would unregister the plugin, and mount no volume for seconds."""
     old, new = KubeletRegistration(short, ()), KubeletRegistration(short, ())
     await old.start()
     await new.start()

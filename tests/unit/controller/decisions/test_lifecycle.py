@@ -98,7 +98,7 @@ def test_a_gated_pod_that_carries_less_than_is_asked_for_by_now_is_taken_back(li
     waits = pod(gated=True, line=line)
     rows = reserved(pod_uid="pod-1")
     assert isinstance(step(sharepod(), waits), TakeBackPod)
-    assert isinstance(step(sharepod(), waits, rows), TakeBackPod), "no gate is opened for what nobody has counted"
+    assert isinstance(step(sharepod(), waits, rows), TakeBackPod), "no gate is opened for an uncounted Pod"
     more = pod(gated=True, line={MILLI: "500", MEMORY: "4096"})  # a share that was lowered, a LimitRange's default
     assert step(sharepod(), more) == Place()
     assert isinstance(step(sharepod(), more, rows), OpenGate)
@@ -157,7 +157,9 @@ def test_a_pod_refused_by_kube_scheduler_for_long_is_withdrawn() -> None:
 @pytest.mark.promise("operator-unbound-node-gone")
 def test_a_pending_pod_on_a_deleted_node_is_withdrawn_at_once() -> None:
     node_deleted = reserved(override=RemovalReason.NODE_GONE)
-    assert step(made(), pod(), node_deleted, unstarted_since=10.0, now=11.0) == TakeBackPod(pod(), "the Node is gone")
+    assert step(made(), pod(), node_deleted, unstarted_since=10.0, now=11.0) == TakeBackPod(
+        pod(), "the Node is deleted"
+    )
     assert step(made(), pod(node="node-a"), node_deleted, unstarted_since=10.0, now=11.0) == Wait(1810.0)
 
 
@@ -233,13 +235,13 @@ def test_a_pod_that_no_scheduler_looks_at_is_taken_back_after_as_long() -> None:
 
 @pytest.mark.promise("operator-unknown-scheduler")
 def test_a_pod_of_a_scheduler_of_its_own_that_does_not_look_at_it_gives_the_share_back_sooner() -> None:
-    unseen = replace(pod(), scheduler="nobody")
+    unseen = replace(pod(), scheduler="unknown")
     assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(70.0)
     found = step(made(), unseen, reserved(), unstarted_since=10.0, now=70.0)
     assert isinstance(found, TakeBackPod)
     assert found.cause is TakeBackCause.SCHEDULER
-    assert "nobody has not looked at it for 60 s" in found.message
-    bound = replace(pod(node="node-a"), scheduler="nobody")
+    assert "unknown has not looked at it for 60 s" in found.message
+    bound = replace(pod(node="node-a"), scheduler="unknown")
     assert step(made(), bound, reserved(), unstarted_since=10.0, now=310.0) == Wait(1810.0)
 
 

@@ -228,7 +228,7 @@ def test_a_failed_gpu_is_reported_to_its_tenants_only() -> None:
     lost = compose(own, placed(own, running, gpus=(), missing_gpus=("GPU-0",)))
     assert condition(lost, "GPUHealthy") == ("False", "GpuFailed")
     message = next(item.message for item in lost.conditions if item.type == "GPUHealthy")
-    assert "GPU-0 of node-a is gone" in message
+    assert "GPU-0 of node-a is missing" in message
 
 
 @pytest.mark.promise("operator-ready")
@@ -257,7 +257,7 @@ def test_ready_is_true_while_the_pod_is_ready_and_once_it_has_succeeded() -> Non
     done = compose(own, placed(own, RUNNING), Finish(Phase.SUCCEEDED, "Completed", "done"))
     assert condition(done, "Ready") == ("True", "Completed")
     assert done.summary == "Completed"
-    failed = compose(own, placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "gone"))
+    failed = compose(own, placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "removed"))
     assert condition(failed, "Ready") == ("False", "Evicted")
     assert condition(failed, "Stalled") == ("True", "Evicted")
     assert failed.summary == "Evicted"
@@ -293,7 +293,7 @@ def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
         "other node": (placed(own, None, node="node-b"), None),
         "pod": (placed(own, pod(node="node-a")), None),
         "pod runs": (placed(own, RUNNING), None),
-        "pod evicted": (placed(own, replace(RUNNING, disrupted="by somebody")), None),
+        "pod evicted": (placed(own, replace(RUNNING, disrupted="by an admin")), None),
         "connected": (placed(own, RUNNING, seen={"connected": True}), None),
         "enforced": (placed(own, RUNNING, seen={"enforced": True}), None),
         "not enforced": (placed(own, RUNNING, seen={"enforced": False}), None),
@@ -305,7 +305,7 @@ def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
         "counted": (placed(own, RUNNING, consumed=TOTALS), None),
         "evicted to move": (placed(own, RUNNING, moves_to=PLACE), None),
         "moving": (placed(own, replace(RUNNING, deleting=True), moves_to=PLACE), None),
-        "finished": (placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "by somebody")),
+        "finished": (placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "by an admin")),
     }
     return found
 
@@ -380,7 +380,7 @@ def test_a_failed_sharepod_shows_how_its_containers_ended_as_a_pod_does_and_afte
 def test_between_two_runs_placed_says_itself_why_the_next_pod_cannot_be_created() -> None:
     end = {"podUID": "pod-1", "time": "2026-01-01T00:00:00Z", "cause": "Error", "message": "exit code 1"}
     own = sharepod(status={"podUID": "pod-1", "lastEnd": end}, spec={"restartPolicy": "Always"})
-    reason = "no PriorityClass with name gone was found"
+    reason = "no PriorityClass with name missing was found"
     status = compose(own, inputs(own, blocked=Blocked(BlockedReason.FORBIDDEN, reason, until=1.0)))
     shown = {item.type: item.message for item in status.conditions}
     assert reason in shown["Placed"]

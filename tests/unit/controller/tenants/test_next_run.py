@@ -64,7 +64,7 @@ async def test_a_drained_sharepod_runs_again_on_another_node_under_its_name(worl
     former = pod_uid(world)
     world.now += 3600
     node = await drain(world)
-    assert world.status()["phase"] == "Running", "until it is gone"
+    assert world.status()["phase"] == "Running", "until it is deleted"
     await comes_back(world, node)
     await world.look()
     await world.until(lambda: any(world.tenant in world.rows(name) for name in ("node-a", "node-b")))
@@ -182,7 +182,7 @@ async def test_what_a_lost_node_is_waited_for_is_shown_and_how_to_end_it(world: 
     assert pod_ready["reason"] == "PodDeleting"
     assert f"kubectl delete node {node}" in pod_ready["message"]
     assert "out-of-service" in pod_ready["message"]
-    world.pod_gone()  # somebody forced it
+    world.pod_gone()  # deleted by force
     await world.look()
     await world.look()
     await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
@@ -334,6 +334,6 @@ async def test_a_sharepod_whose_gpu_is_gone_is_told_and_leaves_it_once_its_pod_i
         await world.look()
     by_type = {item["type"]: item for item in world.status()["conditions"]}
     assert by_type["GPUHealthy"]["status"] == "False"
-    assert f"{node} is gone" in by_type["GPUHealthy"]["message"]
+    assert f"{node} is missing" in by_type["GPUHealthy"]["message"]
     ended = world.status().get("lastEnd", {}).get("cause")
     assert ended == (None if ready else "GpuFailed")

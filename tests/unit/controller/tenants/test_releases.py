@@ -1,4 +1,4 @@
-"""The end of one tenant: what is on record, confirmed and read live before its share is given away."""
+"""The end of one tenant: the record, the confirmation and the live read before its share is reassigned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_an_end_is_on_record_before_the_release_begins(world: World) -> No
 async def test_a_share_is_given_away_once_the_agent_has_confirmed_that_nothing_is_left(world: World) -> None:
     await world.releasing()
     await world.look()
-    assert world.tenant in world.rows(), "its agent has not said anything yet"
+    assert world.tenant in world.rows(), "its agent has reported nothing yet"
     world.report({"id": world.tenant, "drained": True})
     await world.look()
     await world.until(lambda: world.tenant not in world.rows())
@@ -38,7 +38,7 @@ async def test_a_share_is_given_away_once_the_agent_has_confirmed_that_nothing_i
     world.delete("sharepods")
     world.delete("pods")
     await world.look()
-    assert world.memo.status_written is None, "nothing is remembered of a tenant that is gone"
+    assert world.memo.status_written is None, "the memo of a released tenant is empty"
 
 
 async def test_a_report_of_an_earlier_ledger_confirms_nothing(world: World) -> None:
@@ -128,7 +128,7 @@ async def test_the_end_of_a_sharepod_is_confirmed_once_and_that_of_its_pod_was_s
 
 
 async def test_a_pod_that_has_left_the_watch_but_was_not_deleted_is_asked_for(world: World) -> None:
-    """A watch says "deleted" of a Pod that only lost its label, too."""
+    """A watch also sends DELETED for a Pod that only lost its label."""
     world.node()
     await world.running()
     world.delete("sharepods")
@@ -246,7 +246,7 @@ async def test_a_share_on_a_deleted_node_is_reassigned_and_reported_to_administr
     await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
     await world.look()
     await world.until(lambda: world.tenant not in world.rows())
-    await world.until(lambda: any("the Node is gone" in note for note in world.notes("ShareGivenAway")))
+    await world.until(lambda: any("the Node is deleted" in note for note in world.notes("ShareGivenAway")))
 
 
 async def test_a_share_on_a_node_that_came_back_is_not_given_away(world: World) -> None:

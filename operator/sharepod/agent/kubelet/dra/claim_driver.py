@@ -115,7 +115,7 @@ class ClaimDriver:
                 result.error = str(error)
                 log.warning("claim not prepared", claim=str(who), claim_uid=who.uid, reason=str(error))
             except Exception as error:
-                result.error = f"the agent of node {self._node} failed: {error}; its log says more"
+                result.error = f"the agent of node {self._node} failed: {error}; see its log"
                 log.exception("claim not prepared", claim=str(who), claim_uid=who.uid)
 
         await asyncio.gather(*(one(claim) for claim in request.claims))

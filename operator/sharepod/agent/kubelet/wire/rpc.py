@@ -75,7 +75,7 @@ def _answering(method: str, handler: Handler) -> Callable[[Any, Any], Awaitable[
             code, text = error.code, str(error)
             log.info("call refused", method=method, code=code.name, reason=text)
         except Exception as error:
-            code, text = grpc.StatusCode.INTERNAL, f"the agent failed at {method}: {error}; its log says more"
+            code, text = grpc.StatusCode.INTERNAL, f"the agent failed at {method}: {error}; see its log"
             log.exception("call failed", method=method)
         return await context.abort(code, text)
 
