@@ -292,7 +292,7 @@ class MonthOfTeams:
         )
 
     def _carry_out(self, plan: PreemptionPlan, now: float) -> None:
-        assert not plan.lower, "shares have memory in proportion: time alone is never what is short"
+        assert not plan.lower, "shares have memory in proportion: time is never short alone"
         self._limiter.charge(len(plan.evict))
         for tenant in plan.evict:
             item = self._running[tenant]

@@ -171,7 +171,7 @@ def main() -> int:
     count = 300 // QUANTUM_MS
     rows += cpu(f"{count} tenants, quanta of {QUANTUM_MS} ms, 1 GPU", count, 1, seconds)
     rows += cpu(f"{count} tenants on each of 8 GPUs, quanta of {QUANTUM_MS} ms", count, 8, seconds)
-    for case, disturbed in (("undisturbed", False), ("beside readings, checkpoints and scrapes", True)):
+    for case, disturbed in (("undisturbed", False), ("with readings, checkpoints and scrapes", True)):
         rows += answers(f"30 tenants on each of 8 GPUs, {case}", seconds, disturbed=disturbed)
     write("handoff", rows)
     return 0

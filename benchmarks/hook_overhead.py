@@ -72,8 +72,8 @@ SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = 
     ("alone, 4 streams in turn", "launch", "4", {}, (1,)),
     ("alone, 10 streams in turn", "launch", "10", {}, (1,)),
     ("alone, 40 streams in turn", "launch", "40", {}, (1,)),
-    ("alone, beside 10 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "10"}, (1,)),
-    ("alone, beside 5000 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "5000"}, (1,)),
+    ("alone, next to 10 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "10"}, (1,)),
+    ("alone, next to 5000 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "5000"}, (1,)),
     (
         "alone, 10 streams in turn, 10000 more known",
         "launch",

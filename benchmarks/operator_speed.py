@@ -80,7 +80,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the case rate")
     parser.add_argument("--sharepods", type=int, default=10_000, help="of the cases rest and restart")
     parser.add_argument("--foreign", type=int, default=30_000, help="foreign Pods of the case restart")
-    parser.add_argument("--nodes", type=int, default=1_000, help="with room for what is placed in --seconds")
+    parser.add_argument(
+        "--nodes", type=int, default=1_000, help="with room for the shares that are placed in --seconds"
+    )
     options = parser.parse_args()
     cases = options.cases.split(",")
     if unknown := set(cases) - set(CASES):

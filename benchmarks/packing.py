@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         shutil.copyfile(path, options.json)
     if wrong:
-        print(f"further than {TOLERANCE} points from what is published: {', '.join(wrong)}", file=sys.stderr)
+        print(f"further than {TOLERANCE} points from the published figures: {', '.join(wrong)}", file=sys.stderr)
     return 1 if wrong else 0
 
 

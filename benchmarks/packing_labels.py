@@ -1,7 +1,7 @@
 """SharePods with exclusion labels: the number of GPUs that they occupy, and of others that still fit.
 
 64 GPUs, 16 labels of two SharePods of 0.4 each, in a drawn order; then as many of 0.5 without a label as fit. BestFit
-chooses the GPU with the least free time among those that the labels allow. An order without waste occupies 16 GPUs and
+chooses the GPU with the least free time among the allowed GPUs. An order without waste occupies 16 GPUs and
 leaves room for 96.
 """
 

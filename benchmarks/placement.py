@@ -160,7 +160,7 @@ def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster
 
 
 def scan(cluster: Cluster, request: PlacementRequest) -> str | None:
-    """Apply every filter to every node and GPU, and score those that pass."""
+    """Apply every filter to every node and GPU, and score the remaining GPUs."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     policy = policy_for(request, first_of_group=False)
@@ -281,7 +281,7 @@ def label_rows(gpus: int, labels: int) -> Iterator[Row]:
 
 
 def growth(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[Row]:
-    """Yield p50 and p99 of each size over those of the size before."""
+    """Yield p50 and p99 of each size, relative to the previous size."""
     values = {(row.case, row.metric): row.value for row in rows}
     for smaller, larger in pairwise(sizes):
         for label in FILLS:

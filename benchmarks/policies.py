@@ -175,7 +175,7 @@ def main() -> int:
     drawn = [Mix((request, other), kernel, work, pause, "exponential") for kernel in KERNELS_MS]
     if all((CORE, mix) in ratios for mix in drawn):
         curves = {policy: [ratios[policy, mix] for mix in drawn] for policy in (CORE, *POLICIES)}
-        title = f"Got over expected: {request / 1000:g}, works {work} ms, thinks {pause} ms, beside {other / 1000:g}"
+        title = f"Got over expected: {request / 1000:g}, works {work} ms, thinks {pause} ms, next to {other / 1000:g}"
         (RESULTS / "policies.svg").write_text(svg(curves, title))
     return 0
 

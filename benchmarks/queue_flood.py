@@ -184,7 +184,7 @@ async def measure(plane: MemoryPlane, options: argparse.Namespace, kind: str) ->
         for _ in range(_WARM):
             await load.create()
             await load.all_bound()
-        await row(f"nobody waits (before {kind})", options.seconds)
+        await row(f"empty queue (before {kind})", options.seconds)
         api = await Connection.open(plane.kubeconfig, "crowd")
         if kind == "noise":
             noise = Noise(api, plane.namespace("noise"))

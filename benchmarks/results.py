@@ -31,7 +31,7 @@ class Row:
 
 
 def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, against: str) -> list[Row]:
-    """Return the difference of `beside` to each other policy on the same seeds, and its standard error."""
+    """Return the difference of `against` to each other policy on the same seeds, and its standard error."""
     rows = []
     for policy, values in of_policy.items():
         if policy == against or against not in of_policy:

@@ -41,7 +41,7 @@ class Arrival:
     @property
     def name(self) -> str:
         """Return the name of the case."""
-        return f"arrival at {1 - self.first_request:g} beside {self.first_request:g}, {self.first_ms} ms"
+        return f"arrival at {1 - self.first_request:g} next to {self.first_request:g}, {self.first_ms} ms"
 
 
 ARRIVALS = (Arrival(0.1, 5, 5), Arrival(0.1, 70, 5), Arrival(0.1, 250, 5), Arrival(0.5, 70, 5))

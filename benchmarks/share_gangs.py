@@ -30,7 +30,7 @@ class Gang:
     @property
     def name(self) -> str:
         """Return the name of the case."""
-        return f"gang of 2 at {self.request:g} beside singles, {self.single_ms} ms"
+        return f"gang of 2 at {self.request:g} next to singles, {self.single_ms} ms"
 
 
 GANGS = tuple(Gang(single_ms) for single_ms in (1, 5, 20, 70))

@@ -8,7 +8,7 @@ Every case runs its tenants' programs at once, each launching without end.
 - The tenants are watched for `--watched` seconds in all: `share_error_10s` and `share_error_60s` are the largest errors
   in any span of that length, `wait_p50` and `wait_p99` from requesting the token to getting it, by the agent's count.
 
-The cases `service` are those of share_latency.py, `arrival` of share_arrival.py, `stopped` of share_stops.py, `gang` of
+Cases by module: `service` in share_latency.py, `arrival` in share_arrival.py, `stopped` of share_stops.py, `gang` of
 share_gangs.py, `gaps` of share_gaps.py. In the cases `pausing` one tenant works and thinks, with a neighbour with long
 kernels:
 - `pausing_expected` is request x work / (work + pause);
@@ -240,10 +240,10 @@ def main() -> int:
     )
     parser.add_argument("--mix", action="append", choices=MIXES, help="only these shares; may be repeated")
     parser.add_argument("--work", action="append", choices=WORKS, help="only these kernels; may be repeated")
-    parser.add_argument("--service", action="store_true", help="only a service beside a busy program")
+    parser.add_argument("--service", action="store_true", help="only a service next to a busy program")
     parser.add_argument("--pauses", action="store_true", help="only the tenants that pause")
-    parser.add_argument("--arrivals", action="store_true", help="only arrivals beside a backlog")
-    parser.add_argument("--gangs", action="store_true", help="only gangs beside singles")
+    parser.add_argument("--arrivals", action="store_true", help="only arrivals during a backlog")
+    parser.add_argument("--gangs", action="store_true", help="only gangs next to singles")
     parser.add_argument("--overtaking", action="store_true", help="only long kernels by when they are overtaken")
     parser.add_argument("--stops", action="store_true", help="only tenants that are stopped again and again")
     parser.add_argument(

@@ -153,7 +153,7 @@ def _wheels(target: Path) -> None:
             _download(folder, version)
         have = set(_packages(folder.glob("*.whl")))
         if have != pinned:
-            raise BundleError(f"{folder} holds other wheels than wheels.txt says: {sorted(have ^ pinned)}")
+            raise BundleError(f"{folder} and wheels.txt differ in these wheels: {sorted(have ^ pinned)}")
     target.mkdir()
     for wheel in sorted(cache.glob("*/*.whl")):
         if wheel.parent.name in PYTHONS and not (target / wheel.name).exists():
@@ -203,7 +203,7 @@ def _version() -> str:
     for line in (ROOT / "pyproject.toml").read_text().splitlines():
         if line.startswith("version = "):
             return str(ast.literal_eval(line.partition("=")[2].strip()))
-    raise BundleError("pyproject.toml says no version")
+    raise BundleError("pyproject.toml has no version")
 
 
 def _about() -> dict[str, str]:

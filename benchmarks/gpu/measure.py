@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=TABLES, action="append", help="only this table (may be repeated)")
     parser.add_argument("--results", type=Path, help="folder of the results; default: results or results-fake, here")
-    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier results")
     parser.add_argument("--show", action="store_true", help="print the tables as far as they are measured, and end")
     parser.add_argument("--gpu", type=int, default=0, help="index of the GPU, as the driver counts; default: 0")
     parser.add_argument("--fake", action="store_true", help="use the kit's fake driver")
@@ -188,7 +188,9 @@ def _cells(results: Results, name: str) -> list[dict[str, Any]]:
 
 def _head(built: dict[str, str], gpu: AnyGpu) -> str:
     marked = (
-        "**Measured on the fake driver: this says that the kit works, and nothing of a GPU.**\n\n" if gpu.fake else ""
+        "**Measured on the fake driver: this shows that the kit works, and no figure of a GPU.**\n\n"
+        if gpu.fake
+        else ""
     )
     lines = [
         ("kit", f"{built['commit']}, hook {built['hook'][:16]}"),

@@ -38,7 +38,7 @@ NODES = 24
 DAYS, WARM_UP_DAYS = 1.5, 0.5
 """Simulated days, and how many of them pass before anything counts: longer than the longest job."""
 SAMPLED, SAMPLE_PLAYED_S = 30, 40
-"""Mixes whose rates are compared with those of a longer play, and its simulated seconds."""
+"""Mixes whose rates are compared with a longer simulation, and its simulated seconds."""
 
 POLICIES = (Sharing.EXCLUSIVE, Sharing.STATIC, Sharing.LENDING)
 """Policies of jobs that pause between their steps."""
@@ -141,7 +141,7 @@ def print_workload(workload: Workload, outcomes: Outcomes) -> None:
 
 
 def approximation(rates: Rates, seed: int) -> list[Row]:
-    """Compare the rates of some mixes with those of a longer play; return their error, by the speed without
+    """Compare the rates of some mixes with a longer simulation; return their error, by the speed without
     neighbours."""
     mixes: list[Mix] = sorted(mix for mix in rates.asked if len(mix) > 1)
     chosen = random.Random(seed).sample(mixes, min(SAMPLED, len(mixes)))

@@ -18,7 +18,7 @@ LONGEST_S = 6 * 3600.0
 SHORTEST_S = 10.0
 """Seconds. Shorter jobs (mostly pods that failed at their start) would only add hand-overs of places."""
 MEDIAN_S, SIGMA = 655.0, 1.8
-"""Median in seconds and shape of the log-normal draw for a trace without times: those of the default trace."""
+"""Median in seconds and shape of the log-normal draw for a trace without times: as in the default trace."""
 NEEDS = (0.5, 1.0, 1.5)
 """Duty of a share as a multiple of its request, each equally likely: users request their need on average, and miss it
 by half as often in either direction."""
@@ -36,7 +36,7 @@ ASSUMPTIONS = (
     ("service time", "of the trace (scheduled to deleted), 10 s to 6 h; else log-normal, median 655 s, sigma 1.8"),
     ("", "it is taken for the job's time with its GPUs to itself"),
     ("duty", "part of a step that is GPU work, alone: 0.5, 1 or 1.5 times the request, at most 1, each as likely"),
-    ("duty, whole GPUs", "0.6, 0.8 or 1, each as likely; jobs that ask for whole GPUs share them with nobody"),
+    ("duty, whole GPUs", "0.6, 0.8 or 1, each as likely; jobs that ask for whole GPUs do not share them"),
     ("step", "40 ms below a request of 0.4, else 160 ms; the pause varies by half; kernels of 2 ms"),
     ("hand-off", "0.7 ms from one tenant's last kernel to the next one's first"),
     ("GPU memory", "in proportion to the request"),

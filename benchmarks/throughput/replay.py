@@ -80,7 +80,7 @@ class Outcome:
     counted: int = 0
     """Jobs finished in the time that counts."""
     counted_whole: int = 0
-    """Those of them that requested whole GPUs."""
+    """Jobs that requested whole GPUs."""
     waits_s: list[float] = field(default_factory=list)
     """Seconds in the queue of the jobs that arrived in the counted time; so far, for jobs still waiting at the end."""
     slowdowns: list[float] = field(default_factory=list)

@@ -214,7 +214,7 @@ class Agent:
 
     def _last_words(self) -> str:
         words = self._log.read_text(errors="replace").strip().splitlines()
-        return words[-1][:500] if words else "it said nothing"
+        return words[-1][:500] if words else "no output"
 
 
 def _by_tenant(text: str, family: str) -> dict[str, float]:

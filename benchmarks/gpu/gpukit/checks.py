@@ -71,9 +71,9 @@ def _context(setting: Setting) -> Cell:
             return {"nvml": False}
         cell: Cell = {"nvml": True, "device": after.device - before.device}
         if after.processes is None:
-            return cell | {"told": False}
+            return cell | {"known": False}
         own = after.processes.get(program.pid)
-        return cell | {"told": True, "processes": len(after.processes), "own": own}
+        return cell | {"known": True, "processes": len(after.processes), "own": own}
 
 
 def _mixed(setting: Setting) -> Cell:
@@ -161,9 +161,9 @@ def _say_mixed(cell: Cell) -> list[list[str]]:
 
 def _say_context(cell: Cell) -> list[list[str]]:
     if not cell["nvml"]:
-        return [["device memory of a context", "not told: no NVML"]]
+        return [["device memory of a context", "not reported: no NVML"]]
     rows = [["device memory of a context", f"{cell['device'] / _MIB:.0f} MiB"]]
-    if not cell["told"]:
-        return [*rows, ["processes, by the driver", "not told"]]
+    if not cell["known"]:
+        return [*rows, ["processes, by the driver", "not reported"]]
     own = "under another pid, or without its memory" if cell["own"] is None else f"with {cell['own'] / _MIB:.0f} MiB"
     return [*rows, ["processes, by the driver", f"{cell['processes']} on the device; this one stands there {own}"]]

@@ -132,9 +132,9 @@ def show(setting: Setting) -> str:
             ]
         )
     head = ("allocator", "limit MiB", "got MiB", "refused by", "sees MiB in all", "agent counts MiB",
-            "driver says MiB", "cache given back and tried again")  # fmt: skip
+            "by the driver, MiB", "cache given back and tried again")  # fmt: skip
     return table("(c) Device memory at the limit", head, rows)
 
 
 def _mib(size: int | None) -> str:
-    return "not told" if size is None else f"{size / _MIB:,.0f}"
+    return "not reported" if size is None else f"{size / _MIB:,.0f}"

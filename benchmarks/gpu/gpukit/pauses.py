@@ -129,12 +129,12 @@ def show(setting: Setting) -> str:
                 f"{held[0]:.3f} : {held[1]:.3f}",
             ]
         )
-    head = ("pausing tenant, and kernels beside", "should get", "got", "ratio", "neighbour got", "held")
+    head = ("pausing tenant, and the neighbour's kernels", "should get", "got", "ratio", "neighbour got", "held")
     seen = setting.results.get(f"{SEEN}/30:70")
     if seen is None or "failed" in seen:
         summary = [["30:70", *setting.missing(seen, 3)]]
     else:
-        busy = ("not told" if part is None else f"{part:.3f}" for part in seen["busy"])
+        busy = ("not reported" if part is None else f"{part:.3f}" for part in seen["busy"])
         summary = [
             [
                 "30:70",

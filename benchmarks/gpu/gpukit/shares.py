@@ -223,8 +223,8 @@ def _show_noisy(setting: Setting) -> str:
     alone = setting.results.get(f"{NOISY}/neighbour alone")
     for key, what in (
         ("alone", "the service alone, no hook"),
-        ("default", "beside the neighbour, default time slicing"),
-        ("shared", "beside the neighbour, SharePod 30:70"),
+        ("default", "with the neighbour, default time slicing"),
+        ("shared", "with the neighbour, SharePod 30:70"),
         ("interactive", "the same, the service Interactive"),
     ):
         cell = setting.results.get(f"{NOISY}/{key}")

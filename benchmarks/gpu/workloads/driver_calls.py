@@ -21,12 +21,12 @@ _NOOP = ".visible .entry noop()\n{\n  ret;\n}\n"
 _SPIN = """.visible .entry spin_us_{us}()
 {{
   .reg .pred %p;
-  .reg .b64 %begin, %now, %gone;
+  .reg .b64 %begin, %now, %passed;
   mov.u64 %begin, %globaltimer;
 again:
   mov.u64 %now, %globaltimer;
-  sub.u64 %gone, %now, %begin;
-  setp.lt.u64 %p, %gone, {ns};
+  sub.u64 %passed, %now, %begin;
+  setp.lt.u64 %p, %passed, {ns};
   @%p bra again;
   ret;
 }}
