@@ -81,5 +81,5 @@ def test_no_text_of_an_agent_reaches_users_with_control_characters() -> None:
 
 @pytest.mark.promise("security-clean-texts")
 def test_no_message_of_the_operator_has_control_characters() -> None:
-    assert clipped(f"the kubelet says {HARMFUL}").isprintable()
+    assert clipped(f"the kubelet answers {HARMFUL}").isprintable()
     assert clipped("Größe 1 → 2: 模型") == "Größe 1 → 2: 模型"

@@ -95,7 +95,7 @@ def test_a_flood_of_events_and_of_their_causes_delays_no_other_placement_or_even
     """The namespace writes Events, and its program starts and ends processes without the hook. The operator writes an
     Event for each such process."""
     world.nodes("noisy")
-    attacker, victim = world.cluster.namespace("noise"), world.cluster.namespace("beside-noise")
+    attacker, victim = world.cluster.namespace("noise"), world.cluster.namespace("next-to-noise")
     tenant = world.apply(attacker, "noisy", {"request": 0.1, "memory": "1Gi"}, on="noisy")["metadata"]["uid"]
     world.phase(attacker, "noisy", "Running")
     with events_as_fast_as_they_go(world.api, attacker, "noisy"):
@@ -108,12 +108,12 @@ def test_a_flood_of_events_and_of_their_causes_delays_no_other_placement_or_even
                 return word in condition_of(seen, "Enforced").get("message", "")
 
             world.until(attacker, "noisy", reported, what=f"the Event {word}")
-        world.apply(victim, "beside", {"request": 0.1, "memory": "1Gi"}, on="noisy")
-        world.phase(victim, "beside", "Running", timeout=60)
+        world.apply(victim, "victim", {"request": 0.1, "memory": "1Gi"}, on="noisy")
+        world.phase(victim, "victim", "Running", timeout=60)
         world.until(
             victim,
-            "beside",
-            lambda _: dict(world.events(victim, "beside")).get("Started"),
+            "victim",
+            lambda _: dict(world.events(victim, "victim")).get("Started"),
             what="its Event",
             timeout=60,
         )

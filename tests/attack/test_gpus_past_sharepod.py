@@ -54,7 +54,7 @@ ATTEMPTS: dict[str, tuple[Object, str]] = {
         pod("a", container={"volumeMounts": [DEVICES]}, volumes=EMPTY),
         "spec.containers[main].volumeMounts",
     ),
-    "mount-beside-a-plugins-resource": (
+    "mount-with-a-plugins-resource": (
         pod("a", container={"volumeMounts": [DEVICES], **asking("nvidia.com/gpu", "1")}, volumes=EMPTY),
         "spec.containers[main].volumeMounts",
     ),
@@ -156,7 +156,7 @@ ALLOWED = {
     "no-gpu": pod("a", container={"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}),
     "another-runtime-class": pod("a", runtimeClassName="gvisor"),
     "a-plugins-gpu": pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "1")),
-    "gkes-network-beside-a-plugins-gpu": pod(
+    "gkes-network-with-a-plugins-gpu": pod(
         "a",
         annotations={"devices.gke.io/container.main": "- path: /dev/nvidia0"},
         container=asking("nvidia.com/gpu", "1"),

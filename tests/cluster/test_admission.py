@@ -183,7 +183,7 @@ def test_policies_type_check_without_warnings(server: Cluster) -> None:
     """Copies that bind nothing are checked: a policy is checked once, and the first ones may precede the schema."""
     path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
     policies = server.api.get(path)["items"]
-    assert len(policies) >= 11, "those of claims are here, too, once the tests of claims have run"
+    assert len(policies) >= 11, "policies of claims are included once the tests of claims have run"
     for policy in policies:
         metadata = {"name": f"copy-of-{policy['metadata']['name']}"}
         server.api.create(path, {**policy, "metadata": metadata, "status": {}})

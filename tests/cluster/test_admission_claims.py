@@ -171,11 +171,11 @@ REFUSED = {
             }
         }
     ),
-    "another class beside ours": devices(
+    "another class next to ours": devices(
         requests=[*claim_spec()["devices"]["requests"], {"name": "nic", "exactly": {"deviceClassName": "nic.example"}}]
     ),
     "annotation of another dialect": claim({"gemini/gpu_request": "0.4"}),
-    "annotation for what the spec says": claim({"sharepod.dev/gpu-memory": "4Gi"}),
+    "annotation for a field of the spec": claim({"sharepod.dev/gpu-memory": "4Gi"}),
     "annotation without such a value": claim({"sharepod.dev/gpu-placement": "Anywhere"}),
     "no label": claim({"sharepod.dev/gpu-affinity": "a b"}),
     "no fraction": claim({"sharepod.dev/gpu-request": "half"}),

@@ -66,14 +66,14 @@ TAKEN = {
     "two whole GPUs": sized("2000", "8192"),
     "two parts": sized("800", gpu_count="2"),
     "exclusive": sized("2000", gpu_mode="Exclusive"),
-    "beside a silent container": line_pod(container(), {"name": "silent", "image": "test"}),
+    "next to a silent container": line_pod(container(), {"name": "silent", "image": "test"}),
     "an init container": line_pod(initContainers=[container("first", milli="1000")]),
     "a sidecar": line_pod(initContainers=[container("side", milli="100", restartPolicy="Always")]),
     "a sidecar alone": line_pod(
         {"name": "main", "image": "test"}, initContainers=[container("side", milli="100", restartPolicy="Always")]
     ),
     "thousandths by a suffix": sized("0.4k"),
-    "CPU of the whole Pod beside it": line_pod(resources={"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}),
+    "with CPU of the whole Pod": line_pod(resources={"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}),
     "its annotations by the downward API": line_pod(
         container(
             env=[
@@ -218,7 +218,7 @@ FORGED: dict[str, tuple[Object, str]] = {
         line_pod(with_field("claims", [{"name": "sharepod", "request": "another"}])),
         "spec.containers[main].resources.claims[sharepod].request",
     ),
-    "a plugin's GPU beside the line": (
+    "a plugin's GPU next to the line": (
         line_pod(with_field("limits", {MILLI: "400", "nvidia.com/gpu": "1"})),
         "spec.containers[main].resources.limits[nvidia.com/gpu]",
     ),

@@ -291,7 +291,7 @@ def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
     node.await_observed(generation)
     assert node.connects("a")
     assert node.connects("b")
-    assert node.tenant_directory("a").stat().st_ino == directory, "a mounted directory is never made anew"
+    assert node.tenant_directory("a").stat().st_ino == directory, "a mounted directory is never replaced"
     so_far = counted["reservedMilliseconds"]
     status = node.await_status(lambda seen: sum(reserved(seen).values()) > so_far, "a count that goes on", 90)
     assert list(reserved(status)) == [counted["series"]], "the same series"

@@ -43,7 +43,7 @@ def condition(world: World, namespace: str, name: str, kind: str, reason: str) -
         return bool(seen.get("reason") == reason)
 
     try:
-        wait(holds, what=f"{kind} of {namespace}/{name} to say {reason}", timeout=60)
+        wait(holds, what=f"{kind} of {namespace}/{name} with reason {reason}", timeout=60)
     except AssertionError as error:
         log = world.operator.log_tail(40) if world.operator is not None else ""
         raise AssertionError(f"{error}; last seen: {seen}\n{log}") from None

@@ -127,7 +127,7 @@ def test_the_end_of_the_last_pod_takes_the_allocation_away_and_a_deleted_claim_i
         lambda: (
             not [item for item in canary.api.get(claim_path(namespace))["items"] if item["metadata"]["name"] == "share"]
         ),
-        "the claim is gone after its Pod",
+        "the claim is deleted after its Pod",
     )
 
 

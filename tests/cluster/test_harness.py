@@ -153,7 +153,7 @@ def test_fake_nodes_take_pods_and_lose_them(cluster: Cluster) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods/slow-to-go"
         cluster.api.delete(path)
         asked = time.monotonic()
-        cluster.wait_for(path, lambda pod: pod is None, what="pod gone")
+        cluster.wait_for(path, lambda pod: pod is None, what="deletion of the pod")
         assert time.monotonic() - asked > 0.9
         kubelets.finish(namespace, "stays", phase="Failed", exit_code=3)
         failed = _phase(cluster, namespace, "stays", "Failed")

@@ -200,7 +200,7 @@ def test_a_pod_that_is_deleted_while_it_waits_leaves_neither_row_nor_allocation(
     (node,) = world.nodes("leaves")
     namespace = world.cluster.namespace("leaves")
     make_claim(world, namespace, "share")
-    make_pod(world, namespace, "one", on="leaves", claims=("share",), schedulerName="nobody")
+    make_pod(world, namespace, "one", on="leaves", claims=("share",), schedulerName="unknown")
     wait(lambda: allocation(claim_of(world, namespace, "share")), what="allocated, and no scheduler binds the pod")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one")
     wait(lambda: allocation(claim_of(world, namespace, "share")) is None, what="the allocation is removed")

@@ -224,9 +224,9 @@ def test_a_node_deleted_and_registered_again_keeps_its_ledger(world: World) -> N
 
 @pytest.mark.promise("operator-override-node")
 def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: World) -> None:
-    (node,) = world.nodes("gone")
-    namespace = world.cluster.namespace("gone")
-    world.apply(namespace, "one", {"request": 0.7}, on="gone")
+    (node,) = world.nodes("lost")
+    namespace = world.cluster.namespace("lost")
+    world.apply(namespace, "one", {"request": 0.7}, on="lost")
     world.phase(namespace, "one", "Running")
     world.agents.stop(node)
     world.api.delete(f"{NODES}/{node}")
@@ -295,7 +295,7 @@ def test_totals_of_all_runs_are_in_the_status_and_final_once_the_share_is_gone(w
         lambda seen: (seen["status"].get("restarts") or 0) == 1 and seen["status"]["phase"] == "Running",
         what="the second run",
     )
-    assert consumed() == [440, 110, 330, 10], "those of the first run are final"
+    assert consumed() == [440, 110, 330, 10], "the first run's totals are final"
     counted(2, 5, 0, 7, 1)
     world.kubelets.finish(namespace, "one", phase="Succeeded", exit_code=0)
     world.phase(namespace, "one", "Succeeded")

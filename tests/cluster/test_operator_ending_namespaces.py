@@ -121,7 +121,7 @@ def test_a_namespace_that_goes_with_its_budget_keeps_its_account_and_comes_back_
     wait(lambda: not world.rows(node), what="an empty ledger", timeout=60)
     world.apply(other, "next", _HALF, on="billed")
     world.phase(other, "next", "Running")
-    wait(lambda: account(world, namespace) == 700_000, what="what was reported last", timeout=60)
+    wait(lambda: account(world, namespace) == 700_000, what="the last report", timeout=60)
 
     world.cluster.namespace(namespace)
     budget(world, namespace)

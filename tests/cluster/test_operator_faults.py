@@ -93,9 +93,9 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
 
 @pytest.mark.promise("operator-no-second-run")
 def test_a_pod_lost_while_no_operator_ran_is_not_made_again(world: World) -> None:
-    (node,) = world.nodes("nobody")
-    namespace = world.cluster.namespace("nobody")
-    world.apply(namespace, "one", {"request": 0.4}, on="nobody")
+    (node,) = world.nodes("unserved")
+    namespace = world.cluster.namespace("unserved")
+    world.apply(namespace, "one", {"request": 0.4}, on="unserved")
     world.phase(namespace, "one", "Running")
     kill(world)
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)

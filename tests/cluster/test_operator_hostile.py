@@ -64,7 +64,7 @@ def good_ones_run(world: World, on: str) -> None:
 
 
 def corpus() -> Iterator[tuple[str, Object]]:
-    """SharePods that a user may try; of the numbers only those that an API server reads."""
+    """SharePods that a user may try; all numbers are valid for an API server."""
     for name, raw in hostile.sharepods():
         if name.startswith("value") or raw.get("status"):
             continue

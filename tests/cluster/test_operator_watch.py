@@ -41,7 +41,7 @@ def test_what_the_agent_found_out_is_shown_and_the_default_policy_ends_nothing(w
         what="both Events",
     )
     wait(lambda: world.metric("sharepod_operator_unenforced") == 1, what="the metric")
-    world.agents.report(tenant, enforced=None, findings=[{"reason": "ProcessesNotTold", "message": "not told"}])
+    world.agents.report(tenant, enforced=None, findings=[{"reason": "ProcessesNotTold", "message": "not reported"}])
     world.condition(namespace, "one", "Enforced", status="Unknown", reason="ProcessesNotTold")
     assert world.phase(namespace, "one", "Running")
 

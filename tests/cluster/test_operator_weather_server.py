@@ -24,7 +24,7 @@ def test_a_minute_of_503_is_outlived(weather: Weather) -> None:
 
 
 def test_retry_after_is_honoured(weather: Weather) -> None:
-    report("429: later than told", server.too_many_requests(weather))
+    report("429: later than Retry-After", server.too_many_requests(weather))
 
 
 @pytest.mark.promise("operator-no-second-run")
@@ -33,14 +33,14 @@ def test_writes_whose_answers_are_lost_happen_once(weather: Weather) -> None:
 
 
 def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:
-    report("401 for good, until the process ends", server.unauthorized(weather))
+    report("permanent 401, until the process ends", server.unauthorized(weather))
 
 
 @pytest.mark.promise("operator-late-kinds")
 def test_crds_that_come_late_are_replaced_in_place_or_are_gone_for_a_while_are_picked_up(own: Weather) -> None:
     report("late CRDs", server.late_crds(own))
     report("CRDs replaced in place, three times", server.replaced_crds(own))
-    report("CRDs gone and back, until ready", server.crds_gone_and_back(own))
+    report("CRDs deleted and created again, until ready", server.crds_gone_and_back(own))
 
 
 @pytest.mark.promise("operator-restored-backup")

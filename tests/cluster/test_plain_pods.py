@@ -241,8 +241,8 @@ def test_a_lowered_share_makes_room_that_kube_scheduler_believes(world: World) -
     path = f"/api/v1/namespaces/{namespace}/pods/wide"
     world.api.patch(path, {"metadata": {"annotations": {"sharepod.dev/gpu-request": "0.2"}}})
     wait(lambda: (row(world, namespace, "wide", node) or {}).get("requestMilli") == 200, what="the share is lowered")
-    start(world, namespace, "beside", container(milli="800", mib="1024"), on="lower")
-    runs(world, namespace, "beside")
+    start(world, namespace, "neighbour", container(milli="800", mib="1024"), on="lower")
+    runs(world, namespace, "neighbour")
     assert advertised(world, node)[0] == "2600"
 
 
@@ -335,7 +335,7 @@ def test_plain_pods_make_room_for_each_other_by_priority(world: World) -> None:
     start(world, namespace, "time", container(milli="600", mib="6144"), on="yields", priorityClassName="line-high")
     runs(world, namespace, "time")
     shares = [(row(world, namespace, name, node) or {})["requestMilli"] for name in ("low0", "low1")]
-    assert sorted(shares) == [0, 600], "time alone was short: nobody ended"
+    assert sorted(shares) == [0, 600], "only time was short: no Pod ended"
     start(world, namespace, "memory", container(milli="100", mib="12288"), on="yields", priorityClassName="line-high")
     runs(world, namespace, "memory")
     left = [name for name in ("low0", "low1") if (world.pod(namespace, name) or {}).get("metadata")]

@@ -48,7 +48,7 @@ def start(world: World, namespace: str, name: str, *containers: Object, on: str,
 def test_a_line_becomes_a_gate_and_a_volume_and_gets_its_share(world: World) -> None:
     (node,) = world.nodes("vol")
     namespace = world.cluster.namespace("vol")
-    sidecar = {"name": "beside", "image": "test"}
+    sidecar = {"name": "sidecar", "image": "test"}
     made = start(
         world,
         namespace,
@@ -106,10 +106,10 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
 def test_one_deleted_behind_its_gate_leaves_nothing(world: World) -> None:
     world.nodes("vgate")
     namespace = world.cluster.namespace("vgate")
-    start(world, namespace, "gone", on="nowhere")
-    wait(lambda: bool(world.events(namespace, "gone")), what="an Event with the reason of the wait")
-    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/gone")
-    wait(lambda: world.pod(namespace, "gone") is None, what="the Pod is deleted")
+    start(world, namespace, "unplaced", on="nowhere")
+    wait(lambda: bool(world.events(namespace, "unplaced")), what="an Event with the reason of the wait")
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/unplaced")
+    wait(lambda: world.pod(namespace, "unplaced") is None, what="the Pod is deleted")
 
 
 @pytest.mark.promise("operator-line-volume-refused")
@@ -118,7 +118,7 @@ def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
         assert answer(world.api, body) == "", name
     for name, (body, field) in REFUSED.items():
         assert field in answer(world.api, body), name
-    for name in ("a node of its choice", "a plugin's GPU beside the line", "a mount over the socket", "a fraction"):
+    for name in ("a node of its choice", "a plugin's GPU next to the line", "a mount over the socket", "a fraction"):
         body, field = FORGED_LINES[name]
         assert field in answer(world.api, body), name
     over_the_hook, _ = FORGED_LINES["a mount over the hook"]
@@ -166,13 +166,13 @@ def _other_field(body: Object) -> None:
 
 def _gpus_beside(body: Object) -> None:
     env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    body["spec"]["containers"].append({"name": "beside", "image": "test", "env": env})
+    body["spec"]["containers"].append({"name": "sidecar", "image": "test", "env": env})
 
 
 def _volume_beside(body: Object) -> None:
     mount = {"name": "sharepod-gpu", "mountPath": "/mine"}
     env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
-    body["spec"]["containers"].append({"name": "beside", "image": "test", "env": env, "volumeMounts": [mount]})
+    body["spec"]["containers"].append({"name": "sidecar", "image": "test", "env": env, "volumeMounts": [mount]})
 
 
 def _volume(body: Object) -> None:
@@ -206,8 +206,8 @@ FORGED = {
     "all GPUs": (_all_gpus, "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]"),
     "all GPUs behind ours": (_gpus_twice, "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]"),
     "GPUs of another annotation": (_other_field, "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]"),
-    "GPUs for another container": (_gpus_beside, "spec.containers[beside].env[NVIDIA_VISIBLE_DEVICES]"),
-    "volume in another container": (_volume_beside, "spec.containers[beside].volumeMounts[sharepod-gpu]"),
+    "GPUs for another container": (_gpus_beside, "spec.containers[sidecar].env[NVIDIA_VISIBLE_DEVICES]"),
+    "volume in another container": (_volume_beside, "spec.containers[sidecar].volumeMounts[sharepod-gpu]"),
     "volume of its own": (_volume, "spec.volumes[sharepod-gpu]"),
     "a second volume": (_second_volume, "spec.volumes[sharepod-gpu]"),
     "attributes": (_attributes, "spec.volumes[sharepod-gpu]"),

@@ -60,7 +60,7 @@ def test_a_line_becomes_a_claim_and_gets_its_share(world: World) -> None:
     (node,) = world.nodes("hook")
     namespace = world.cluster.namespace("hook")
     path = f"/api/v1/namespaces/{namespace}/pods"
-    sidecar = {"name": "beside", "image": "test"}
+    sidecar = {"name": "sidecar", "image": "test"}
     body = line_pod(container(milli="400", mib="4096"), sidecar, name="one", nodeSelector={"test": "hook"})
     made = world.api.create(path, body)
     assert made["metadata"]["labels"]["sharepod.dev/line"] == "true"
@@ -87,7 +87,7 @@ def test_while_no_operator_answers_pods_with_a_line_are_refused_and_no_others(wo
         bare | {"spec": {"containers": [{"name": "main", "image": "x"}]}},
         dryRun="All",
     )
-    assert "failed calling webhook" not in answer(world.api, line_pod(), left_out), "told by the policy alone"
+    assert "failed calling webhook" not in answer(world.api, line_pod(), left_out), "refused by the policy alone"
     world.start_operator("next")
     await_answers(world.cluster)
 

@@ -107,7 +107,7 @@ def test_where_memory_is_short_one_is_evicted_that_no_budget_protects_and_comes_
     )
     world.apply(namespace, "high", {"request": 0.3, "memory": "12Gi"}, on="evicts", priorityClassName="high")
     world.phase(namespace, "high", "Running")
-    assert restarts(world.sharepod(namespace, "low0")) == 0, "the one that the budget protects runs on"
+    assert restarts(world.sharepod(namespace, "low0")) == 0, "the protected Pod continues to run"
     seen = world.until(namespace, "low1", lambda seen: seen["status"]["phase"] == "Pending", what="waits")
     assert seen["status"]["lastEnd"]["cause"] == "Preempted"
     assert "by high of higher priority" in dict(world.events(namespace, "low1"))["Preempted"]

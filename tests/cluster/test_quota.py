@@ -127,10 +127,10 @@ def test_a_live_resize_changes_the_share_and_not_the_line_and_kube_scheduler_bel
     assert pod["spec"]["containers"][0]["resources"]["limits"][MILLI] == "800"
     resize(world, namespace, "wide", 0.2)
     wait(lambda: advertised(world, node) == "2600", what="the room that the lowered share has left is advertised")
-    world.apply(namespace, "beside", {"request": 0.8, "memory": "1Gi"}, on="resize")
-    world.phase(namespace, "beside", "Running")
-    world.delete(namespace, "beside")
-    wait(lambda: world.row(node, "beside") is None, what="its share is free")
+    world.apply(namespace, "neighbour", {"request": 0.8, "memory": "1Gi"}, on="resize")
+    world.phase(namespace, "neighbour", "Running")
+    world.delete(namespace, "neighbour")
+    wait(lambda: world.row(node, "neighbour") is None, what="its share is free")
     resize(world, namespace, "wide", 1.0)
     wait(lambda: row(world, node, "wide") == 1000, what="the share is raised above the line")
 

@@ -13,7 +13,7 @@ from harness.api import Object
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "what-people-do.md"
 NODES = "/api/v1/nodes"
-SAID = {
+PRINTED = {
     int(cells[1]): re.findall(r"`([^`]+)`", cells[3])
     for cells in (line.split("|") for line in PAGE.read_text().splitlines())
     if len(cells) > 5 and cells[1].strip().isdigit()
@@ -30,7 +30,7 @@ def kubectl(world: World, *arguments: str, body: Object | None = None, **options
 
 def prints(row: int, output: str) -> None:
     """Compare an output with the text of a row of the page."""
-    for words in SAID[row]:
+    for words in PRINTED[row]:
         assert words in output, (row, words, output)
 
 
@@ -209,9 +209,9 @@ def shows(world: World, namespace: str, row: int, further: str = "") -> None:
 
     def printed() -> bool:
         output = kubectl(world, "get", "sharepods", "-n", namespace)
-        return all(words in output for words in (*SAID[row], further))
+        return all(words in output for words in (*PRINTED[row], further))
 
-    wait(printed, what=f"{SAID[row]} {further}")
+    wait(printed, what=f"{PRINTED[row]} {further}")
 
 
 @pytest.mark.promise("operator-columns", "operator-comes-back")

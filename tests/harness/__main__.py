@@ -163,9 +163,9 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     builds = commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
     which = builds.add_mutually_exclusive_group()
-    which.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {releases.OLDEST.version}")
+    which.add_argument("--oldest", action="store_true", help=f"binaries of Kubernetes {releases.OLDEST.version}")
     minors = sorted(releases.OF_CLAIMS)
-    which.add_argument("--minor", choices=minors, help="those of a Kubernetes with ResourceClaims")
+    which.add_argument("--minor", choices=minors, help="binaries of a Kubernetes with ResourceClaims")
     which.add_argument("--tool", choices=sorted(releases.TOOLS), help="programs that only some tests need")
     for command, text in (
         ("up", "start a cluster that stays"),

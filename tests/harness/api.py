@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 
 class ApiError(HarnessError):
-    """Refusal by the API server: `code` is the HTTP status, `reason` and `message` are those of its Status object."""
+    """Refusal by the API server: `code` is the HTTP status; `reason` and `message` come from its Status object."""
 
     def __init__(self, request: str, code: int, body: bytes) -> None:
         try:

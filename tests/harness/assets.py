@@ -122,7 +122,7 @@ def _version(program: Path) -> tuple[int, int, int]:
     output = _run_version(program)
     match = re.search(r"Kubernetes v(\d+)\.(\d+)\.(\d+)", output)
     if match is None:
-        raise AssetsError(f"`{program} --version` names no version of Kubernetes but says {output.strip()[:200]!r}")
+        raise AssetsError(f"`{program} --version` names no version of Kubernetes but prints {output.strip()[:200]!r}")
     major, minor, patch = (int(part) for part in match.groups())
     return major, minor, patch
 

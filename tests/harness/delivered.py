@@ -2,7 +2,7 @@
 
 Guarantees:
 - `make images`' own code makes the images, which are kept in the cache; the node pulls nothing.
-- The applied objects are those of `kubectl apply -k`, by an overlay with an `images` entry for other images.
+- The applied objects equal `kubectl apply -k`, by an overlay with an `images` entry for other images.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Callable, NamedTuple  # noqa: UP035  an older Python is to be told, not to crash
+from typing import Callable, NamedTuple  # noqa: UP035  an older Python gets a message, not a crash
 
 _MINIMUM = (3, 11)
 _INDEX_TIMEOUT = 60.0

@@ -193,7 +193,7 @@ class BareMachine(Machine):
         )
 
     def follow(self) -> None:
-        """Start the containers of Running pods as processes, and end those of deleted pods."""
+        """Start the containers of Running pods as processes, and end the processes of deleted pods."""
         wanted: set[tuple[str, str]] = set()
         for pod in self._cluster.pods(self._namespace):
             if pod["status"].get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:

@@ -184,7 +184,7 @@ class Node:
         return self._kubelet.log_tail(lines)
 
     def restart_kubelet(self, while_down: Callable[[], object] = lambda: None) -> None:
-        """Kill the kubelet and start it again; containers continue. `meanwhile`: called while there is none."""
+        """Kill the kubelet and start it again; containers continue. `while_down`: called in between."""
         self._kubelet.stop()
         while_down()
         self._kubelet = self._start_kubelet()
@@ -375,7 +375,7 @@ def _plan(name: str) -> NodeLayout:
     if subnet is None or plugins is None:
         raise NodeUnavailableError("there is no free subnet among 10.244.0.0/16" if plugins else "no CNI plugins")
     state = Path(tempfile.mkdtemp(prefix="shp-"))
-    state.chmod(0o711)  # root in a Pod's user namespace is nobody here, and must reach its container's files
+    state.chmod(0o711)  # root of a Pod's user namespace has no rights here, and must reach its container's files
     shown = command("stat", "--file-system", "--format=%T", state).stdout.strip()
     (port,) = free_ports(1)
     return NodeLayout(

@@ -5,7 +5,7 @@ process has ended. There are no containers, volumes or probes; the caller choose
 
 Guarantees:
 - A pod has one process at most, and its Pod object is not removed before the process has ended.
-- A process that ends by itself is a failure, and so is one that has to be killed.
+- A process that ends by itself, or has to be killed, is a failure.
 - Every started process ends with `stop`.
 """
 

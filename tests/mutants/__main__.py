@@ -1,4 +1,4 @@
-"""Applies declared faults to copies of the tree, one at a time, and reports those that no test notices.
+"""Applies declared faults to copies of the tree, one at a time, and reports the faults that no test notices.
 
 Exit status 1 if a fault survives, does not match its file any more, or breaks more than its tests; if the tests fail
 without any fault; or if no fault is selected.
@@ -220,7 +220,7 @@ class Tree:
         if self._mutant is not None:
             path = self.folder / self._mutant.file
             path.write_text(self._before, encoding="utf-8")
-            if path.suffix == ".py":  # else what was built with the fault would be taken for up to date
+            if path.suffix == ".py":  # else the build with the fault would count as up to date
                 shutil.copystat(ROOT / self._mutant.file, path)
             self._mutant = None
         return os.waitstatus_to_exitcode(status), self._output.read_text(encoding="utf-8", errors="replace")
@@ -275,7 +275,7 @@ class Attempt:
         return f"{self.mutant.file}: {self.mutant.promise}" if self.mutant is not None else "without any fault"
 
     def verdict(self, status: int, output: str) -> str | None:
-        """Return what is wrong with the outcome, None if it is as it should be."""
+        """Return the problem of the outcome, None if there is none."""
         if self.mutant is None:
             return None if status == _PASSED else f"without any fault: {output[-3000:]}"
         if status == _PASSED:
@@ -284,7 +284,7 @@ class Attempt:
 
 
 def play(attempts: list[Attempt], trees: Sequence[Tree]) -> list[str]:
-    """Make all attempts, one at a time in each tree. Return what is wrong."""
+    """Make all attempts, one at a time in each tree. Return the problems."""
     wrong: list[str] = []
     under_way: dict[int, Attempt] = {}
     while attempts or under_way:

@@ -80,7 +80,7 @@ class GpuOwners:
             return list(self._found.values())
 
     def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
-        """Return the overlaps except those of these native pods, which got their GPU where an overlap is possible."""
+        """Return the overlaps, without these native pods, which got their GPU where an overlap is possible."""
         return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:

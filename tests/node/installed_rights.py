@@ -1,6 +1,6 @@
 """Rights of operator and agent as the manifests install them: read on the node and queried from the API server.
 
-Guarantees: the processes are those of the installed Pods, and the tokens are those that these Pods have.
+Guarantee: the processes and their tokens belong to the installed Pods.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class LifeWorld:
         if self.pod is not None:
             self.problems.append("a second Pod")
         if self.rows:
-            self.problems.append("a Pod beside a share of the last run")
+            self.problems.append("a Pod while the last run still has a share")
         self._pods += 1
         self.lost, self.unbound_since = None, None
         self.pod = pod_object(uid=f"pod-{self._pods}", gated=True, restart=self.policy)

@@ -148,7 +148,7 @@ class Life(RuleBasedStateMachine):
         for name, row, generation in self.unanswered:
             before = self.rows(name)
             self.cluster.read_back(name, row, generation)
-            assert self.rows(name) == before, "what was decided meanwhile stays"
+            assert self.rows(name) == before, "later decisions stay"
             self.reported[row.tenant] = row
             # Decisions between this row and the present one may be in flight: all of them count until written.
             present = self.only_row(row.tenant)
@@ -203,7 +203,7 @@ class Life(RuleBasedStateMachine):
         ledger = self.ledgers[name]
         before = self.rows(name)
         self.cluster.load(name, list(ledger.rows.values()), ledger.generation)
-        assert self.rows(name) == before, "nobody else writes, so reading brings nothing new"
+        assert self.rows(name) == before, "there is no other writer, so a read brings nothing new"
         self.learn(ledger.rows.values())
         pending = self.cluster.pending(name)
         for row in before:

@@ -188,7 +188,7 @@ class _Tenants:
     async def check(self) -> None:
         """Check that nothing remains of exited processes, and that the other tenant is served."""
         deadline = time.monotonic() + 10
-        while self._bad.connected and time.monotonic() < deadline:  # noqa: ASYNC110 - the loop is what has to turn
+        while self._bad.connected and time.monotonic() < deadline:  # noqa: ASYNC110 - the loop has to turn
             await asyncio.sleep(0)
         self._bad._exited(os.getpid())
         self._counts["kept"] += any(memory_used(self._tenants, "bad").values())

@@ -51,25 +51,25 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
 
         served["bad"].refusals.add = noted  # type: ignore[method-assign]
         clients: dict[int, Client] = {}
-        for which, what in done:
+        for which, payload in done:
             with contextlib.suppress(OSError):  # the agent has closed it already
-                if what is None:
+                if payload is None:
                     if which in clients:
                         clients.pop(which).close()
                 elif which not in clients:
                     clients[which] = await Client.connect(tenants.directory("bad"), hello=False)
                     clients[which].send(protocol.Hello(1, 1))
-                if isinstance(what, bytes):
-                    clients[which].send_raw(what)
-                elif what is not None:
-                    clients[which].send(what)
+                if isinstance(payload, bytes):
+                    clients[which].send_raw(payload)
+                elif payload is not None:
+                    clients[which].send(payload)
             await asyncio.sleep(0)
         for _ in range(5):  # frames still in the sockets are read before they are closed
             await asyncio.sleep(0)
         for client in clients.values():
             client.close()
         async with asyncio.timeout(10):
-            while served["bad"].connected:  # noqa: ASYNC110 - the loop is what has to turn
+            while served["bad"].connected:  # noqa: ASYNC110 - the loop has to turn
                 await asyncio.sleep(0.001)
         assert not [error for error in errors if UNEXPECTED.match(error)], errors
         served["bad"]._exited(os.getpid())

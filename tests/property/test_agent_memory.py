@@ -221,7 +221,7 @@ def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
     assert ledger.used == 10, "what it does not declare is not known to be free"
     ledger.begin_reading()
     ledger.observe(5, covered={1})
-    assert ledger.used == 5, "the driver has told"
+    assert ledger.used == 5, "the driver has reported"
     ledger.vanish(0, "a again")
     ledger.begin_reading()
     ledger.observe(0)

@@ -73,7 +73,7 @@ def test_a_tenant_whose_kernels_run_in_its_turns_is_neither_reported_nor_surchar
 @SOME
 @given(
     driver=DRIVERS,
-    kind=st.sampled_from(["without a turn", "says drained at once", "overruns"]),
+    kind=st.sampled_from(["without a turn", "reports DRAINED at once", "overruns"]),
     offence=st.sampled_from([(0.2, 0.05), (0.5, 0.25), (0.9, 0.25)]),
 )
 def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
@@ -84,7 +84,7 @@ def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
     offender = Program("offender", request=300, kernel_ns=20 * MS)
     if kind == "without a turn":
         offender.start_ns = 1000 * S
-    elif kind == "says drained at once":
+    elif kind == "reports DRAINED at once":
         offender.kernel_ns = offender.burst_ns = 100 * US
         offender.pause_ns = 30 * MS
     simulation = Simulation([neighbour, offender])

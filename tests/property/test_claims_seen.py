@@ -170,5 +170,5 @@ def test_the_view_of_claims_and_pods_does_not_depend_on_the_order_of_events(step
     known.end()
     seen = known.seen
     left = (seen._users, seen._made, seen._sorted, seen.turns, seen._lacking)
-    assert not any(left), "nothing is kept of what is gone"
+    assert not any(left), "deleted objects are dropped"
     assert not any(seen._bound_lines.values())

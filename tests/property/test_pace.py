@@ -14,7 +14,7 @@ late = st.integers(min_value=0, max_value=2 * MS)
 @settings(max_examples=200)
 @given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]), st.booleans())
 def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int, wide: bool) -> None:
-    """One window before the awaited fence, and one that is being filled."""
+    """One window before the awaited fence, and the current window."""
     stream = Stream()
     stream.open(quantum_ms * MS, wide=wide)
     most = WIDE_MOST if wide else WINDOW_MOST
@@ -146,7 +146,7 @@ def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
         stream.launch(takes)
         launched += 1
         assert stream.ends - takes == before, "the GPU does not wait"
-        assert max(0, before - stream.now) <= LEAD + max(LEAD, takes), "what was unfinished when it was launched"
+        assert max(0, before - stream.now) <= LEAD + max(LEAD, takes), "the unfinished work at its launch"
         if takes > LEAD:
             assert before - stream.now <= LEAD
     assert stream.ends - ends == launched * takes

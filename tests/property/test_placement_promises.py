@@ -112,7 +112,7 @@ class Placement(Life):
             assert self.free_time(chosen) == max(map(self.free_time, choices)), "where most is free"
         best_effort = request.gpu.request_milli == 0 and request.gpu.placement is PlacementPolicy.BINPACK
         if request.gpu.count == 1 and best_effort and not first:
-            assert self.in_use(chosen) == max(map(self.in_use, choices)), "idle time is where somebody has a share"
+            assert self.in_use(chosen) == max(map(self.in_use, choices)), "the idle time is on a shared GPU"
 
     def free_time(self, place: Place) -> int:
         node = self.states[place[0]]

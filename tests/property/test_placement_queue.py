@@ -115,7 +115,7 @@ async def _play(seed: int) -> None:
                 for other in waits.values():
                     if other.tenant not in untold and _alike(other, waited[tenant]):
                         assert queue_key(waited[tenant]) < queue_key(other), f"step {number}"
-        assert placed, "somebody waited and was placed"
+        assert placed, "a waiting tenant was placed"
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)

@@ -21,7 +21,7 @@ def test_no_set_of_victims_costs_less_than_the_chosen_set(part: int) -> None:
         if plan is None or best is None:
             assert plan is None, f"{case}: {plan} although no set makes room"
             assert best is None, f"{case}: no plan although the least is {best}"
-            seen["nobody"] += 1
+            seen["no victim"] += 1
             continue
         assert cost_of_plan(world, plan) == best == plan.cost, f"{case}: {plan}"
         evicted, lowered = units_of(plan.evict, world.victims), units_of(plan.lower, world.victims)

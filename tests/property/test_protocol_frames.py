@@ -149,7 +149,7 @@ def test_a_frame_with_bytes_changed_is_valid_or_an_error(frame: protocol.Frame, 
             changed = parse(bytes(packet))
         except ProtocolError:
             continue
-        assert parse(encode(changed)) == changed, "what is accepted can be said again"
+        assert parse(encode(changed)) == changed, "each accepted frame can be encoded"
 
 
 def received(packet: bytes) -> Any:

@@ -34,7 +34,7 @@ def test_busy_tenants_get_what_they_were_guaranteed(
     for program in programs:
         assert program.share(WARM_UP, end) == pytest.approx(program.request / 1000, abs=0.01)
     charged = sum(simulation.scheduler.usage(end, program.id).held_ns for program in programs)
-    assert charged == simulation.held_ns, "each moment that somebody holds the GPU is charged once"
+    assert charged == simulation.held_ns, "each moment of a held GPU is charged once"
 
 
 habits = st.tuples(

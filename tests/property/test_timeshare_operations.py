@@ -47,7 +47,7 @@ class Books:
         while True:
             self.carry_out()
             due = self.scheduler.next_deadline()
-            assert due is None or due > self.now, "what is due has been done"
+            assert due is None or due > self.now, "due transitions have been applied"
             if due is None or due > end:
                 break
             self.now = due
@@ -151,5 +151,5 @@ def test_a_free_gpu_never_stays_idle_while_someone_may_run(steps: list[tuple[str
         else:
             books.scheduler.want(books.now, name)
             books.carry_out()
-            assert books.holds, "somebody holds the GPU"
+            assert books.holds, "a tenant holds the GPU"
         books.advance(delay * MS)

@@ -162,7 +162,7 @@ def test_a_prepared_hand_off_is_the_one_that_would_be_decided_on() -> None:
 @pytest.mark.parametrize("wanting", [True, False])
 def test_what_is_prepared_ends_where_common_credit_is_cancelled(*, wanting: bool) -> None:
     """Common credit is cancelled when a tenant is owed 750 ms. A tenant that has waited, and was owed time, for the
-    target latency keeps its place before one that woke with credit."""
+    target latency keeps its place before a tenant that woke with credit."""
     scheduler = Scheduler(Parameters())
     for name, request in (("long", 0), ("owed", 100), ("late", 100)):
         scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)

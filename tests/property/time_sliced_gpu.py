@@ -435,7 +435,7 @@ class TimeSlicedGpu:
                 self.at(self.now + FRAME_NS, lambda p=program, a=action: self._revoke(p, a.grant_id))  # type: ignore[misc]
         self.check()
         due = self.scheduler.next_deadline()
-        assert due is None or due > self.now, "what is due has been done"
+        assert due is None or due > self.now, "due transitions have been applied"
         if due is not None and due != self._due:
             self._due = due
             self.at(due, lambda: self._timer(due))

@@ -176,7 +176,7 @@ class Simulation:
         self.at(time, resize)
 
     def replace(self, exits_at: int, back: int, program: Program) -> None:
-        """Let the program end at `gone`, at any point of its work, and an equal program start at `back`."""
+        """Let the program end at `exits_at`, at any point of its work, and an equal program start at `back`."""
 
         def leave() -> None:
             if program.grant is not None:

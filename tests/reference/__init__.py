@@ -1,2 +1,1 @@
-"""Definitions that placement is checked against, and what replays of traces need beside it; for tests and
-benchmarks."""
+"""Reference definitions for placement, and models for replays of traces; for tests and benchmarks."""

@@ -30,14 +30,14 @@ def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
 def find_node(engine: Engine, needs: PodNeeds, whole: float = 1.0) -> str | None:
     """Return a node for the pod: where it is least in the way of GPU shares.
 
-    Of the nodes that cost them about the least, the one with the least GPU time free, then the fullest: what is left
-    of its processors is missed by nobody, while those beside idle GPUs are what a request of eight GPUs comes for.
+    Of the nodes that cost them about the least, the node with the least GPU time free, then the fullest: no share
+    needs the rest of its processors, while a request of eight GPUs needs the processors of idle GPUs.
 
     Args:
         engine: the placement engine.
         needs: what the pod asks of its node.
         whole: part of the GPU time asked for so far that was asked for in whole GPUs. The smaller it is, the fewer
-            nodes cost about the least: where all ask for shares, only those that cost the least.
+            nodes cost about the least: where all ask for shares, only the cheapest nodes.
     """
     tolerance = round(TOLERANCE * whole)
     packing = engine.packing

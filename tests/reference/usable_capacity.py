@@ -3,7 +3,7 @@
 Shapes: `time`, `memory` (thousandths free), `size` (a number for each capacity of GPU memory) and `worth` (part of all
 arrivals that may join a GPU's tenants) are of GPUs; `cpu` and `model` (a number for each GPU model) of nodes. Of each
 GPU there is a vector: how many of each shape fit, the time that counts where one fits, and last its value as a hole.
-Those of a node's GPUs add up, and `value` is of the sum.
+The vectors of a node's GPUs add up, and `value` is of the sum.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Definition:
         return result
 
     def gpus(self, time: Ints, memory: Ints, size: Ints, worth: Floats | None = None) -> Floats:
-        """The vectors of GPUs: shape of `time` + (2 shapes + 1,). Without `worth` everybody may join everybody."""
+        """The vectors of GPUs: shape of `time` + (2 shapes + 1,). Without `worth` any tenant may join any GPU."""
         vectors = self._open_to_all(time, memory, size)
         if worth is None:
             return vectors

@@ -1,4 +1,4 @@
-"""An API server that answers as a test says, and a connection to it."""
+"""An API server with scripted answers, and a connection to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that answers as a test says."""
+"""A server with scripted answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Respond: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Scripted:
-    """Answers as the test says; remembers what was asked."""
+    """Sends the test's answers; records requests."""
 
     def __init__(self) -> None:
         self.respond: Respond = self._nothing

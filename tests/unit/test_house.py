@@ -1,5 +1,4 @@
-"""Rules of the house that no linter knows: one name for one thing, a README in every room, docstrings that say what a
-thing is."""
+"""Rules of the house that no linter checks: unique names, a README in every folder, and the form of docstrings."""
 
 from __future__ import annotations
 

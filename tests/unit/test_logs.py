@@ -1,4 +1,4 @@
-"""Logging: our events and those of other libraries come in one form."""
+"""Logging: our events and other libraries' events have one form."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Tree:
         return runner.returncode, output
 
     def read_output(self, within_s: float) -> bytes | None:
-        """Return what the processes of the test say; nothing once all have ended, None if that takes too long."""
+        """Return the output of the test's processes; empty once all have ended, None after the timeout."""
         return os.read(self.alive, 100) if select.select([self.alive], [], [], within_s)[0] else None
 
 
@@ -117,10 +117,10 @@ def test_a_selection_of_nothing_fails(tree: Tree) -> None:
 
 
 def test_a_declared_fault_of_a_deleted_file_is_an_error(tree: Tree) -> None:
-    tree.declare(file="tests/gone.py")
+    tree.declare(file="tests/missing.py")
     status, output = tree.run()
     assert status == 1
-    assert "tests/gone.py: it holds\n  there is no such file: declare the fault again" in output
+    assert "tests/missing.py: it holds\n  there is no such file: declare the fault again" in output
     assert "1 faults tried" in output
 
 

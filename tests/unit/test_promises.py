@@ -64,13 +64,13 @@ def test_a_promise_stands_in_its_room_with_its_test_and_command(tree: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "said"),
+    ("path", "text", "message"),
     [
         ("tests/unit/test_shares.py", "", "docs/design.md: promise time-share is held by no test and no benchmark"),
         (
             "tests/test_b.py",
-            TEST.replace("-share", "-gone"),
-            "test_b.py::test_a_share names the promise time-gone, which",
+            TEST.replace("-share", "-lost"),
+            "test_b.py::test_a_share names the promise time-lost, which",
         ),
         ("SECURITY.md", PAGE, "promise time-share is made twice: SECURITY.md and docs/design.md"),
         ("tests/test_b.py", TEST.replace("@", "@pytest.mark.xfail\n@"), "expected to fail, so it holds no promise"),
@@ -89,8 +89,8 @@ def test_a_promise_stands_in_its_room_with_its_test_and_command(tree: Path) -> N
         ),
         (
             "benchmarks/b.py",
-            'PROMISES = {"time-gone": ("max", "m")}',
-            "b.py names the promise time-gone, which no page",
+            'PROMISES = {"time-lost": ("max", "m")}',
+            "b.py names the promise time-lost, which no page",
         ),
         ("benchmarks/b.py", 'PROMISES = {"time-share": ("mean", "m")}', "b.py: PROMISES is"),
         ("benchmarks/b.py", BENCHMARK, "promises.toml lacks max share_error of benchmarks/b.py for time-share"),
@@ -133,7 +133,7 @@ def test_the_tests_of_a_promise_are_printed_for_make(tree: Path, capsys: pytest.
     _write(tree, "tests/unit/test_whole.py", 'import pytest\n\npytestmark = pytest.mark.promise("time-share")\n')
     assert promises.main(["--tests", "time-share"], tree) == 0
     assert capsys.readouterr().out == "tests/unit/test_shares.py::test_a_share tests/unit/test_whole.py\n"
-    assert promises.main(["--tests", "time-gone"], tree) == 1
+    assert promises.main(["--tests", "time-lost"], tree) == 1
 
 
 @pytest.mark.parametrize(

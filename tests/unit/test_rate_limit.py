@@ -23,7 +23,7 @@ def test_a_burst_of_one_gives_one_at_a_time() -> None:
     assert not limiter.take(0.0)
     assert limiter.wait_s(0.0) == 10
     assert limiter.wait_s(9.5) == pytest.approx(0.5)
-    assert [limiter.take(1000.0), limiter.take(1000.0)] == [True, False], "what was not used is not saved up"
+    assert [limiter.take(1000.0), limiter.take(1000.0)] == [True, False], "unused tokens do not add up"
     assert limiter.wait_s(1000.0) == 10
 
 

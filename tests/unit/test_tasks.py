@@ -102,8 +102,8 @@ async def test_a_task_that_ignores_its_stop_is_cancelled_after_the_grace() -> No
 
 
 async def test_a_failure_while_ending_is_raised() -> None:
-    with pytest.raises(TaskEndedError, match="report failed: cannot say goodbye"):
-        await _run(_set(), report=_fail_when_cancelled(ValueError("cannot say goodbye")))
+    with pytest.raises(TaskEndedError, match="report failed: cannot stop"):
+        await _run(_set(), report=_fail_when_cancelled(ValueError("cannot stop")))
 
 
 async def test_each_further_failure_is_logged_with_its_task() -> None:

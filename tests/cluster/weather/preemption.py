@@ -90,7 +90,7 @@ def bad_ledger_writes(weather: Weather) -> float:
             world.delete(namespace, "high")
             wait(lambda: shares() == dict.fromkeys(low, 500), what="the shares as they were", timeout=60)
         for name in low:
-            assert not world.sharepod(namespace, name)["status"].get("restarts"), "nobody is ended for time"
+            assert not world.sharepod(namespace, name)["status"].get("restarts"), "no Pod is ended for time"
         assert not audit.over_committed, audit.over_committed
     return seconds
 

@@ -50,7 +50,7 @@ def too_many_requests(weather: Weather) -> float:
         weather.world.apply(namespace, "one", {"request": 0.5}, on="too-many")
         weather.running(namespace, "one", limit=60, since=time.monotonic())
     pauses = [_pause(weather.proxy.seen(reads)[before:]), _pause(weather.proxy.seen(creates))]
-    assert min(pauses) >= RETRY_AFTER_S, f"tried again after {pauses} s, told {RETRY_AFTER_S} s"
+    assert min(pauses) >= RETRY_AFTER_S, f"tried again after {pauses} s, Retry-After is {RETRY_AFTER_S} s"
     return max(pauses) - RETRY_AFTER_S
 
 

@@ -122,7 +122,7 @@ class Weather:
 
 
 def of_tenants(call: Call) -> bool:
-    """True for calls about Pods that select those of SharePods."""
+    """True for calls about Pods that select SharePods' Pods."""
     return call.resource == "pods" and not call.query.get("labelSelector", "").startswith("!")
 
 

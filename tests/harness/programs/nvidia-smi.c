@@ -1,5 +1,5 @@
 /* Stands in for nvidia-smi: lists the GPUs that the test's container runtime put into the container (see
- * harness/nvidia_runtime.py, which says so in FAKE_GPUS: "UUID=MODEL;UUID=MODEL"). With -L in the words of the real
+ * harness/nvidia_runtime.py, which sets FAKE_GPUS: "UUID=MODEL;UUID=MODEL"). With -L in the words of the real
  * one. In a command that is run in a container later, the variable is the one of the container's first process. */
 #include <stdio.h>
 #include <stdlib.h>

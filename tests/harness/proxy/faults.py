@@ -85,7 +85,7 @@ class Hold(Fault):
         self._waiting: list[Callable[[], object]] = []
 
     def release(self) -> None:
-        """Let the client have the answers, also those of later calls."""
+        """Send the client the answers of earlier and later calls."""
         with self._lock:
             self._released = True
             waiting, self._waiting = self._waiting, []

@@ -94,9 +94,9 @@ def served_in(tenants: TenantRegistry) -> list[ServedTenant]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what has to become so by itself."""
+    """Wait for a condition that becomes true without further input."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the loop is what has to turn
+        while not condition():  # noqa: ASYNC110 - the loop has to turn
             await asyncio.sleep(0.005)
 
 
@@ -110,7 +110,7 @@ class Client:
 
     @classmethod
     async def connect(cls, directory: Path | None, *, hello: bool = True) -> Client:
-        """Connects to the socket in a tenant's directory, and says hello."""
+        """Connect to the socket in a tenant's directory, and send HELLO."""
         assert directory is not None, "the tenant has a directory"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         fd = os.open(directory, os.O_PATH)
@@ -164,7 +164,7 @@ class Client:
         return frame
 
     async def granted_again(self, ended: int) -> protocol.Grant:
-        """The next grant. A REVOKE of the one that has ended may come first: it was sent before the agent knew."""
+        """Return the next grant. A REVOKE of an ended grant may precede it: the agent sent it before it saw the end."""
         while (frame := await self.receive()) == protocol.Revoke(ended):
             pass
         assert isinstance(frame, protocol.Grant), f"{frame} came, not Grant"
@@ -201,7 +201,7 @@ class Client:
         return await self.expect(protocol.Grant)
 
     async def reserve(self, size: int, gpu: int = 0, seq: int = 1, *, handover: bool = False) -> int:
-        """Asks for memory; what was credited."""
+        """Reserve memory; return the credited bytes."""
         self.send(protocol.Reserve(seq, gpu, size, handover))
         answer = await self.expect(protocol.Reserved)
         assert (answer.seq, answer.gpu) == (seq, gpu)

@@ -25,7 +25,7 @@ async def test_no_process_is_a_strangers_before_the_ledger_is_known(directory: P
         assert all(gpu.shareable for gpu in agent.facts().gpus)
         await agent.tenants.apply([])
         async with asyncio.timeout(10):
-            while agent.facts().gpus[0].shareable:  # noqa: ASYNC110 - the next reading tells
+            while agent.facts().gpus[0].shareable:  # noqa: ASYNC110 - until the next reading
                 await asyncio.sleep(0.01)
 
 

@@ -34,7 +34,7 @@ def counted(directory: Path) -> bool:
 
 
 async def use(directory: Path, tenant: str, chance: random.Random) -> None:
-    """Hold the GPU now and then; some processes end while they hold it. Until the agent is gone."""
+    """Hold the GPU now and then, until the agent has exited; some processes end while they hold it."""
     with contextlib.suppress(OSError, AssertionError, TimeoutError):
         while True:
             client = await Client.connect(tenant_directory(directory, tenant))
@@ -95,7 +95,7 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
         last.gpus[GPU0].unmetered / 1e9
     )
 
-    # The namespace: what its tenants held is what the GPUs were held; what was reserved is request x time.
+    # The namespace: held time is the sum over its tenants; reserved time is request x time.
     (was_series,), (series,) = first.series, last.series
     assert series.name == was_series.name
     assert abs((series.held_ns - was_series.held_ns) - held) <= within
@@ -147,7 +147,7 @@ async def test_the_last_report_of_a_tenant_has_its_final_totals(
         await agent.tenants.apply([held.model_copy(update={"state": TenantState.RELEASING})])
         await until(lambda: agent.facts().tenants[0].drained)
         seen = agent.facts().tenants[0]
-        assert (seen.memory_mebibyte_seconds or 0) >= (held.memory >> 20) // 10, "no count has told that yet"
+        assert (seen.memory_mebibyte_seconds or 0) >= (held.memory >> 20) // 10, "not counted yet"
         assert seen.counted_since is not None
 
 

@@ -30,7 +30,7 @@ class Pair:
     theirs: socket.socket
 
     def sends(self, frame: protocol.Frame | bytes) -> None:
-        """Send what the process says."""
+        """Send a frame of the process."""
         self.theirs.send(frame if isinstance(frame, bytes) else protocol.encode(frame))
 
     def hears(self) -> list[bytes]:
@@ -81,7 +81,7 @@ def world() -> Iterator[World]:
     with OnTimeSelector() as selector:
         world = World(selector, pairs)
         assert selector.hand_offs.claim(
-            lambda: world.calls.append("prepare"), world.take, lambda: world.calls.append("told")
+            lambda: world.calls.append("prepare"), world.take, lambda: world.calls.append("reported")
         )
         assert not selector.hand_offs.claim(print, print, print), "they are another's"
         for place in (0, 1):
@@ -105,7 +105,7 @@ def test_the_successor_is_granted_when_the_holder_drains_before_anything_of_pyth
     [made] = world.made
     assert (made.place, made.wanting) == (0, wanting)
     assert begun <= made.seen_at <= made.sent_at <= time.monotonic_ns()
-    assert world.calls == ["made 0", "told"]
+    assert world.calls == ["made 0", "reported"]
     world.pairs[0].sends(protocol.Drained(7, wanting=wanting))
     assert world.wait() == [0], "it was handed on once"
     assert world.pairs[1].hears() == []
@@ -184,7 +184,7 @@ def test_where_the_grant_cannot_be_sent_nothing_was_handed_on(world: World, full
 
 
 def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: World) -> None:
-    """One that is carried out while Python is told of another is told of after that."""
+    """A hand-off that is carried out while Python handles another is reported after it."""
     for place in (0, 1):
         world.put(place)
     world.pairs[2].sends(protocol.Drained(7))
@@ -197,7 +197,7 @@ def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: Wor
 
     world.hand_offs._made = take
     assert world.wait() == []
-    assert world.calls == ["made 1", "made 0", "told"]
+    assert world.calls == ["made 1", "made 0", "reported"]
     assert world.pairs[1].hears() == world.pairs[3].hears() == [OTHER]
 
 
@@ -247,7 +247,7 @@ async def _fails(errors: list[object]) -> None:
         pairs[0].sends(protocol.Drained(7))
         loop.add_reader(pairs[0].ours, lambda: None)
         await asyncio.sleep(0.001)
-        assert pairs[1].hears() == [], "what was prepared is dropped where something fails"
+        assert pairs[1].hears() == [], "a failure cancels the prepared hand-off"
         hand_offs.put(0, pairs[0].ours.fileno(), 7, (order, order))
         await asyncio.sleep(0.001)
         assert pairs[1].hears() == [GRANT]

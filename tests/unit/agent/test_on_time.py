@@ -99,7 +99,7 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
         await done.wait()
         return called
 
-    gc.collect()  # what earlier tests have left would close its descriptors meanwhile
+    gc.collect()  # garbage of earlier tests would close its descriptors during the test
     before = len(list(OPEN.iterdir()))
     assert on_time.run(main()) == [1, 2, 4, 30]
     assert len(list(OPEN.iterdir())) == before
@@ -151,7 +151,7 @@ async def silence(tenants: dict[str, list[Beat]]) -> tuple[int, int]:
     over: asyncio.Future[int] = loop.create_future()
     assert loop.silence_watch.keep(tenants, time.monotonic_ns(), over.set_result)
     due = await over
-    assert not loop.silence_watch.keeps, "nobody is watched any more"
+    assert not loop.silence_watch.keeps, "no tenant is watched any more"
     return due, time.monotonic_ns()
 
 

@@ -85,7 +85,7 @@ async def drive(agent, again):
     try:
         await asyncio.Event().wait()
     finally:
-        raise OSError(5, "the disk is gone")
+        raise OSError(5, "the disk has failed")
 standalone.run = drive
 sys.exit(main.main())
 """
@@ -95,7 +95,7 @@ async def test_a_failure_while_it_stops_leaves_its_exit_status_at_zero(directory
     agent = await Program.start(directory, script=_FAILS_WHILE_STOPPING)
     await agent.logged("this agent serves")
     assert await agent.end() == 0
-    assert "the disk is gone" in (await agent.logged("a task failed while the agent stopped"))["error"]
+    assert "the disk has failed" in (await agent.logged("a task failed while the agent stopped"))["error"]
 
 
 @pytest.mark.promise("install-standby")

@@ -1,4 +1,4 @@
-"""Settings of the agent: where they come from, and what is refused."""
+"""Settings of the agent: their sources, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotations say what the gpu block says, and what they cannot mean is refused by name."""
+"""Annotations mean the same as the gpu block; invalid values are refused by name."""
 
 from __future__ import annotations
 

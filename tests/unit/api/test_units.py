@@ -1,4 +1,4 @@
-"""Fractions and sizes mean exactly what was written, or are refused with what to write instead."""
+"""Fractions and sizes are exact, or are refused with a correct form."""
 
 from __future__ import annotations
 

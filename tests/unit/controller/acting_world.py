@@ -1,7 +1,7 @@
 """The operator's acting half over the API server double, wired as in `main`, on a clock that a test turns.
 
-No queue runs: a test says whose turn it is (`look`, `look_at_node`), so that it sees each step. What `main` runs beside
-the queues runs here too: the ledger's writer, the placement loop, the writer of Events.
+No queue runs: a test calls each reconciliation (`look`, `look_at_node`), so that it sees each step. The other tasks of
+`main` run: the ledger's writer, the placement loop, the writer of Events.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class World:
     def __init__(self, server: ApiServer, **settings: Any) -> None:
         self.now = 1000.0
         self.clock_set = 0.0
-        """Seconds by which somebody has set the time of day forward."""
+        """Seconds by which the time of day was set forward."""
         self.server = server
         self.settings = OperatorSettings(namespace="system", identity="operator", **settings)
         self.writes_left: int | None = None
@@ -186,7 +186,7 @@ class World:
             await self.claims.reconcile(uid)
 
     def claim_uid(self, name: str = "share") -> str:
-        """The uid of a claim, also of one that is gone."""
+        """Uid of a claim, also of a deleted one."""
         claims = [change.last for change in self.server.storage.history if change.kind.plural == "resourceclaims"]
         return next(str(item["metadata"]["uid"]) for item in reversed(claims) if item["metadata"]["name"] == name)
 
@@ -217,7 +217,7 @@ class World:
                 await self.server.storage.wait(self.server.storage.version)
 
     async def until_answered(self, tenant: str) -> None:
-        """Wait until placement has said why it has no place for a tenant."""
+        """Wait until placement has explained why it has no place for a tenant."""
         async with asyncio.timeout(PATIENCE_S):
             while tenant not in self.answered:  # noqa: ASYNC110 - nothing is written that could be waited for
                 await asyncio.sleep(0)
@@ -241,7 +241,7 @@ class World:
         return self.memos.of(self.tenant)
 
     def loses_sight_of_the_pod(self) -> None:
-        """The watch says that the Pod is gone, as it does of one that only lost its label."""
+        """Drop the Pod from the cache, as after a DELETED event: the Pod may only have lost its label."""
         metadata = (self.read("pods") or {})["metadata"]
         self.state.drop_pod(metadata["uid"], version=int(metadata["resourceVersion"]))
 
@@ -251,13 +251,13 @@ class World:
         return self.server.kind(plural)
 
     def read(self, plural: str, name: str = "one") -> Json | None:
-        """An object as it is on the server; None if it is gone."""
+        """Return an object as it is on the server; None if it is deleted."""
         kind = self.kind(plural)
         named = [item for item in self.server.storage.select(kind, "") if item["metadata"]["name"] == name]
         return named[0] if named else None
 
     def change(self, plural: str, name: str, change: Callable[[Json], None], *, status: bool = False) -> Json:
-        """Change an object as somebody else does."""
+        """Change an object as another client does."""
 
         def changed(item: Json) -> Json:
             change(item)
@@ -267,7 +267,7 @@ class World:
         return self.server.storage.update(kind, NAMESPACE, name, changed, status=status)
 
     def node(self, name: str = "node-a", gpus: int = 1, *, gpunode: bool = True, alive: bool = True) -> None:
-        """A ready Node of the pool; with its GPUNode and its agent unless told otherwise."""
+        """Create a ready Node of the pool, by default with its GPUNode and its agent."""
         storage = self.server.storage
         metadata = {"name": name, "labels": {POOL_LABEL: "dedicated", "kubernetes.io/hostname": name}}
         storage.create(self.kind("nodes"), "", {"metadata": metadata, "spec": {}})
@@ -296,7 +296,7 @@ class World:
             self.state.agents.put({"metadata": metadata, "spec": spec | {"renewTime": renewed}})
 
     def sharepod(self, name: str = "one", request: float = 0.4, *, namespace: str = NAMESPACE, **spec: Any) -> str:
-        """Create a SharePod that runs once unless told otherwise; its uid."""
+        """Create a SharePod, by default with one run; return its uid."""
         gpu = {"request": request, **spec.pop("gpu", {})}
         containers = [{"name": "main", "image": "i"}]
         body = {
@@ -437,7 +437,7 @@ class World:
         assert self.status()["phase"] == "Running"
 
     async def releasing(self) -> None:
-        """A SharePod whose Pod has ended, and whose row is to go once its agent says so."""
+        """A SharePod whose Pod has ended, and whose row is removed once its agent has confirmed the release."""
         self.node()
         await self.running()
         self.pod_phase("Succeeded")
@@ -451,7 +451,7 @@ class World:
 
 @asynccontextmanager
 async def acting(server: ApiServer, after: World | None = None, **settings: Any) -> AsyncIterator[World]:
-    """An operator that acts on an API server; its loops end with it. `after`: the one that it succeeds."""
+    """An operator that acts on an API server; its loops end with it. `after`: its predecessor."""
     world = World(server, **settings)
     if after is not None:
         world.now, world.clock_set, world.tenant = after.now, after.clock_set, after.tenant

@@ -21,7 +21,7 @@ async def _at_once(_call: str) -> None:
 
 class FakeServer:
     """Objects by plural, namespace and name. `before` runs before each call takes effect, `after` before its answer is
-    received: either may wait, or raise `UnavailableError`. `on_write` is told of each new state.
+    received: either may wait, or raise `UnavailableError`. `on_write` is called with each new state.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The placement loop over small nodes, on a virtual clock.
 
-The world never wakes the loop itself: it tells the cluster state, which has to wake the loop, and waits.
+The world never wakes the loop itself: it updates the cluster state, which has to wake the loop, and waits.
 """
 
 from __future__ import annotations

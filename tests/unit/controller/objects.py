@@ -118,7 +118,7 @@ def reserved(
     forced: bool = False,
     pod_uid: str | None = None,
 ) -> ReservationSnapshot:
-    """A reservation. `releasing`: the row says so; `ending`: that is only decided; `pod_uid`: the Pod it is for."""
+    """A reservation. `releasing`: its row is; `ending`: only the decision; `pod_uid`: the Pod it is for."""
     state = TenantState.RELEASING if releasing else TenantState.RESERVED
     wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state, pod_uid=pod_uid))
     return ReservationSnapshot(

@@ -1,4 +1,4 @@
-"""The placement loop with Pods that run once they are placed, and ledgers that are written when a test says so."""
+"""The placement loop with Pods that run once they are placed, and ledgers that a test writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unit.controller.objects import pod_object
 
 
 class Playing(World):
-    """A world in which Pods run once they are placed, and ledgers are written when the test says so."""
+    """A world in which Pods run once they are placed, and the test writes ledgers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Playing(World):
         await self.settle()
 
     async def ends(self, tenant: str) -> None:
-        """The Pod of a tenant is gone, and so is its row."""
+        """Delete the Pod and the row of a tenant."""
         self.state.drop_pod(self.pod(tenant))
         self.state.cluster.release(self.placed[tenant], TenantId(tenant))
         self.placed.pop(tenant)

@@ -49,7 +49,7 @@ class _Circle:
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         self.pages += 1
-        assert self.pages < 10, "it is read for ever"
+        assert self.pages < 10, "endless pages"
         return {"metadata": {"continue": "second"}, "items": []}
 
 

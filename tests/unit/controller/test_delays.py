@@ -71,7 +71,7 @@ class Users:
     def do(self) -> None:
         """Do one thing."""
         does = (self._create, self._create, self._create, self._delete, self._resize, self._delete_pod, self._weather)
-        with suppress(Refused):  # what is there already, or not there
+        with suppress(Refused):  # it exists already, or does not exist
             self._chance.choice(does)()
 
     def _name(self) -> str:
@@ -156,7 +156,7 @@ def _rows(api: ApiServer) -> dict[str, list[str]]:
 
 def _unsettled(api: ApiServer) -> list[str]:
     """Return which SharePods neither run with one row and one Pod nor have ended, and which rows and Pods are left of
-    others. A Pod that waits behind its gate is nobody's run."""
+    others. A Pod that waits behind its gate is no run."""
     found: list[str] = []
     wanted: Counter[str] = Counter()
     for item in api.storage.select(api.kind("sharepods"), "n"):

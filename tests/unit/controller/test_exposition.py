@@ -1,4 +1,4 @@
-"""The metrics of the operator: their text keeps nothing else waiting, however long it is and whoever asks."""
+"""The metrics of the operator: no other work waits for their text, however long it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collection by what is new: cycles end, and what has survived once is not looked at again."""
+"""Garbage collection of new objects: cycles are freed, and survivors are not scanned again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_collection_looks_at_few_new_objects_however_many_are_made_and_known(l
     with Garbage(lambda: 0.0):
         known = [make_many() for _ in range(5)]
         assert len(looks) > 5
-        assert max(looks) < _ENOUGH, "what was looked at once is not looked at again"
+        assert max(looks) < _ENOUGH, "survivors are not scanned again"
         assert sum(map(len, known)) == 5 * _ENOUGH
     assert gc.get_threshold() == before
 

@@ -10,7 +10,7 @@ from sharepod.controller.line_policy import LinePolicy
 from sharepod.kube import ApiError, Json, NotFoundError
 
 DENIES: Json = {"spec": {"validationActions": ["Deny", "Audit"]}}
-GONE = NotFoundError("GET policy", 404, "Refused", "none")
+DELETED = NotFoundError("GET policy", 404, "Refused", "none")
 AWAY = ApiError("GET policy", 503, "Refused", "away")
 
 
@@ -43,7 +43,7 @@ async def test_lines_are_in_use_while_policy_and_binding_are_there_and_an_absent
     server.binding = AWAY
     await policy.look()
     assert (policy.in_force, changes) == (True, [True])
-    server.binding = GONE
+    server.binding = DELETED
     await policy.look()
     assert changes == [True, False]
 
@@ -51,7 +51,7 @@ async def test_lines_are_in_use_while_policy_and_binding_are_there_and_an_absent
 @pytest.mark.promise("operator-line-never-unclaimed")
 @pytest.mark.parametrize(
     ("binding", "policy", "in_use"),
-    [(DENIES, GONE, False), (DENIES, AWAY, None), ({"spec": {"validationActions": ["Warn"]}}, {}, False)],
+    [(DENIES, DELETED, False), (DENIES, AWAY, None), ({"spec": {"validationActions": ["Warn"]}}, {}, False)],
 )
 async def test_a_binding_without_its_policy_or_that_denies_nothing_refuses_no_pod(
     binding: Json, policy: Json | ApiError, in_use: bool | None

@@ -186,7 +186,7 @@ async def test_a_node_that_left_the_pool_with_tenants_reports_the_remedy(world: 
     await world.until(lambda: len(world.notes("AgentAway")) == 1)
     before = world.server.storage.version
     await world.look_at_node()
-    assert world.server.storage.version == before, "said once"
+    assert world.server.storage.version == before, "written once"
     label(world, **{POOL_LABEL: "dedicated"})
     await world.nodes.reconcile("node-a")
     assert world.state.nodes.named("node-a") is not None, "the live read has brought it"
@@ -223,7 +223,7 @@ async def test_a_node_with_gpus_of_a_device_plugin_takes_no_tenant_and_reports_i
     await world.until(lambda: len(world.notes("DevicePluginPresent")) == 1)
     assert resource in (unavailable(world) or "")
     await world.look_at_node()
-    assert len(world.notes("DevicePluginPresent")) == 1, "said once"
+    assert len(world.notes("DevicePluginPresent")) == 1, "reported once"
     advertise(world, **{resource: "0"})
     await world.look_at_node()
     assert conditions(world)["DevicePluginPresent"] == ("False", "NoResource")
@@ -274,7 +274,7 @@ async def test_a_node_leaves_pool_scheduler_once_its_agent_has_withdrawn_its_dev
     await world.until(lambda: bool(spec().get("leaving")))
     assert world.looks_again(1.0, "node-a", world.nodes.queue)
     await world.look_at_node()
-    assert spec()["pool"] == "scheduler", "its agent has not said that it has withdrawn its devices"
+    assert spec()["pool"] == "scheduler", "its agent has not confirmed that it withdrew its devices"
     withdrawn = {"type": "SlicesPublished", "status": "False", "reason": "Withdrawn"}
     world.report(conditions=[withdrawn])
     await world.look_at_node()
@@ -329,7 +329,7 @@ async def test_an_unusable_gpu_is_reported_once_and_so_is_its_recovery(
 async def test_force_release_of_a_running_sharepod_is_refused_by_name(world: World) -> None:
     world.node()
     await world.running()
-    force(world, f"{world.tenant}, nobody")
+    force(world, f"{world.tenant}, unknown")
     await world.look_at_node()
     await world.until(lambda: any("n/one" in note for note in world.notes("ForceReleaseRefused")))
     annotations = (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
@@ -367,11 +367,11 @@ async def test_force_release_of_ended_tenants_waits_for_their_rows_then_the_anno
 
 async def test_an_annotation_that_has_changed_meanwhile_is_looked_at_again(world: World) -> None:
     world.node()
-    force(world, "nobody")
+    force(world, "first")
     await world.relist()
-    force(world, "somebody")
+    force(world, "second")
     await world.nodes.reconcile("node-a")
-    assert (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"][FORCE_RELEASE_ANNOTATION] == "somebody"
+    assert (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"][FORCE_RELEASE_ANNOTATION] == "second"
     assert world.looks_again(1.0, "node-a", world.nodes.queue)
     await world.look_at_node()
     assert FORCE_RELEASE_ANNOTATION not in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
@@ -390,7 +390,7 @@ async def test_an_agent_that_is_away_gets_a_condition_with_advice_and_loses_it_w
     await world.until(lambda: len(world.notes("AgentAway")) == 1)
     before = world.server.storage.version
     await world.look_at_node()
-    assert world.server.storage.version == before, "said once"
+    assert world.server.storage.version == before, "written once"
     world.renew()
     await world.look_at_node()
     assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("True", "LeaseRenewed")

@@ -58,7 +58,7 @@ def change_holder(world: World, pod: Json, status: bool = False, **fields: Json)
 
 
 def kubelet_gives(world: World, node: str = "node-a", pod: Json | None = None, *, taken: bool = False) -> None:
-    """The kubelet gives the GPU to this holder, or to nobody of ours; the agent sees it."""
+    """The kubelet assigns the GPU to this holder, or to none of ours; the agent reports it."""
     if pod is not None:
         change_holder(world, pod, spec={"nodeName": node})
     whose = {"holder": pod["metadata"]["uid"]} if pod else {}
@@ -168,7 +168,7 @@ def keep_for(world: World, whom: str, tenant: str = "comes") -> None:
 
 
 @pytest.mark.promise("placement-holder-kept")
-@pytest.mark.parametrize("native", [False, True], ids=["nobody", "a native pod"])
+@pytest.mark.parametrize("native", [False, True], ids=["no pod", "a native pod"])
 @pytest.mark.parametrize("whom", ["head of queue", "tenant that moves"])
 async def test_a_holder_whose_gpu_is_kept_for_a_tenant_stays_until_it_is_kept_no_longer(
     world: World, whom: str, native: bool
@@ -219,7 +219,7 @@ async def test_a_holder_that_gets_no_gpu_is_withdrawn_and_its_tenant_placed_else
     await world.until(lambda: holders(world) == ["Releasing"])
     await world.until(lambda: len(world.notes("HolderWithdrawn")) == 1)
     await world.look_at_holders()
-    assert holder_pods(world) == [], "one that is not bound goes at once"
+    assert holder_pods(world) == [], "an unbound holder is deleted at once"
     await world.look_at_holders("node-b")
     (second,) = holder_pods(world, "node-b")
     assert second["metadata"]["annotations"][HOLDER_FOR_ANNOTATION] == world.tenant
@@ -424,7 +424,7 @@ async def test_an_operator_that_dies_between_any_two_writes_leaves_no_holder_to_
 
 
 async def a_minute(world: World) -> None:
-    """The kubelet gives GPUs to holders and ends those that are deleted; the operator looks, and has time to write."""
+    """The kubelet assigns GPUs to holders and ends deleted holders; the operator reconciles, and has time to write."""
     for pod in holder_pods(world):
         if "deletionTimestamp" in pod["metadata"]:
             kubelet_ends(world, pod)

@@ -1,4 +1,4 @@
-"""The operator as a program, with Kopf, against the API server double: it acts, ends when told, and fails by name."""
+"""The operator as a program, with Kopf, against the API server double: it acts, ends and fails cleanly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from unit.logging_program import LoggingProgram
 
 _PROGRAM = """
 import os, pwd
-def nobody(uid): raise KeyError(f"uid not found: {uid}")
-pwd.getpwuid = nobody
+def unknown(uid): raise KeyError(f"uid not found: {uid}")
+pwd.getpwuid = unknown
 for name in ("LOGNAME", "USER", "LNAME", "USERNAME"): os.environ.pop(name, None)
 from sharepod.controller.main import main
 main()
@@ -104,8 +104,8 @@ async def test_a_standby_is_warm_and_takes_over_without_listing_again(tmp_path: 
 
 
 def _lists(api: ApiServer) -> int:
-    """Lists of watched kinds so far: the check before a watch asks for one object. Statements, and placeholders that
-    another leader may have left, are read beside all else."""
+    """Count the lists of watched kinds so far. The check before a watch asks for one object. Statements, and
+    placeholders of an earlier leader, are read outside the watches."""
     lists = [call for call in api.calls if call.verb == "list" and call.query["limit"] != "1"]
     others = ("gpustatements", "sharepod.dev/placeholder")
     return len([call for call in lists if not {call.kind.plural, call.query.get("labelSelector")} & {*others}])

@@ -1,4 +1,4 @@
-"""Routes of news: of everything, tenants without a share first, and nothing stands still meanwhile."""
+"""Routes of watch events: all objects arrive, tenants without a share first, and other tasks run in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = {"phase": "Succeeded", "endTime": "2026-01-01T00:00:00Z"}
 
 
 class Added(WorkQueue[str]):
-    """Queue that notes what is added."""
+    """Queue that records added keys."""
 
     def __init__(self, noted: list[str]) -> None:
         super().__init__("test", self._nothing, 1)

@@ -97,5 +97,5 @@ async def test_a_claim_that_ends_or_that_was_replaced_is_left_alone(of: Claims) 
     of.make()
     await of.claims.reconcile(uid)
     assert of.writes() == 0
-    await of.claims.reconcile("of a claim that nobody knows")
+    await of.claims.reconcile("of an unknown claim")
     assert of.writes() == 0

@@ -140,12 +140,12 @@ def test_json_patch_is_rfc_6902(operations: list[Json], result: Json) -> None:
 @pytest.mark.parametrize(
     "operation",
     [
-        {"op": "remove", "path": "/gone"},
-        {"op": "replace", "path": "/gone", "value": 1},
+        {"op": "remove", "path": "/missing"},
+        {"op": "replace", "path": "/missing", "value": 1},
         {"op": "add", "path": "/l/9", "value": 1},
         {"op": "test", "path": "/l/0", "value": 2},
-        {"op": "test", "path": "/gone", "value": 2},
-        {"op": "add", "path": "/gone/deep", "value": 2},
+        {"op": "test", "path": "/missing", "value": 2},
+        {"op": "add", "path": "/missing/deep", "value": 2},
     ],
 )
 def test_a_json_patch_that_does_not_fit_is_refused(operation: Json) -> None:

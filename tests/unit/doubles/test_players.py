@@ -39,7 +39,7 @@ def pod(storage: Storage, name: str, **spec: object) -> None:
 
 
 async def settle() -> None:
-    """Let the players do what was seen: each step is one turn of the event loop."""
+    """Let the players act on their watch events: each step is one turn of the event loop."""
     for _ in range(10):
         await asyncio.sleep(0)
 

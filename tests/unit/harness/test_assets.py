@@ -124,7 +124,7 @@ def test_a_program_without_a_version_is_refused(folder: MakeFolder) -> None:
         found(foreign)
     silent = folder(*REQUIRED)
     (silent / "kube-apiserver").write_text("#!/bin/sh\necho hello\n")
-    with pytest.raises(AssetsError, match="names no version of Kubernetes but says 'hello'"):
+    with pytest.raises(AssetsError, match="names no version of Kubernetes but prints 'hello'"):
         found(silent)
 
 

@@ -16,7 +16,7 @@ GPU = "GPU-5a9e0001-0000-4000-8000-000000000001"
 
 
 class Node:
-    """A node whose device says for how long each SharePod has kept each GPU busy."""
+    """A node whose device reports for how long each SharePod has kept each GPU busy."""
 
     def __init__(self) -> None:
         self.busy: dict[tuple[str, str], int] = {}
@@ -27,7 +27,7 @@ class Node:
 
 
 def answer(namespace: str, name: str) -> podresources.ListPodResourcesResponse:
-    """The kubelet says that this pod has the GPU."""
+    """Answer of the kubelet: this pod has the GPU."""
     made = podresources.ListPodResourcesResponse()
     container = made.pod_resources.add(name=name, namespace=namespace).containers.add(name="main")
     container.devices.add(resource_name="nvidia.com/gpu", device_ids=[GPU])
@@ -74,7 +74,7 @@ def test_a_holder_is_no_native_pod(node: Node, owners: GpuOwners) -> None:
 @pytest.mark.parametrize(
     ("state", "tenants", "found"),
     [("Held", [GPU], ["ledger"]), ("Held", [], []), ("Releasing", [GPU], [])],
-    ids=["held with a tenant", "held by nobody's tenant", "being released"],
+    ids=["held with a tenant", "held without a tenant", "being released"],
 )
 def test_a_ledger_that_gives_a_native_pods_gpu_to_tenants_is_an_overlap(
     owners: GpuOwners, state: str, tenants: list[str], found: list[str]

@@ -1,4 +1,4 @@
-"""Images are the same bytes for the same files, and say of themselves what registries and nodes need."""
+"""Images are the same bytes for the same files, and contain the metadata that registries and nodes need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The locks hold what pyproject.toml says, whole and by hash; the manifests name images that nobody else can own."""
+"""The locks cover pyproject.toml's dependencies, by hash; no stranger can own an image name in the manifests."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_audit_passes_over_packages_that_its_data_does_not_have() -> None:
 def test_a_layer_lists_its_packages() -> None:
     status = (
         "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u1\n\n"
-        "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n"
+        "Package: removed\nStatus: deinstall ok config-files\nVersion: 1\n"
     )
     files = [
         ("var/lib/dpkg/status", status.encode()),

@@ -1,4 +1,4 @@
-"""Lists and events as text: cut anywhere, in either order of fields, with objects that nobody can read."""
+"""Lists and events as text: cut anywhere, in either order of fields, with unreadable objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def deep(levels: int) -> str:
 
 
 def item(spec: str, name: str = "bad", fields: str = "") -> str:
-    """An object as the API server writes it; its managedFields nest as its spec does, unless told otherwise."""
+    """An object as the API server writes it; its managedFields nest like its spec by default."""
     metadata = (
         f'{{"managedFields":[{{"fieldsV1":{fields or spec}}}],"name":"{name}","uid":"u-{name}","labels":{{"a":"b"}}}}'
     )

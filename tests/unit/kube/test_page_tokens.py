@@ -1,4 +1,4 @@
-"""Tokens of the pages of a list: what comes round again, and what is only long."""
+"""Tokens of the pages of a list: repeated tokens, and tokens that are only long."""
 
 from __future__ import annotations
 

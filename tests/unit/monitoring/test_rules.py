@@ -1,4 +1,4 @@
-"""The example of examples/monitoring: it scrapes what is served, and its rules and alerts hold what they promise."""
+"""examples/monitoring: it scrapes the served metrics, and its rules and alerts keep their promises."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_of_gpus_that_were_alike_only_those_are_kept_that_are_named() -> None:
     assert cluster.engine.serves(ask("before", 500), ["node-a"]), "the node was looked at while its GPUs were alike"
     moment = cluster.room_version
     keep(cluster, A0)
-    assert cluster.engine.serves(ask("t", 500), cluster.grown_since(moment)), "GPU 1 is kept for nobody"
+    assert cluster.engine.serves(ask("t", 500), cluster.grown_since(moment)), "GPU 1 is not reserved"
     refused(cluster, ask("pair", 500, count=2))
     assert put(cluster, ask("t", 500)).gpus == (A1,)
 
@@ -43,7 +43,7 @@ def test_what_is_kept_is_not_reserved_for_head_from_one_of_higher_priority() -> 
     cluster = cluster_of(node(gpus=1), node("node-b", 1))
     keep(cluster, A0)
     urgent = [replace(ask(name, 800), priority=1) for name in ("first", "second")]
-    assert put(cluster, urgent[0]).node == "node-b", "what is kept comes last"
+    assert put(cluster, urgent[0]).node == "node-b", "reserved GPUs come last"
     refused(cluster, ask("t", 800))
     assert put(cluster, urgent[1]).gpus == (A0,)
 
@@ -53,11 +53,11 @@ def test_what_is_open_to_a_namespace_comes_last_for_it_and_is_kept_from_others_a
     reservation = HeadReservation(TenantId("oldest"), "node-a", frozenset({A0, A1}), 5, open_to="team")
     cluster.reserve_for_head(reservation)
     for name in ("first", "next"):
-        assert put(cluster, replace(ask(name, 800), priority=5)).node == "node-b", "what is kept comes last"
+        assert put(cluster, replace(ask(name, 800), priority=5)).node == "node-b", "reserved GPUs come last"
     assert put(cluster, replace(ask("second", 800), priority=5)).gpus == (A0,)
     refused(cluster, replace(ask("lower", 800), priority=4))
     refused(cluster, replace(ask("foreign", 800, namespace="other"), priority=5))
-    assert cluster.head_reservation == reservation, "its owner gets what is left of it"
+    assert cluster.head_reservation == reservation, "its owner gets the rest of it"
     raised = resize(cluster, TenantId("second"), request_milli=WHOLE_GPU, limit_milli=WHOLE_GPU, memory=Bytes(GI))
     assert isinstance(raised, Reservation), "a raise is its namespace's own as well"
     put(cluster, replace(ask("oldest", 800), priority=5))

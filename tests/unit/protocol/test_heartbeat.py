@@ -1,4 +1,4 @@
-"""Signs of life of a process, as its pulse page and a reader that is held up tell them."""
+"""Signs of life of a process, from its pulse page and from a delayed reader."""
 
 from __future__ import annotations
 

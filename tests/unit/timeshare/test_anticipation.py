@@ -89,7 +89,7 @@ def test_a_short_pause_is_waited_through_and_paid_for_by_the_tenant_that_pauses(
 @pytest.mark.parametrize("back", ["before its work has ended", "after it was suspended"])
 def test_a_tenant_that_plays_dead_while_its_last_kernel_runs_is_known_to_outstay_its_turns(back: str) -> None:
     pair = Pair(dies=back)
-    assert pair.granted() is None, "the GPU is kept idle for the one that pauses"
+    assert pair.granted() is None, "the GPU is kept idle for the pausing tenant"
 
 
 def test_a_tenant_that_stays_away_is_waited_for_until_the_window_ends() -> None:

@@ -1,4 +1,4 @@
-"""Tenants that compete with those of a GPU, over gangs and groups."""
+"""Tenants that compete with a GPU's tenants, over gangs and groups."""
 
 from __future__ import annotations
 

@@ -136,4 +136,4 @@ def test_foretold_progress_is_that_of_max_min_division(demands: list[float]) -> 
     got = [part * demand for part, demand in zip(progress, demands, strict=True)]
     assert sum(got) <= 1 + 1e-9
     for one, demand in zip(got, demands, strict=True):
-        assert one >= demand - 1e-9 or one >= max(got) - 1e-9, "one that gets less than it demands gets the most"
+        assert one >= demand - 1e-9 or one >= max(got) - 1e-9, "a tenant that gets less than its demand gets the most"

@@ -78,7 +78,9 @@ def test_a_newcomer_gets_at_most_the_quantum_to_wait_for() -> None:
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     scheduler.want(30 * MS, "b")
-    assert scheduler.tick(30 * MS) == [TokenGrant("a", grant.grant_id, 70 * MS + 1, True)], "the holder is told at once"
+    assert scheduler.tick(30 * MS) == [TokenGrant("a", grant.grant_id, 70 * MS + 1, True)], (
+        "the holder gets the new end at once"
+    )
     assert scheduler.next_deadline() == 97_000_001, "is it the holder's turn again?"
     assert scheduler.tick(97_000_001) == [TokenGrant("a", grant.grant_id, 103_000_000, True)]
 
@@ -128,7 +130,7 @@ def test_a_holder_is_preempted_after_the_grace_period_and_not_before() -> None:
     assert scheduler.usage(later, "b").held_ns == 1 * S, "who holds the GPU uses it"
     assert scheduler.usage(later, "a").held_ns == end + 1 * S - 1
     scheduler.drained(later, "b", wanting=False)
-    assert scheduler.usage(later + 5 * MS, "a").held_ns == end + 1 * S - 1 + 5 * MS, "nobody else holds it"
+    assert scheduler.usage(later + 5 * MS, "a").held_ns == end + 1 * S - 1 + 5 * MS, "no other tenant holds it"
 
 
 def test_a_preempted_tenant_owes_the_time_that_another_uses_until_it_has_drained() -> None:
@@ -337,7 +339,7 @@ def test_a_holder_whose_neighbour_has_gone_goes_on_without_end() -> None:
     assert len(renewed) < 20
     assert renewed[-1].quantum_ns == 0
     scheduler.want(30 * S, "b")
-    assert scheduler.tick(30 * S), "it is told of an end again"
+    assert scheduler.tick(30 * S), "its grant has an end again"
     scheduler.drained(30 * S + 100 * MS, "a", wanting=True)
     assert granted(scheduler, 30 * S + 100 * MS).tenant == "b"
 
@@ -537,7 +539,7 @@ def test_when_the_agent_stalls_one_that_yields_pays_to_its_end_and_the_next_for_
     assert scheduler.usage(late, "b").held_ns == 29 * MS
     for name in "ab":
         scheduler.drained(late + 1 * MS, name, wanting=False)
-    assert scheduler.usage(late + 1 * MS, "a").held_ns == 102 * MS, "nobody knew before that it had ended"
+    assert scheduler.usage(late + 1 * MS, "a").held_ns == 102 * MS, "its end was unknown before"
     books = scheduler.gpu_time(late + 1 * MS, "g0")
     assert books is not None
     assert (books.held_ns, books.stalled_ns) == (131 * MS, 30 * MS)

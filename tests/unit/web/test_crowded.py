@@ -27,7 +27,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Crowded:
-    """Guarded server. `answering`, `reviewing`: what is under way goes on while they are set."""
+    """Guarded server. `answering`, `reviewing`: running requests continue while they are set."""
 
     def __init__(self) -> None:
         self.answering, self.asked = asyncio.Event(), asyncio.Event()

@@ -62,7 +62,7 @@ class ReviewingServer:
         ("Basic cmVhZGVyOnRva2Vu", 401, "token"),
         ("Bearer ", 401, "token"),
         ("Bearer " + "x" * 20_000, 401, "token"),
-        ("Bearer nobody", 401, "does not know this token"),
+        ("Bearer unknown", 401, "does not know this token"),
         ("Bearer stranger-token", 403, "stranger may not get /metrics"),
     ],
 )
@@ -168,8 +168,8 @@ async def test_unknown_tokens_without_end_ask_the_api_server_little_and_keep_no_
     for number in range(200):
         answers.append((await server.ask(f"Bearer token-{number}"))[0])
         if number % 4 == 0:
-            assert (await server.ask())[0] == 200, "one that is asked for again and again is not forgotten"
-    assert set(answers) == {401, 429}, "answered, or told to come again"
+            assert (await server.ask())[0] == 200, "a token in use stays cached"
+    assert set(answers) == {401, 429}, "answered, or refused with Retry-After"
     assert len(server.asked) <= 30
     assert len(server.guard._known) <= 8
 

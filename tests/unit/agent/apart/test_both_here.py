@@ -1,5 +1,5 @@
-"""Privileged process and worker as two ends in one process: rows and facts go over, and a new worker is told all of
-it."""
+"""Privileged process and worker as two ends in one process: each receives the other's rows and facts, and a new
+worker receives all of them."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_calls_under_way_fail_when_the_other_process_goes_and_a_new_link_g
     assert not near.up
     with pytest.raises(LinkLostError):
         await near.call(ECHO, "x")
-    near.notify(NOTE, 1)  # nobody to tell
+    near.notify(NOTE, 1)  # no receiver
     waiting = asyncio.ensure_future(near.call(ECHO, "again", wait_s=20))
     await asyncio.sleep(0)
     ours, theirs = socket.socketpair()
@@ -322,7 +322,7 @@ async def test_answers_that_are_not_read_are_bounded_by_their_number_too() -> No
             ours.send(_frame(b"echo\n" + json.dumps("x" * 20_000).encode()))
             for _ in range(20):
                 await asyncio.sleep(0)
-    assert 128 <= far.echoed < 180, "those that wait, and what the socket holds"
+    assert 128 <= far.echoed < 180, "queued frames, and frames in the socket"
     far.line.close()
     ours.close()
 

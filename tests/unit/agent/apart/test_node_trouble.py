@@ -63,7 +63,7 @@ async def test_a_driver_that_hangs_from_the_start_keeps_no_tenant_waiting(direct
     assert "dmesg" in error["error"]
     os.kill(parts(program)["privileged"], signal.SIGKILL)
     await program.logged("this agent serves", times=2)
-    assert await client.reserve(GI, seq=2) == GI, "beside the next privileged process, which hangs too"
+    assert await client.reserve(GI, seq=2) == GI, "while the next privileged process hangs too"
     assert [line for line in program.log if line["event"] == "inventory"] == []
     stuck.unlink()
     assert len((await program.logged("inventory", lambda line: "gpus" in line))["gpus"]) == 2

@@ -279,7 +279,7 @@ async def test_a_process_that_has_a_pid_after_the_one_that_connected_is_not_ende
 
 
 class _NobodyLeft:
-    """Connection of a process that has ended, on a kernel that says so."""
+    """Connection of an exited process, on a kernel that reports the exit."""
 
     def getsockopt(self, _level: int, _option: int, size: int | None = None) -> bytes:
         if size is None:
@@ -312,14 +312,14 @@ async def test_a_releasing_tenants_socket_is_removed(world: World) -> None:
 async def test_a_reading_says_what_proc_says_of_whom_was_asked_for(world: World) -> None:
     write_inventory(world.privileged._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8, 10)))
     world.privileged.owner_of = lambda pid: {7: "a", 8: "b"}.get(pid)
-    world.privileged.residue = lambda tenant_id: {"gone": None}.get(tenant_id, "a volume")
+    world.privileged.residue = lambda tenant_id: {"deleted": None}.get(tenant_id, "a volume")
     world.privileged.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, "another")
-    wanted = calls.ReadingWanted(("gone", "there"), {"a": ((10, 11), (11,)), "stranger": ((9,), ())})
+    wanted = calls.ReadingWanted(("deleted", "there"), {"a": ((10, 11), (11,)), "stranger": ((9,), ())})
     found, _none = await world.ask(calls.PRIVILEGED_READ, wanted)
     assert [process.pid for process in found.reading.processes] == [7, 8, 10]
     assert found.owners == {7: "a", 8: "b"}
-    assert found.residue == {"gone": None, "there": "a volume"}
-    assert found.replaced == {"a": {7: "another", 10: "another"}, "b": {8: "another"}}, "of those that are there now"
+    assert found.residue == {"deleted": None, "there": "a volume"}
+    assert found.replaced == {"a": {7: "another", 10: "another"}, "b": {8: "another"}}, "only current processes"
 
 
 async def test_a_connection_identifies_the_tenant_of_a_process_before_its_pod_does(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The agent in two processes: what the one that serves tenants can do, and that either may be killed under tenants."""
+"""The agent in two processes: the rights of the worker, and the kill of either process while tenants run."""
 
 from __future__ import annotations
 

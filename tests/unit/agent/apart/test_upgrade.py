@@ -19,7 +19,7 @@ from unit.agent.small_disk import small_disk
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away"),
-    pytest.mark.alone,  # beside busy others an agent may end before the next one has begun to take over
+    pytest.mark.alone,  # on a busy machine an agent may end before its successor takes over
 ]
 
 APART = ["--apart"]
@@ -67,7 +67,7 @@ async def calling(*directories: Path) -> AsyncIterator[Caller]:
 
 @contextlib.asynccontextmanager
 async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
-    """An agent that serves `a` and `b`, and one that stands by."""
+    """An agent that serves `a` and `b`, and a standby."""
     write_tenants(directory, [row("a", 400, 700), row("b", 300)])
     async with running(directory, arguments=APART) as first:
         await first.logged("tenant is served", times=2)
@@ -77,7 +77,7 @@ async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
 
 
 def identity(directory: Path) -> tuple[int, int]:
-    """Which socket it is: a number is given to the next file as soon as one is gone."""
+    """Identity of the socket: the kernel reuses a descriptor number at once."""
     status = (directory / "agent.sock").stat()
     return status.st_ino, status.st_ctime_ns
 
@@ -103,7 +103,7 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
             newcomer = await Client.connect(each)
             await newcomer.granted()
             newcomer.close()
-        # What was passed on outlives both parts of the agent that has it now.
+        # The inherited sockets outlive both processes of the agent that has them now.
         async with calling(a, b) as caller:
             for part in ("worker", "privileged"):
                 await until(lambda: len(parts(second)) == 2)  # a new worker is recognised once it is confined
@@ -119,7 +119,7 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
 
 @pytest.mark.promise("install-no-gap")
 async def test_a_killed_privileged_process_keeps_its_turn_and_passes_on_all_sockets(directory: Path) -> None:
-    """Its other process still serves: the one that stands by must not."""
+    """Its other process still serves, so the standby must not."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second):
         before = [identity(a), identity(b)]

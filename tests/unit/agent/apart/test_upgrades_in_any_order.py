@@ -17,7 +17,7 @@ from unit.agent.program import Program, running, tenant_directory
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away"),
-    pytest.mark.alone,  # beside busy others an agent may end before the next one has begun to take over
+    pytest.mark.alone,  # on a busy machine an agent may end before its successor takes over
 ]
 
 

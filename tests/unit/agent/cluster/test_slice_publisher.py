@@ -1,4 +1,4 @@
-"""The node's ResourceSlice: what it says of the GPUs, when it is there, and what the agent tells of it."""
+"""The node's ResourceSlice: its devices, its lifetime, and the agent's condition about it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Slices:
             return self._kept(body) if query == {"dryRun": "All"} else await self.create(path, body)
         name = path.rpartition("/")[2]
         if name not in self.slices:
-            raise NotFoundError(f"{method} {path}", 404, "NotFound", "gone")
+            raise NotFoundError(f"{method} {path}", 404, "NotFound", "deleted")
         if method == "DELETE":
             del self.slices[name]
             return {}
@@ -99,11 +99,11 @@ class Slices:
             return {"metadata": {"resourceVersion": str(self.version)}, "items": items}
         name = path.rpartition("/")[2]
         if name not in self.slices:
-            raise NotFoundError(f"GET {path}", 404, "NotFound", "gone")
+            raise NotFoundError(f"GET {path}", 404, "NotFound", "deleted")
         return copy.deepcopy(self.slices[name])
 
     def report_ready(self) -> None:
-        """Have the watch that is open say how the slice is now."""
+        """Send the slice's current state to the open watch."""
         found = copy.deepcopy(self.own)
         kind = "MODIFIED" if found is not None else "DELETED"
         self.events.put_nowait({"type": kind, "object": found or {"metadata": {"resourceVersion": str(self.version)}}})
@@ -358,7 +358,7 @@ async def test_nor_once_a_node_takes_tenants_that_took_none_before() -> None:
 
 
 async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() -> None:
-    """A write that was begun may come after the ledger says that the node leaves."""
+    """A started write may arrive after the ledger shows that the node leaves."""
     bench = Bench()
     bench.leave()
     await bench.publisher.step()

@@ -1,4 +1,4 @@
-"""Context overhead: learnt from processes that reserved nothing for it, and told to later ones."""
+"""Context overhead: learnt from processes that reserved nothing for it, and sent to later processes."""
 
 from __future__ import annotations
 

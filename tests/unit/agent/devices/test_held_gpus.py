@@ -70,7 +70,7 @@ def test_a_plugin_that_offers_nothing_is_absent_and_shows_no_health(node: Node) 
     ("given", "problem"),
     [
         ({}, None),
-        (None, "the kubelet does not tell"),
+        (None, "the kubelet does not answer"),
         ({GPU0: PluginPod("team", "sharepod-holder-1")}, None),
         ({GPU0: PluginPod(OURS, "sharepod-holder-2")}, None),
         ({GPU0: ITS_POD}, "the device plugin offers replicas"),

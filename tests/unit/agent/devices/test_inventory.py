@@ -299,7 +299,7 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_continues(
     nvml.hang.clear()
     for _ in range(2):
         assert {gpu.health for gpu in (await inventory.read()).gpus} == {Health.UNHEALTHY}
-    assert sum(thread.name == "nvml" for thread in threading.enumerate()) == 1, "no second call joins one that hangs"
+    assert sum(thread.name == "nvml" for thread in threading.enumerate()) == 1, "no second call joins a hanging call"
     nvml.hang.set()
     async with asyncio.timeout(10):
         while (await inventory.read()).gpus[0].health is not Health.HEALTHY:
@@ -325,7 +325,7 @@ async def test_a_reading_that_began_before_a_request_does_not_answer_it(nvml: Fa
     assert not (await inventory.read()).fresh
     nvml.processes = {}
     nvml.hang.set()
-    await until(lambda: all(thread.name != "nvml" for thread in threading.enumerate()))  # it ends while nobody asks
+    await until(lambda: all(thread.name != "nvml" for thread in threading.enumerate()))  # it ends between two readings
     assert (await inventory.read()).processes == ()
 
 
@@ -414,7 +414,7 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
     assert reading.utilization == {GPU0: 0.85, GPU1: 1.0}
     assert [(each.pid, each.utilization) for each in reading.processes] == [(7, 0.5), (8, 0.0)]
     assert [each.utilization for each in (await inventory.read()).processes] == [0.0, 0.0], (
-        "old samples are not told again"
+        "old samples are not reported again"
     )
     nvml.broken = {("utilization", 0): 3, ("process utilization", 0): 3}
     reading = await inventory.read()

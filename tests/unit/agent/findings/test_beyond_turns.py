@@ -31,7 +31,7 @@ from unit.agent.client import GPU0
 @dataclass
 class Rounds:
     """Turns of two tenants one after the other without end, each of whole kernels, so that it is longer than its
-    quantum; the first one's are told."""
+    quantum; the turns of the first are reported."""
 
     turn: float
     others: float

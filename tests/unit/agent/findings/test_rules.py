@@ -1,4 +1,4 @@
-"""Findings about a tenant from readings of the driver: begun after a while, said once, ended."""
+"""Findings about a tenant from readings of the driver: they begin after a delay, are reported once, and end."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_a_process_without_the_hook_is_reported_once_it_has_stayed_and_until_it_
     assert "process 7 " in watch.findings[0].message
     before = watch.findings
     watch.observe_unhooked(9, {7, 8})
-    assert watch.findings == before, "the same is said in the same words"
+    assert watch.findings == before, "an unchanged finding keeps its message"
     assert watch.unhooked == {7, 8}
     watch.observe_unhooked(10, {9})
-    assert not watch.findings, "another process begins anew"
+    assert not watch.findings, "another process starts from zero"
 
 
 def test_processes_that_connect_in_time_are_never_reported() -> None:
@@ -86,7 +86,7 @@ def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -
         watch.observe_time(
             now, {GPU0: 0.9 * now, GPU1: 0.4 * now}, 0.4 * now, {GPU0: beyond(0.5 * now), GPU1: beyond(0)}
         )
-        assert not watch.findings, "less than ten seconds say nothing"
+        assert not watch.findings, "less than 10 s prove nothing"
     watch.observe_time(10, {GPU0: 9.0, GPU1: 4.0}, 4.0, {GPU0: beyond(5.0), GPU1: beyond(0)})
     assert reasons(watch) == ["BusyBeyondHeld"]
     assert (
@@ -139,7 +139,7 @@ def test_a_lasting_gap_in_memory_is_reported_until_it_is_clearly_closed() -> Non
 def test_three_overtakings_within_a_minute_are_reported_and_forgotten_after_it() -> None:
     watch = FindingRules(FindingThresholds())
     watch.observe_preemptions(0, 17)
-    assert not watch.findings, "what was before the watch began is not news"
+    assert not watch.findings, "events from before the watch are not reported"
     watch.observe_preemptions(10, 18)
     watch.observe_preemptions(20, 19)
     assert not watch.findings
@@ -204,7 +204,7 @@ def test_processes_are_their_tenants_and_what_is_nobodys_is_foreign() -> None:
     assert attribution.of("a").memory == {GPU0: {1: MI, 2: MI}}
     assert attribution.of("b").pids == {3}
     assert attribution.foreign == {GPU0: (9,)}
-    assert not attribution.of("nobody").pids
+    assert not attribution.of("unknown").pids
 
 
 def test_a_single_tenant_of_a_gpu_is_as_busy_as_the_gpu() -> None:
@@ -236,7 +236,7 @@ def test_busy_time_is_summed_over_readings_and_forgotten_with_its_owner() -> Non
     assert clock.seconds(("a", GPU0)) == pytest.approx(5.0)
     assert clock.ratio(("", GPU0)) == pytest.approx(0.75)
     clock.observe(11, {("", GPU0): 0.0}, kept=[("a", GPU0)])
-    assert clock.seconds(("a", GPU0)) == pytest.approx(5.0), "nothing is assumed of who is not told of"
+    assert clock.seconds(("a", GPU0)) == pytest.approx(5.0), "nothing is assumed about a tenant without figures"
     assert clock.ratio(("a", GPU0)) is None
     clock.observe(12, {("", GPU0): 0.0})
     assert clock.seconds(("a", GPU0)) is None

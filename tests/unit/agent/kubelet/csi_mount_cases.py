@@ -226,7 +226,7 @@ async def a_second_operation_on_a_target_waits_for_the_first(root: Path) -> None
     for second in (volumes.unpublish(target), volumes.publish(target=target, tenant_id="tenant-a", source=source)):
         with pytest.raises(VolumeBusyError):
             await second
-    first.cancel()  # the kubelet gave up: the mount is finished all the same, and nobody else's turn begins before
+    first.cancel()  # the kubelet gave up: the mount still finishes, and no other call begins before
     await asyncio.gather(first, return_exceptions=True)
     for _ in range(1000):
         try:

@@ -219,13 +219,13 @@ async def test_devices_are_generated_only_after_a_while_and_not_again_at_once(
     await watch.look()
     assert watch.problem is not None
     running = asyncio.create_task(watch.run())
-    while not calls:  # noqa: ASYNC110 - nothing tells
+    while not calls:  # noqa: ASYNC110 - no event to await
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)
     assert calls == ["asked"]
     assert "(no driver)" in (watch.problem or "")
     (folders[1] / "nvidia.json").write_text(specification("0", "1"))
-    while watch.problem is not None:  # noqa: ASYNC110 - nothing tells
+    while watch.problem is not None:  # noqa: ASYNC110 - no event to await
         await asyncio.sleep(0.001)
     running.cancel()
     assert watch.devices([GPUS[1].uuid, "GPU-unknown"]) == {GPUS[1].uuid: "nvidia.com/gpu=1"}

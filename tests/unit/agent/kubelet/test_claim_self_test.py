@@ -1,4 +1,4 @@
-"""Self-test of claims on a node: which process counts, and what is read off it."""
+"""Self-test of claims on a node: which process counts, and its verdict."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_it_looks_again_until_there_is_a_process(node: Node, monkeypatch: 
             await asyncio.sleep(0.03)
             assert node.test.claims_attach[0].value == "Starting"
             node.run(7, MARK, BROUGHT)
-            while node.test.claims_attach[0].value != "Attached":  # noqa: ASYNC110 - the process cannot tell
+            while node.test.claims_attach[0].value != "Attached":  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()

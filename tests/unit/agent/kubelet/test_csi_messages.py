@@ -1,4 +1,4 @@
-"""The checked-in messages are those of the .proto files, and speak the standards' numbers."""
+"""The checked-in messages equal the .proto files and have the standards' field numbers."""
 
 from __future__ import annotations
 

@@ -241,9 +241,9 @@ async def test_a_row_that_turns_releasing_finds_the_claim_prepared_or_refused(be
     operation = asyncio.create_task(
         bench.claims.prepare(ClaimIdentity(namespace="team", name="gpu", uid=UID), entitled)
     )
-    while not seen:  # noqa: ASYNC110 - nothing tells
+    while not seen:  # noqa: ASYNC110 - no event to await
         await asyncio.sleep(0)
-    assert bench.claims.prepared(UID) == ("team/gpu",), "at the first moment at which anybody else can look"
+    assert bench.claims.prepared(UID) == ("team/gpu",), "at the first moment at which others can read it"
     await operation
 
 

@@ -17,7 +17,7 @@ from sharepod.api.objects import HOOK_FILE
 
 
 class ScriptedIntegrity(HookIntegrity):
-    """Looks whose verdicts the test gives; a look at a pid of `stuck` returns when the test says so."""
+    """Checks with scripted verdicts; a check of a pid in `stuck` returns when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"), TenantMounts(None, ""))
@@ -34,7 +34,7 @@ class ScriptedIntegrity(HookIntegrity):
         return scripted.pop(0) if len(scripted) > 1 else scripted[0]
 
     def settle(self, tenant_id: str, *pids: int) -> dict[int, str]:
-        """Begin a look, wait for its end, and return what is said then."""
+        """Begin a check, wait for its end, and return the findings."""
         self.replaced(tenant_id, set(pids), set())
         running = self._looks[tenant_id].running
         if running is not None:

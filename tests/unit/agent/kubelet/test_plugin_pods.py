@@ -1,4 +1,4 @@
-"""Which pod has which GPU of NVIDIA's device plugin, as the kubelet tells."""
+"""Assignment of the GPUs of NVIDIA's device plugin to Pods, as the kubelet reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE = PluginPod("team", "one")
 
 
 class Kubelet:
-    """A kubelet that says these things on its pod resources socket."""
+    """A kubelet with these answers on its pod resources socket."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,7 +55,7 @@ async def kubelet() -> AsyncIterator[Kubelet]:
     with tempfile.TemporaryDirectory(prefix="shp-") as root:
         there = Kubelet(Path(root))
         yield there
-        await there.server.stop(0)  # also after a failure: gRPC waits minutes for one that is left to the collector
+        await there.server.stop(0)  # also after a failure: gRPC waits minutes for a server that is garbage-collected
 
 
 def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
@@ -95,7 +95,7 @@ async def test_the_kubelets_last_answer_is_valid_while_it_is_away(kubelet: Kubel
     assert pods.given == {GPU0: ONE}, "a failure is not an answer"
     await kubelet.server.stop(0)
     await pods.ask()
-    assert pods.given == {GPU0: ONE}, "a kubelet that does not run gives no GPU to anybody"
+    assert pods.given == {GPU0: ONE}, "a stopped kubelet assigns no GPU"
 
 
 @pytest.mark.promise("node-held-believed")

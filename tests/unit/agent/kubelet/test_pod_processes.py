@@ -203,7 +203,7 @@ async def test_a_scan_for_one_pod_is_no_result_for_the_next(
     assert residue.residue("tenant-a") is None
     proc.add(7, LAYOUTS["v1 cgroupfs"])
     await volumes.publish(target=target(tmp_path), tenant_id="tenant-a", source=tmp_path)
-    await volumes.unpublish(target(tmp_path))  # nobody asked while it was published
+    await volumes.unpublish(target(tmp_path))  # no read while it was published
     assert residue.residue("tenant-a") == "its pod's processes are being looked for"
     await residue.look()
     assert residue.residue("tenant-a") == "1 process of its pod still runs"
@@ -219,7 +219,7 @@ async def test_looking_goes_on_by_itself_for_whom_was_asked_about(
     looking = asyncio.create_task(residue.run())
     try:
         async with asyncio.timeout(10):
-            while residue.residue("tenant-a") is not None:  # noqa: ASYNC110 - nothing tells
+            while residue.residue("tenant-a") is not None:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.01)
     finally:
         looking.cancel()

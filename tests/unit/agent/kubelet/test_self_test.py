@@ -1,4 +1,4 @@
-"""Self-test of a node: which process counts, and what is read off it."""
+"""Self-test of a node: which process counts, and its verdict."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_it_looks_again_until_there_is_a_process(node: Node, monkeypatch: 
             await asyncio.sleep(0.03)
             assert node.test.verdict is None
             node.run(7)
-            while node.test.verdict is None:  # noqa: ASYNC110 - the process cannot tell
+            while node.test.verdict is None:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()

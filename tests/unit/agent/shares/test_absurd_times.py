@@ -1,4 +1,4 @@
-"""Times that no honest client tells, at the far end of their fields: a matter of the one that tells them alone."""
+"""Absurd times, at the far end of their fields: they affect only the client that sends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def played(directory: Path, play: Callable[[TenantRegistry], Awaitable[None]]) -
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(str(context)))
-        rows = [row("liar"), row("beside"), row("elsewhere", gpus=(GPU1,))]
+        rows = [row("liar"), row("neighbour"), row("elsewhere", gpus=(GPU1,))]
         async with tenants_with(settings_in(directory), rows) as tenants:
             await play(tenants)
             failed.extend(each.row.id for each in served_in(tenants) if each.refusals.counts)
@@ -71,7 +71,7 @@ def test_an_end_of_work_in_centuries_keeps_no_other_tenant_from_a_token(tmp_path
 def test_a_pulse_of_another_time_keeps_no_other_tenant_from_a_token(tmp_path: Path, beat_at: int, ends_at: int) -> None:
     async def play(tenants: TenantRegistry) -> None:
         liar, page = await connected_with_pulse(tenants)
-        other = await Client.connect(tenants.directory("beside"))
+        other = await Client.connect(tenants.directory("neighbour"))
         for written in (beat_at, FAR - beat_at):
             page[:24] = struct.pack("=QQQ", 0, ends_at, written)
             liar.send(protocol.Want(1))

@@ -132,7 +132,7 @@ def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytes
         tokens.drained("a", one, protocol.Drained(one.grant_id))
         other.stop()
         await asyncio.sleep(0.02)
-        assert other.grant_id not in barred, "nobody waits"
+        assert other.grant_id not in barred, "no tenant waits"
         tokens.want("a", one)
         await until(lambda: other.grant_id in barred)
 

@@ -36,9 +36,9 @@ class Two:
     waiter: Client
     grant: protocol.Grant
     read: list[protocol.Drained]
-    """Frames that were read in Python, of those that say that a holder has drained."""
+    """DRAINED frames that Python read."""
     due: list[Action] = field(default_factory=list)
-    """Actions of the scheduler, where a test says which."""
+    """Actions of the scheduler; None: its own."""
 
     @property
     def tokens(self) -> Tokens:
@@ -71,7 +71,7 @@ class Two:
         self.tokens.gpu_time(GPU0)
 
     def revoke(self) -> None:
-        """Have the holder told to drain."""
+        """Revoke the holder's grant."""
         self.due.append(TokenRevocation("a", self.held))
         self.tokens._pump()
 
@@ -107,7 +107,7 @@ class Undisturbed:
         return getattr(self._scheduler, name)
 
     def tick(self, _now: int) -> list[Action]:
-        """Return what is due, once."""
+        """Return the due actions, once."""
         due = self._due.copy()
         self._due.clear()
         return due
@@ -155,7 +155,7 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch, *, pulses: bool)
 
 
 async def connected_with_pulse(directory: Path | None) -> Client:
-    """Connect a client that has said that it lives, and that its work takes an hour."""
+    """Connect a client with a recent sign of life, whose work takes an hour."""
     client = await Client.connect(directory, hello=False)
     client.send(protocol.Hello(1, protocol.PULSE_VERSION))
     await client.expect(protocol.Welcome)
@@ -173,7 +173,7 @@ def played(
     *,
     pulses: bool = False,
 ) -> None:
-    """Play with two tenants, on the agent's loop. `pulses`: their processes say when they have processor time."""
+    """Play with two tenants, on the agent's loop. `pulses`: their processes report when they have processor time."""
 
     async def main() -> None:
         async with two(directory, monkeypatch, pulses=pulses) as world:
@@ -280,7 +280,7 @@ def test_nothing_is_taken_from_a_descriptor_that_has_become_anothers(
 
 @contextlib.contextmanager
 def reused(connection: Any, ours: socket.socket) -> Iterator[None]:
-    """Close a connection of the agent's; its number is `ours` meanwhile."""
+    """Close a connection of the agent's; `ours` has its descriptor number while the context is open."""
     number = connection.fileno()
     connection.close()
     other = os.dup2(ours.fileno(), number) if ours.fileno() != number else None
@@ -352,8 +352,8 @@ CHANGES: dict[str, Callable[[Two], object]] = {
     "a surcharge": lambda world: world.tokens.surcharge("b", 1),
     "an end of work": lambda world: world.tokens.draining("a", world.client("a"), protocol.Draining(world.held, 10**9)),
     "a holder that drains": lambda world: world.tokens.drained("a", world.client("a"), protocol.Drained(world.held)),
-    "a holder that is gone": lambda world: world.tokens.connection_lost("a", world.client("a"), alive=True),
-    "a successor that is gone": lambda world: world.tokens.connection_lost("b", world.client("b")),
+    "a holder that has disconnected": lambda world: world.tokens.connection_lost("a", world.client("a"), alive=True),
+    "a successor that has disconnected": lambda world: world.tokens.connection_lost("b", world.client("b")),
     "a tenant that goes": lambda world: world.tokens.remove("b"),
     "something due": lambda world: world.revoke(),
     "a holder without processor time": lambda world: world.silence(),
@@ -366,7 +366,7 @@ CHANGES: dict[str, Callable[[Two], object]] = {
 def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Be it that nobody is granted for it: nothing is due here but what the test says."""
+    """Also without a grant: the only due actions are the test's."""
 
     async def play(world: Two) -> None:
         world.tokens._scheduler = cast(Scheduler, Undisturbed(world.tokens._scheduler, world.due))

@@ -48,7 +48,7 @@ class Process:
         self.pulse = protocol.Pulse(grants[-1] if grants else 0, 0 if ends_in_ns is None else ahead + ends_in_ns, ahead)
 
     def grants(self) -> list[int]:
-        """Return the ids of the grants that it was told of; a renewal repeats one."""
+        """Return the ids of the grants that were sent to it; a renewal repeats an id."""
         return [frame.grant_id for frame in self.frames if isinstance(frame, protocol.Grant)]
 
 
@@ -115,7 +115,7 @@ async def test_a_failure_for_one_tenant_affects_no_other(tokens: Tokens, clock: 
     tokens.want("b", sound)
     tokens.set_open(None)  # both are granted in one turn
     assert len(sound.grants()) == 1
-    # The grant that its tenant was not told of ends as one that is not drained.
+    # The grant that its tenant has not received ends as an undrained grant.
     heir = Process(3)
     tokens.want("heir", heir)
     for _ in range(200):
@@ -203,7 +203,7 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
     [grant] = one.grants()
     clock.now += 50 * MS
     tokens.drained("a", one, protocol.Drained(grant, wanting=True))
-    assert one.grants() == [grant], "what is left of the quantum may be too short for it"
+    assert one.grants() == [grant], "the rest of the quantum may be too short for it"
     clock.now += 48 * MS
     tokens.set_connected("b", connected=True)
     assert sibling.grants() == [grant, grant]
@@ -235,7 +235,7 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
 async def test_a_renewal_is_not_sent_to_a_process_that_has_not_drained_an_earlier_grant(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The process would ignore the renewal, and what it says of the earlier grant would be ignored."""
+    """The process would ignore the renewal, and the agent would ignore its frames about the earlier grant."""
     stopped, waiter, _ = await holder_and_waiter(tokens, clock)
     sibling = Process(3)
     sibling.beats(clock)
@@ -321,7 +321,7 @@ async def test_announced_last_work_hands_nothing_off_while_a_sibling_is_disconne
     tokens.connection_lost("a", sibling, alive=True)
     clock.now += 50 * MS
     tokens.draining("a", one, protocol.Draining(grant, expected_ns=0))
-    assert other.grants() == [], "nobody knows when the sibling's work ends"
+    assert other.grants() == [], "the end of the sibling's work is unknown"
     tokens.exited("a", sibling.pid)
     tokens.drained("a", one, protocol.Drained(grant))
     assert len(other.grants()) == 1
@@ -342,7 +342,7 @@ async def test_a_preempted_tenant_waits_no_longer_for_its_disconnected_processes
     [again] = sibling.grants()
     tokens.want("b", other)
     tokens.drained("a", sibling, protocol.Drained(again))
-    assert other.grants()[-1] != first, "all that was told of a's second grant has drained"
+    assert other.grants()[-1] != first, "every process that received a's second grant has drained"
 
 
 async def test_a_lowered_limit_bounds_the_turn_of_the_holder_at_once(tokens: Tokens) -> None:
@@ -501,7 +501,7 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
 async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
     tokens: Tokens, clock: Clock, stands_still: bool
 ) -> None:
-    """A tenant that was stopped before shows while it waits that it runs. One that does has its turn."""
+    """A tenant that was stopped before shows while it waits that it runs, and then has its turn."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     clock.now += 6 * MS
     await looks(tokens)

@@ -230,7 +230,7 @@ async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_
     assert (await second.expect(protocol.Reserved)).bytes == 2 * GI
     second.send(protocol.Reserve(10, 0, 1))
     await first.expect(protocol.Recall)
-    assert (await second.expect(protocol.Reserved)).bytes == 0, "nobody answered within the bounded time"
+    assert (await second.expect(protocol.Reserved)).bytes == 0, "no sibling answered in time"
     second.send(protocol.MemInfo(3, 0, idle=1 * GI))
     answer = await second.expect(protocol.Memory)
     assert (answer.seq, answer.limit, answer.used) == (3, 4 * GI, 3 * GI)

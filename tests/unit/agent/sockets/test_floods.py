@@ -106,7 +106,7 @@ async def test_a_flooding_process_waits_and_an_honest_sibling_is_served(tmp_path
 
 @pytest.mark.promise("security-flood-allowance")
 async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharepod.agent.sockets.inbox._STREAK_MAX", 1 << 30)  # nobody is disconnected for it
+    monkeypatch.setattr("sharepod.agent.sockets.inbox._STREAK_MAX", 1 << 30)  # no client is disconnected for it
     settings = settings_in(tmp_path, frames_per_s=1000)
     names = ["a", "b", "c", "d"]
     async with tenants_with(settings, [row(name, 250) for name in names]) as tenants:

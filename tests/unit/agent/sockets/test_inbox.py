@@ -80,8 +80,7 @@ async def test_frames_that_a_turn_has_no_time_for_are_handled_in_later_turns(inb
 
 
 async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_ones(inbox: Inbox) -> None:
-    """The next connection gets the descriptor of the one that has ended, while frames of that are still to be
-    handled."""
+    """The next connection gets the descriptor of the closed connection while frames of the latter are still queued."""
     removed, following = Pair(), Pair()
     inbox.add(removed.reader)
     removed.send(1, 2, 3)

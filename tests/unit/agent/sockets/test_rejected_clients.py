@@ -1,5 +1,5 @@
-"""Clients that break the protocol, flood, stay silent or come in excess: refused or disconnected, and nobody else
-notices."""
+"""Clients that break the protocol, flood, stay silent or come in excess: refused or disconnected, without effect on
+others."""
 
 from __future__ import annotations
 

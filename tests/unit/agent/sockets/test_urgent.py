@@ -1,4 +1,4 @@
-"""Frames about time beside frames about memory: the token never waits for allocations."""
+"""Frames about time precede frames about memory: the token never waits for allocations."""
 
 from __future__ import annotations
 

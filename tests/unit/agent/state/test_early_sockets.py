@@ -1,4 +1,4 @@
-"""Early sockets: a container that is started anew listens before it loads anything, and only where it may."""
+"""Early sockets: a restarted container listens before it loads its code, and only where it may."""
 
 from __future__ import annotations
 
@@ -118,8 +118,7 @@ def test_the_agent_continues_with_the_same_sockets(state_dir: Path) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a" * 60, "b" * 60)])
 def test_sockets_of_two_tenants_have_two_names(tmp_path: Path, first: str, second: str) -> None:
-    """By its name the privileged process tells to whose socket somebody has connected; numbers of descriptors come
-    again."""
+    """The name identifies the socket's tenant to the privileged process; descriptor numbers are reused."""
     names = []
     for tenant in (first, second):
         (tmp_path / tenant).mkdir()
@@ -195,7 +194,7 @@ async def test_a_client_that_connects_during_a_containers_restart_is_served(dire
         await former.logged("tenant is served")
         ends = [os.pidfd_open(pid) for pid in parts(former).values()]
         await former.end(signal.SIGKILL)
-        for end in ends:  # the turn is free once each of them has gone
+        for end in ends:  # the turn is free once all have exited
             assert await asyncio.to_thread(select.select, [end], [], [], 60.0) != ([], [], [])
             os.close(end)
     program = await Program.start(directory, script=_WAITS_AT_THE_IMPORT.format(go=str(directory / "go")))

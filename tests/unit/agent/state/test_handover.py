@@ -206,7 +206,7 @@ async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_t
             assert await client.reserve(1 * GI) == 1 * GI
             holder.kill()
             async with asyncio.timeout(10):
-                while memory_used(second, "a") != {GPU0: 1 * GI}:  # noqa: ASYNC110 - the loop is what has to turn
+                while memory_used(second, "a") != {GPU0: 1 * GI}:  # noqa: ASYNC110 - the loop has to turn
                     await asyncio.sleep(0.01)
             assert await client.reserve(3 * GI) == 3 * GI
             client.close()

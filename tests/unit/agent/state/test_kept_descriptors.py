@@ -27,7 +27,7 @@ def written(text: str) -> int:
 
 
 def read(kept: KeptDescriptors, name: str) -> tuple[str, str] | None:
-    """Content and mark of what is kept under the name, which is taken."""
+    """Claim the descriptor with this name; return its content and mark."""
     found = kept.take(name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Passing on: whoever stands by gets all of it, and nothing else is held up by it."""
+"""Passing on: the standby gets all sockets, and no other work waits for it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Watched(KeptDescriptors):
 
 @pytest.mark.promise("install-no-gap")
 def test_an_agent_that_ends_while_it_takes_a_socket_over_or_makes_one_anew_passes_that_on(tmp_path: Path) -> None:
-    """The disk is asked meanwhile, for milliseconds, in a thread."""
+    """A thread reads the disk for milliseconds in between."""
     (tmp_path / "tenants" / "a").mkdir(parents=True)
     left, mark = tenant_socket.listen(tmp_path / "tenants" / "a")
     seen: list[set[str]] = []
@@ -178,7 +178,7 @@ async def test_an_agent_that_comes_after_the_next_one_leaves_it_the_time_to_serv
     monkeypatch.setattr(succession, "_LATE_S", 3600.0)
     with Succession(tmp_path) as second, Succession(tmp_path) as third:
         assert turn_lock.taken(second._next)
-        waiting = asyncio.create_task(third.turn())  # nobody serves at its first look
+        waiting = asyncio.create_task(third.turn())  # no agent serves at its first check
         await until(lambda: third._looks_at > 0)
         assert second.free()
         assert not waiting.done()

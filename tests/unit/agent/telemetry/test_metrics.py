@@ -63,7 +63,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 async def until(agent: Agent, name: str, expected: float | None, **labels: str) -> Samples:
     async with asyncio.timeout(10):
-        while value(samples := scrape(agent), name, **labels) != expected:  # noqa: ASYNC110 - the next reading tells
+        while value(samples := scrape(agent), name, **labels) != expected:  # noqa: ASYNC110 - until the next reading
             await asyncio.sleep(0.02)
     return samples
 
@@ -163,7 +163,7 @@ async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(a
     write(tmp_path, *processes, busy=0.25)
     await until(agent, "sharepod_tenant_memory_used_bytes", GI, mode="Native")
     async with asyncio.timeout(10):
-        while (value(scrape(agent), "sharepod_tenant_usage_ratio", mode="Native") or 0) < 0.1:  # noqa: ASYNC110 - the next reading tells
+        while (value(scrape(agent), "sharepod_tenant_usage_ratio", mode="Native") or 0) < 0.1:  # noqa: ASYNC110 - until the next reading
             await asyncio.sleep(0.02)
     samples = scrape(agent)
     native = {"tenant": "", "namespace": "team", "pod": "trainer", "mode": "Native", "gpu": GPU0}

@@ -1,4 +1,4 @@
-"""A state directory on a full or read-only disk: what can be served from memory is, and what is wrong is said."""
+"""A state directory on a full or read-only disk: tenants are served from memory, and the problem is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of tenants that are gone: removed once nothing of the tenant is left, and not before."""
+"""Directories of released tenants: removed once nothing of the tenant is left, and not before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_directory_stays_while_anything_of_its_tenant_is_left() -> None:
     assert disk.directories == set()
     leftovers.sweep(lambda _: None)
     await leftovers.wait()
-    assert disk.asked == 2, "what is removed is not asked for again"
+    assert disk.asked == 2, "a removed directory is not checked again"
 
 
 async def test_a_removal_that_failed_is_tried_again() -> None:
@@ -74,4 +74,4 @@ async def test_a_tenant_that_is_back_waits_for_a_removal_under_way() -> None:
     leftovers.sweep(lambda _: None)
     async with asyncio.timeout(10):
         await leftovers.keep("a")
-    assert "a" not in disk.directories, "it is gone for good, and can be made again now"
+    assert "a" not in disk.directories, "it is removed, and can be created again"

@@ -177,7 +177,7 @@ async def test_drained_needs_no_process_no_client_and_no_residue(tenants: Tenant
 async def test_residue_keeps_a_tenant_from_being_drained(tenants: TenantRegistry) -> None:
     releasing = row("a", 400, 700, state=TenantState.RELEASING)
     await tenants.apply([releasing])
-    assert not status_of(tenants, "a").drained, "nobody has looked yet"
+    assert not status_of(tenants, "a").drained, "not checked yet"
     await observe(tenants, residue="volume still published at /pods/x")
     assert not status_of(tenants, "a").drained
     await observe(tenants, Process(4242, GPU0, GI), owner="a")
@@ -245,13 +245,13 @@ async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
             raise OSError(errno.ENOSPC, "No space left on device")
         return create(state, tenant_id, limits)
 
-    async with tenants_with(settings, [row("gone")]) as tenants:
-        rows = [row("bad"), row("good"), row("gone", state=TenantState.RELEASING)]
+    async with tenants_with(settings, [row("leaves")]) as tenants:
+        rows = [row("bad"), row("good"), row("leaves", state=TenantState.RELEASING)]
         monkeypatch.setattr(StateDir, "create", full)
         with pytest.raises(OSError, match=r"No space left on device \(tenant bad, 1 of 3 rows\)"):
             await tenants.apply(rows)
         (await Client.connect(tenants.directory("good"))).close()
-        assert tenants.directory("gone") is None
+        assert tenants.directory("leaves") is None
         monkeypatch.setattr(StateDir, "create", create)
         await tenants.apply(rows)
         (await Client.connect(tenants.directory("bad"))).close()
@@ -285,7 +285,7 @@ async def test_many_tenants_are_opened_by_few_calls_some_while_those_before_them
         assert calls == [16, 16, 8]
         assert served[1] < 16, "the next are asked for before the first are started"
         await registry.apply(rows)
-        assert calls == [16, 16, 8, 16], "those that are served are not opened again"
+        assert calls == [16, 16, 8, 16], "served tenants are not opened again"
         assert [each.id for each in registry.rows()] == [each.id for each in rows]
         for each in rows:
             (await Client.connect(registry.directory(each.id))).close()
@@ -339,7 +339,7 @@ async def test_the_next_run_of_a_tenant_is_served_and_drained_separately(tenants
     client = await Client.connect(directory)
     await tenants.apply([row("a", 400, 900, state=TenantState.RELEASING)])
     await observe(tenants, Process(os.getpid(), GPU0, GI), owner="a")
-    assert not status_of(tenants, "a").drained, "the last run's end says nothing of this one's"
+    assert not status_of(tenants, "a").drained, "the last run's end is not the end of this run"
     client.close()
 
 

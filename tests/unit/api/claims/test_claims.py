@@ -1,4 +1,4 @@
-"""ResourceClaims read into requests: what each says, and which are refused with what advice."""
+"""ResourceClaims read into requests, and refusals with their advice."""
 
 from __future__ import annotations
 

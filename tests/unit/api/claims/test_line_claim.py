@@ -36,7 +36,7 @@ def merged(pod: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.promise("operator-line-webhook")
 def test_each_container_with_a_line_names_the_one_claim_and_nothing_else_changes() -> None:
-    bare = {"name": "beside", "image": "i", "resources": {"limits": {"cpu": "1"}}}
+    bare = {"name": "sidecar", "image": "i", "resources": {"limits": {"cpu": "1"}}}
     other = {"name": "net", "resourceClaimName": "n"}
     pod = {
         "metadata": {"name": "p", "labels": {"app": "x"}},

@@ -1,4 +1,4 @@
-"""Claims that kube-scheduler allocates: the share that their results give, and what is refused."""
+"""Claims that kube-scheduler allocates: the share in their results, and refused results."""
 
 from __future__ import annotations
 

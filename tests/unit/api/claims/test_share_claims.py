@@ -1,4 +1,4 @@
-"""Claims of SharePods' Pods: what they say, and what has their mark."""
+"""Claims of SharePods' Pods: their content, and objects with their mark."""
 
 from __future__ import annotations
 

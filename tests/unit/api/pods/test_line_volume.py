@@ -22,7 +22,7 @@ def patched(pod: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.promise("operator-line-volume-others")
 def test_a_container_with_a_line_has_what_one_of_a_sharepod_has_and_the_others_see_no_gpu() -> None:
     main = {"name": "main", "image": "i", "env": [{"name": "A", "value": "b"}]}
-    sidecar = {"name": "beside", "image": "i"}
+    sidecar = {"name": "sidecar", "image": "i"}
     spec = {"containers": [{**main, "resources": LINE}, sidecar], "volumes": [{"name": "own", "emptyDir": {}}]}
     found = patched({"metadata": {"name": "p", "labels": {"app": "x"}}, "spec": spec})
     sharepod = {

@@ -1,4 +1,4 @@
-"""Plain Pods' resource lines read into requests: what each says, and which are refused with what advice."""
+"""Plain Pods' resource lines read into requests, and refusals with their advice."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "metadata.annotations[kubeshare/gpu_limit]",
         "write 0.4 or more",
     ),
-    "said twice": (
+    "given twice": (
         pod(container("400"), annotations={"kubeshare/gpu_limit": "0.5", "sharepod.dev/gpu-limit": "0.5"}),
         "metadata.annotations[sharepod.dev/gpu-limit]",
         "set only one of them",

@@ -27,7 +27,7 @@ FROM_ANNOTATION = "annotation sharepod.dev/gpus"
 
 
 def env(container: dict[str, Any]) -> list[tuple[str, str | None]]:
-    """The variables; one that the kubelet reads from our annotation as `FROM_ANNOTATION`."""
+    """Return the variables; a variable that the kubelet reads from our annotation is `FROM_ANNOTATION`."""
     ours = {"fieldRef": {"fieldPath": "metadata.annotations['sharepod.dev/gpus']"}}
     return [
         (variable["name"], FROM_ANNOTATION if variable.get("valueFrom") == ours else variable.get("value"))
@@ -151,7 +151,7 @@ def test_a_runtime_class_of_the_users_own_stays_beside_a_claim() -> None:
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi"])
 def test_nvidias_runtime_class_does_not_stay_beside_a_claim(name: str) -> None:
-    """Under it an image that sets NVIDIA_VISIBLE_DEVICES has all GPUs of the node, whatever the claim says."""
+    """Under it an image that sets NVIDIA_VISIBLE_DEVICES has all GPUs of the node, whatever the claim requests."""
     spec = build_pod(sharepod(runtimeClassName=name), PodSettings(runtime_class=""), "one-0badcafe")["spec"]
     assert "runtimeClassName" not in spec
 

@@ -1,4 +1,4 @@
-"""The client: every failure has its kind, nothing waits for ever, and who does not lead does not write."""
+"""The client: every failure has a type, every wait has a timeout, and a standby does not write."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ async def test_an_answer_out_of_a_history_that_no_longer_exists_is_not_taken() -
         await asked.wait()
         client.forget()
         answers.set()
-        with pytest.raises(NotLeadingError, match="versions have gone back"):
+        with pytest.raises(NotLeadingError, match="versions went back"):
             await written
-        with pytest.raises(UnavailableError, match="versions have gone back"):
+        with pytest.raises(UnavailableError, match="versions went back"):
             await read
         assert await client.get(PODS, "p", "n")
 

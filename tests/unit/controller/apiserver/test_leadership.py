@@ -158,7 +158,7 @@ async def test_a_leader_that_ends_gives_up_the_lease_at_once() -> None:
 @pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.parametrize("seed", range(80))
 async def test_never_two_act_at_once(seed: int, deleted: bool) -> None:
-    """`deleted`: somebody deletes the Lease once, after each process has seen it."""
+    """`deleted`: the Lease is deleted once, after each process has seen it."""
     chance = random.Random(seed)
     world = World()
     processes = [world.process(name, offset=chance.uniform(-1e6, 1e6)) for name in ("one", "two", "three")]

@@ -1,4 +1,4 @@
-"""The reflector against an API server with each fault that a watch can meet: what it keeps is what is there."""
+"""The reflector against an API server with each fault of watches: its cache equals the server's objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 
 
 class Names:
-    """A mirror that keeps the version and generation of each object, and of those that cannot be read the reason."""
+    """A mirror that keeps the version and generation of each object, and the error of each unreadable object."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[str, int, int]] = {}
@@ -221,7 +221,7 @@ async def test_pages_that_do_not_arrive_in_time_are_smaller_from_there_on(
 async def test_a_page_whose_answer_breaks_off_after_a_while_is_asked_for_as_a_smaller_one(
     idle: World, monkeypatch: pytest.MonkeyPatch, after_s: float, sizes: list[int]
 ) -> None:
-    """An API server ends an answer after 60 s: the same page would break off again, for ever."""
+    """An API server ends an answer after 60 s: the same page would break off each time."""
     names = [f"s{number:02}" for number in range(35)]
     for name in names:
         idle.create(name)
@@ -560,7 +560,7 @@ async def test_others_get_a_turn_while_many_objects_that_are_gone_are_taken_out(
 ) -> None:
     monkeypatch.setattr(reflectors, "_TURN_S", -1.0)
     for number in range(5):
-        idle.mirror.known[f"uid-{number}"] = (f"gone-{number}", 0, 1)
+        idle.mirror.known[f"uid-{number}"] = (f"old-{number}", 0, 1)
     turns, seen = itertools.count(), set[int]()
     drop = idle.mirror.drop
 

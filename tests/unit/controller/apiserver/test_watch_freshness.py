@@ -1,4 +1,4 @@
-"""Freshness of watches: what is placed by, what is ready, and when a restart can help."""
+"""Freshness of watches: whether placement may use a cache, readiness, and when a restart can help."""
 
 from __future__ import annotations
 

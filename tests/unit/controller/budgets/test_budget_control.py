@@ -1,4 +1,4 @@
-"""Control of budgets over an API server that fails and restarts: charged once, told once, and who stands where."""
+"""Control of budgets over an API server that fails and restarts: charges, announcements and standings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CENTRAL = "sharepod-system"
 
 
 class Server:
-    """API server with GPUBudgets: writes have preconditions, and fail before or after they are done if told so."""
+    """API server with GPUBudgets: writes have preconditions, and fail on request, before or after they take effect."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Json] = {}
@@ -183,7 +183,7 @@ async def test_whoever_is_killed_whenever_each_millisecond_is_charged_once(steps
     world.server.put("b1", "a", {"gpuSeconds": 10_000_000})
     one = OperatorProcess(world)
     await one.look()
-    other = OperatorProcess(world)  # has read what was there, and comes later with that
+    other = OperatorProcess(world)  # has read the old object, and writes later
     for what, how in steps:
         if what == "consume":
             world.consume("a", how, node=f"n{how % 2}")
@@ -295,7 +295,7 @@ async def test_a_malformed_budget_gets_an_event_covers_nothing_and_affects_no_ot
     assert world.status("good", "b")["left"] == 0
     writes = world.server.writes
     await operator.look()
-    assert world.server.writes == writes, "said once"
+    assert world.server.writes == writes, "written once"
 
 
 @pytest.mark.promise("budgets-lowered")
@@ -368,7 +368,7 @@ async def test_a_central_budget_by_selector_overrides_a_namespaces_own_and_both_
     assert f"{CENTRAL}/team" in world.condition("InForce", "own", "a")["message"]
     assert world.condition("InForce", "cheat", "b")["reason"] == "SelectorNotAllowed"
     assert world.status("team", CENTRAL)["namespaces"] == ["a", "b", CENTRAL]
-    assert world.status("team", CENTRAL)["left"] == 5000, "charged from when it covers, not for what was before"
+    assert world.status("team", CENTRAL)["left"] == 5000, "charged from its first moment, not for earlier use"
     world.consume("a", 1_000_000)
     world.consume("b", 500_000)
     world.now_ms += 60_000
@@ -405,7 +405,7 @@ async def test_after_a_node_is_gone_and_a_restart_charging_goes_on_from_what_is_
     world.consume("a", 50_000, node="n0")
     world.now_ms += 60_000
     await operator.look()
-    assert world.status()["left"] == 700, "nothing is charged by a part of what is known"
+    assert world.status()["left"] == 700, "incomplete figures charge nothing"
     world.written = {("a", "A"): ConsumedTotal(175_000, 350_000)}
     await operator.look()
     assert world.status()["left"] == 650

@@ -1,4 +1,4 @@
-"""Totals of GPU time: what they are made of, and what is left of nodes and namespaces that are gone."""
+"""Totals of GPU time: their sources, and the totals of deleted nodes and namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reservations that nobody uses."""
+"""Unused reservations."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_an
     held["idle"] = 0
     for at in (5130, 8000, 9000):
         await look(at)
-    assert [name for name, _ in events.notes] == ["idle", "busy", "idle"], "told again for another hour"
+    assert [name for name, _ in events.notes] == ["idle", "busy", "idle"], "reported again after another hour"
 
 
 async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pyt
         task.cancel()
     assert turns >= 30
     idle = metrics.LEADERS.get_sample_value("sharepod_namespace_idle_reserved_gpus", {"namespace": "n"})
-    assert idle == pytest.approx(0.02), "those of all nodes"
+    assert idle == pytest.approx(0.02), "of all nodes"
 
 
 async def test_time_under_another_leader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Statements: what agents have counted is written once, whenever the operator dies and whoever leads."""
+"""Statements: consumption is written once, whenever the operator dies and whichever process leads."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_an_operator_that_dies_at_any_write_loses_nothing_and_counts_nothi
         for name in names:
             if f"{name}-{at}" in stored:
                 written = await client.get(GPUSTATEMENTS, name)
-                assert written["status"]["totals"][0]["heldMilliseconds"] == 500, "told only once it was written"
+                assert written["status"]["totals"][0]["heldMilliseconds"] == 500, "acknowledged only after the write"
         assert await again.take_in([node])
         assert [held(again, name) for name in names] == [500, 500]
         node = gpunode_facts(await client.get(GPUNODES, f"n{at}"))

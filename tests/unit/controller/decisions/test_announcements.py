@@ -41,7 +41,7 @@ def test_what_a_condition_is_worth(kind: str, value: str, reason: str, announced
     written = status(kind, value, reason)
     found, known = announcements(written, None, None, {})
     assert found == ([announced] if announced is not None else [])
-    assert announcements(written, None, None, known) == ([], known), "told once"
+    assert announcements(written, None, None, known) == ([], known), "announced once"
     again, _ = announcements(status(kind, value, reason, "other words"), None, None, known)
     assert len(again) == (announced is not None)
 
@@ -64,7 +64,9 @@ def test_the_start_of_each_run_is_told_once_with_the_ways_to_look_into_it() -> N
     for way in ("kubectl logs one", "kubectl exec one", "kubectl port-forward pod/one"):
         assert way in events.message
     assert announcements(running.dump(), None, None, known) == ([], known)
-    assert announcements(running.dump(), None, None, announced_before(running, None))[0] == [], "told by a predecessor"
+    assert announcements(running.dump(), None, None, announced_before(running, None))[0] == [], (
+        "announced by a predecessor"
+    )
     placed = running.model_copy(update={"start_time": None})
     assert announcements(placed.dump(), None, None, {})[0] == []
     (again,), _ = announcements(running.model_copy(update={"pod_uid": "pod-2"}).dump(), None, None, known)
@@ -76,8 +78,8 @@ def test_an_end_is_told_alone_and_as_what_it_is() -> None:
     finding = seen(FindingReason.OVERTAKEN)
     good = announcements(written, Finish(Phase.SUCCEEDED, "Completed", "fine"), finding, {"a": "b"})
     assert good == ([Announcement(False, "Completed", "Finish", "fine")], {"a": "b"})
-    bad, _ = announcements(written, Finish(Phase.FAILED, "PodLost", "gone"), finding, {})
-    assert bad == [Announcement(True, "PodLost", "Finish", "gone")]
+    bad, _ = announcements(written, Finish(Phase.FAILED, "PodLost", "deleted"), finding, {})
+    assert bad == [Announcement(True, "PodLost", "Finish", "deleted")]
 
 
 def test_a_finding_speaks_for_itself_and_not_through_the_condition_too() -> None:

@@ -17,7 +17,7 @@ GPU = {"uuid": "GPU-1", "index": 0, "model": "T", "memory": 1 << 34, "health": "
 def node(
     name: str, status: str | None = "True", *, shown: str | None = "Attached", message: str = "", **more: Any
 ) -> GpuNodeFacts:
-    """A GPUNode whose agent says whether it attaches by claims, and what its self-test has shown; None: nothing."""
+    """A GPUNode whose agent reports whether it attaches by claims, and its self-test; None: no report."""
     conditions = [] if status is None else [{"type": "CDIDevices", "status": status, "reason": "R", "message": message}]
     if shown is not None:
         of = {"Attached": "True", "NotAttached": "False"}.get(shown, "Unknown")
@@ -44,7 +44,7 @@ def situation(setting: Attach = Attach.AUTO, **known: Any) -> AttachSituation:
         ({"served": False}, ["True"], AttachReason.NOT_SERVED, "1.34"),
         ({"guarded": False}, ["True"], AttachReason.POLICY_ABSENT, "manifests/claims"),
         ({"guarded": None}, ["True"], AttachReason.POLICY_ABSENT, "manifests/claims"),
-        ({"not_honoured": "kube-scheduler said no"}, ["True"], AttachReason.NOT_HONOURED, "kube-scheduler said no"),
+        ({"not_honoured": "kube-scheduler refused"}, ["True"], AttachReason.NOT_HONOURED, "kube-scheduler refused"),
     ],
 )
 def test_auto_uses_claims_where_all_can_and_says_why_where_not(

@@ -121,7 +121,7 @@ def test_a_pending_pod_keeps_no_allocation_on_a_deleted_node(why: RemovalReason)
     taken = step(mine, ours, pods=WAITS, due=9.0)
     assert isinstance(taken, Deallocate)
     assert (taken.node, taken.unseen) == ("node-a", False)
-    assert step(mine, ours, pods=RUNS) == Wait(), "the kubelet's word, or nobody's, ends what may run"
+    assert step(mine, ours, pods=RUNS) == Wait(), "only the kubelet ends Pods that may run"
     assert step(claim(), ours, pods=WAITS, unused=True) == RemoveRow("node-a", RemovalReason.NEVER_BOUND)
 
 

@@ -52,7 +52,7 @@ def test_no_gpu_is_held_twice() -> None:
 def test_a_holder_whose_pod_ends_is_releasing_until_the_pod_is_deleted(before: PluginHolder) -> None:
     (after,) = rows(before, pods=[pod(deleting=True)], gpus=[gpu()], in_use=["GPU-0"])
     assert after.state is HolderState.RELEASING
-    assert rows(after) == [after], "absence that nobody has confirmed"
+    assert rows(after) == [after], "unconfirmed absence"
     assert rows(after, ended=["h1"]) == []
 
 

@@ -35,7 +35,7 @@ from unit.controller.objects import pod, reserved, sharepod
         (pod(phase="Failed", node="node-a", conditions=[EVICTION], deleting=True), Phase.FAILED, "Evicted"),
         (pod(phase="Failed", node="node-a", deleting=True), Phase.FAILED, "PodLost"),
         (pod(phase="Succeeded", node="node-a", deleting=True), Phase.FAILED, "PodLost"),
-        # A server that ends with 0 when it is told to stop has not done its work.
+        # A server that exits with 0 on SIGTERM has not finished its work.
         (pod(phase="Succeeded", node="node-a", deleting=True, restart="Always"), Phase.FAILED, "PodLost"),
     ],
 )
@@ -43,7 +43,7 @@ def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase,
     found = step(made(), ended, reserved())
     assert isinstance(found, Finish)
     assert (found.phase, found.reason) == (phase, reason)
-    # The same, where it is only known from what was last seen of it.
+    # The same for a Pod that is only known from its last cached version.
     conclusion = step(made(), None, reserved(), lost=ended)
     assert conclusion == found
 
@@ -103,7 +103,7 @@ def test_a_sharepod_that_has_ended_is_deleted_when_its_time_is_over_and_its_shar
         assert step(own, its_pod, ended_since=7.0, now=20.0) == Wait(67.0)
         assert step(own, its_pod, ended_since=7.0, now=67.0) == DeleteSharePod()
         assert step(own, its_pod, reserved(releasing=True), ended_since=7.0, now=1e6) == Wait(), "its share goes first"
-        assert step(own, its_pod, now=1e6) != DeleteSharePod(), "nobody knows when it ended"
+        assert step(own, its_pod, now=1e6) != DeleteSharePod(), "the time of its end is unknown"
     assert step(sharepod(status=over), done, ended_since=7.0, now=1e6) == Wait(), "without the field it stays"
     assert step(sharepod(spec={"ttlSecondsAfterFinished": 0}), None, now=1e6) == CreatePod()
     going = sharepod(

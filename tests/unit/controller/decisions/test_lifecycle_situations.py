@@ -118,7 +118,7 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
         assert not snapshot.reserved, "a row may have a Pod on record"
     if isinstance(found, Place):
         assert alive
-        assert its_pod is not None, "nobody waits with a share"
+        assert its_pod is not None, "no Pod waits with a share"
         assert its_pod.waits_for_share
         assert not its_pod.deleting
         assert not snapshot.reserved

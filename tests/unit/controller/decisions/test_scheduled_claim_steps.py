@@ -107,7 +107,7 @@ def test_the_row_of_a_deleted_pod_is_removed_in_two_steps_and_then_its_hold() ->
     assert step(left, row(releasing=True)) == Wait()
     assert step(left, row(releasing=True, drained=True)) == RemoveRow("node-a", RemovalReason.DRAINED)
     assert step(left) == LetClaimGo(left)
-    assert step(claim(pods=False)) == LetClaimGo(claim(pods=False)), "nobody has it, and nobody waits for it"
+    assert step(claim(pods=False)) == LetClaimGo(claim(pods=False)), "no Pod has it or waits for it"
 
 
 def test_a_pod_that_comes_while_the_row_is_being_released_gets_a_row_after_it() -> None:
@@ -151,14 +151,14 @@ def test_an_unreadable_row_or_claim_decides_nothing() -> None:
 
 @dataclass
 class Life:
-    """One claim by name of one Pod after the other, with everybody who acts on it. The process outlives a Pod that is
-    deleted by force."""
+    """One claim, named by successive Pods, with all components that act on it. The process outlives a force-deleted
+    Pod."""
 
     allocated: bool = False
     reserved: bool = False
     hold: bool = False
     pod: str = "waits"
-    """waits, runs or gone."""
+    """waits, runs or deleted."""
     row: str = ""
     """decided, written, releasing; empty: there is none."""
     unused: bool = False
@@ -173,7 +173,7 @@ class Life:
         if self.row:
             releasing = self.row == "releasing"
             rows = (row(written=self.row != "decided", releasing=releasing, drained=releasing and self.drained),)
-        pods = {"waits": WAITS, "runs": RUNS, "gone": ()}[self.pod]
+        pods = {"waits": WAITS, "runs": RUNS, "deleted": ()}[self.pod]
         has = claim(allocated=self.allocated, pods=self.reserved, hold=self.hold)
         due = 0.0 if self.refused else float("inf")
         return ClaimSnapshot(claim=has, pods=pods, reserved=rows, unused=self.unused, due=due)
@@ -190,7 +190,7 @@ class Life:
             self.allocated = self.reserved = True
 
     def _unreserves(self) -> None:
-        """kube-scheduler gives the Pod up, and takes the allocation of nobody away."""
+        """kube-scheduler gives the Pod up, and removes the unused allocation."""
         if self.pod == "waits":
             self.reserved = False
             self.allocated = self.hold and self.allocated
@@ -204,7 +204,7 @@ class Life:
 
     def _returns(self) -> None:
         """The next Pod comes."""
-        if self.pod == "gone" and not self.reserved:
+        if self.pod == "deleted" and not self.reserved:
             self.pod, self.refused = "waits", False
 
     def _starts(self) -> None:
@@ -212,11 +212,11 @@ class Life:
             self.process = True
 
     def _deletes(self) -> None:
-        self.pod, self.unused, self.refused = "gone", self.unused and not self.reserved, False
+        self.pod, self.unused, self.refused = "deleted", self.unused and not self.reserved, False
 
     def _collects(self) -> None:
-        """kube-controller-manager takes the entry of a Pod away that is gone."""
-        if self.pod == "gone" and self.reserved:
+        """kube-controller-manager removes the entry of a deleted Pod."""
+        if self.pod == "deleted" and self.reserved:
             self.reserved = False
             self.allocated = self.hold
 

@@ -13,7 +13,7 @@ from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World,
 BRIEF_S = 700.0
 """Seconds for which the world `brief` reserves GPUs for the head of queue at first."""
 LOOK_S = 1.0
-"""Seconds between two looks at what is kept."""
+"""Seconds between two checks of the reservation."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     assert "late" not in world.placed, "its room is kept"
     on_a = [tenant for tenant, node in world.placed.items() if node == "a"]
     await world.leaves(on_a[0])
-    assert world.placed["late"] == "a", "what is not kept is for everybody"
+    assert world.placed["late"] == "a", "unreserved GPUs are free for all"
     await world.leaves(on_b[1])
     assert world.placed["pair"] == "b"
     assert world.state.cluster.head_reservation is None
@@ -214,7 +214,7 @@ async def test_a_nomination_on_a_deleted_node_moves_to_another(world: World) -> 
     await world.long_wait()
     world.node("b")
     await world.settle()
-    assert world.placed["whole"] == "b", "what is kept keeps nobody from better places"
+    assert world.placed["whole"] == "b", "a reservation does not bind its owner to a worse place"
 
 
 async def test_a_nomination_on_a_cordoned_node_moves_to_another(world: World) -> None:
@@ -265,7 +265,7 @@ async def test_gpus_are_kept_for_the_team_that_has_used_least_and_has_waited(wor
     await world.long_wait()
     kept = world.state.cluster.head_reservation
     assert kept is not None
-    assert kept.tenant == "first", "what is kept stays with its owner"
+    assert kept.tenant == "first", "the reservation stays with its owner"
     await world.leaves("small")
     await world.later(2)
     await world.want("fills", 1.0, priority=1)

@@ -43,7 +43,7 @@ def test_no_pause_is_longer_than_a_day_and_in_the_long_run_no_more_stands_idle(
     debt.gpus = 10
     for seconds, wants in steps:
         kept = wants and debt.paid_in_s() == 0
-        seconds = min(seconds, LONGEST_PAUSE_S * ratio)  # one that costs less than is paid off in the longest pause
+        seconds = min(seconds, LONGEST_PAUSE_S * ratio)  # a pass that costs less than the longest pause pays off
         now += seconds
         debt.count(now, 10.0 if kept else 0.0)
         idle += 10.0 * seconds if kept else 0.0

@@ -193,7 +193,7 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
             assert account is not None
             for gpu in account.gpus:
                 taken = sum(row["requestMilli"] for row in ledger.values() if gpu.state.uuid in row["gpus"])
-                assert gpu.free_milli == 1000 - taken, "what was decided and taken back takes nothing any more"
+                assert gpu.free_milli == 1000 - taken, "a withdrawn decision takes nothing"
     finally:
         for run in runs:
             run.cancel()
@@ -374,7 +374,7 @@ async def test_a_decision_for_a_gpunode_that_was_made_anew_during_a_write_is_wri
         recreated = copy.deepcopy(served(server))
         recreated["metadata"]["uid"] = "another"
         operator.state.put_gpunode(server._store(("gpunodes", "", NODE), recreated))
-        assert operator.rows() == set(), "what was decided for the old one ended with it"
+        assert operator.rows() == set(), "decisions for the old GPUNode ended with it"
         operator.reserve("new", GPUS[0], 100)
 
     server.before = make_anew
@@ -416,7 +416,7 @@ def test_a_patch_of_a_ledger_without_the_field_makes_it() -> None:
 
 def test_nothing_to_change_is_no_patch() -> None:
     base = gpunode_facts(gpunode(row("a")))
-    assert patch(base, changed=[row("a")], leaving={"gone"}, pool=Pool.DEDICATED) == []
+    assert patch(base, changed=[row("a")], leaving={"missing"}, pool=Pool.DEDICATED) == []
 
 
 async def test_a_refused_reservation_stays_away_and_a_refused_release_is_tried_again_later() -> None:

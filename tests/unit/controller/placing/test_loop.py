@@ -399,6 +399,6 @@ async def test_a_burst_is_decided_by_weights_once_so_many_have_come_that_there_a
     for name in names:
         kicked(name)
     async with asyncio.timeout(10):
-        while len(by_weights) < len(names):  # noqa: ASYNC110 - nobody tells
+        while len(by_weights) < len(names):  # noqa: ASYNC110 - no event to await
             await asyncio.sleep(0)
     assert by_weights.count(False) < len(names) / 2

@@ -1,4 +1,4 @@
-"""A pass of the placement loop says which one it was and where its time went."""
+"""A pass of the placement loop logs its number and the use of its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving by the placement loop: who is moved for whom, what is kept for both, and what ends it."""
+"""Moving by the placement loop: choice of the mover, reservations for both tenants, and the end of a move."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_one_that_waits_is_told_whose_move_would_help_if_its_owner_allowed
 
 
 @pytest.mark.promise("placement-move-crash")
-@pytest.mark.parametrize("pod", ["is deleted", "is gone", "runs"])
+@pytest.mark.parametrize("pod", ["is deleted", "is missing", "runs"])
 async def test_the_next_leader_keeps_the_place_of_one_that_moves_before_it_decides_anything(pod: str) -> None:
     async with scattered() as world:
         await world.want("waits", 0.8, memory="1Gi")
@@ -240,7 +240,7 @@ async def test_the_next_leader_keeps_the_place_of_one_that_moves_before_it_decid
         assert place == KeptPlace(node="b", gpus=("GPU-b-0",))
         if pod != "runs":
             world.deletes("mover")
-        if pod == "is gone":
+        if pod == "is missing":
             await world.ends("mover")
         world.loop.clear()
         assert world.kept() == set()
@@ -248,7 +248,7 @@ async def test_the_next_leader_keeps_the_place_of_one_that_moves_before_it_decid
         await world.want("slips", 0.5, memory="1Gi")
         assert ("mover" in world.kept()) is (pod != "runs")
         assert (world.placed.get("slips") == "b") is (pod == "runs"), "one whose Pod runs is not moved any more"
-        if pod == "is gone":
+        if pod == "is missing":
             await world.comes_back("mover")
             assert world.placed["mover"] == "b"
             await world.later(2)

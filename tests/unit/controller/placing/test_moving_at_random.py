@@ -10,7 +10,7 @@ from unit.controller.preempting_world import Playing, playing
 
 
 class _Life:
-    """Random life of a few nodes. Evictions are accepted at once; Pods end and come back when the test says so."""
+    """Random life of a few nodes. Evictions are accepted at once; the test ends and restarts Pods."""
 
     def __init__(self, world: Playing, chance: random.Random) -> None:
         self.world = world
@@ -42,7 +42,7 @@ class _Life:
         await self.follow()
 
     async def follow(self) -> None:
-        """Evict whom the preemptions name, and run what was placed."""
+        """Evict the victims of the preemptions, and run the placed tenants."""
         world = self.world
         for item in world.begun:
             self.seen["moves" if item.plan.move_to is not None else "preemptions"] += 1

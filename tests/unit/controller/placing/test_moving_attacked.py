@@ -1,4 +1,4 @@
-"""Moving as others may abuse it, or by chance: who is restarted more than was agreed, and what is kept in vain."""
+"""Abuse of moving, and unlucky moves: excess restarts and useless reservations."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ async def test_one_whose_room_goes_to_another_has_nobody_else_moved_for_it_befor
 async def test_best_effort_stays_where_another_would_be_evicted() -> None:
     async with playing(moves=600.0) as world:
         await world.runs("evicted", 0, memory="8Gi", restart="Always")
-        await world.runs("beside-it", 0.5, memory="8Gi", restart="Always", priority=9)
+        await world.runs("next-to-it", 0.5, memory="8Gi", restart="Always", priority=9)
         world.node("b")
         await world.runs("stays", 0, memory="6Gi", restart="Always")
         await world.runs("filler", 0.5, memory="10Gi", restart="Always", priority=9)
         world.node("c")
-        await world.runs("beside-the-new-place", 0.5, memory="9Gi", restart="Always", priority=9)
+        await world.runs("at-the-new-place", 0.5, memory="9Gi", restart="Always", priority=9)
         await world.ends("filler")
         await world.runs("small-filler", 0.5, memory="8Gi", restart="Always", priority=9)
         await world.want("high", 0.1, memory="7.5Gi", priority=9)
@@ -104,7 +104,7 @@ async def test_consent_that_is_taken_back_before_the_eviction_holds() -> None:
         metadata = {"namespace": "n"}
         world.state.put_sharepod(sharepod_object(uid="mover", name="mover", version=9, spec=spec, metadata=metadata))
         await world.later(2)
-        assert world.loop.preemptions.of("waits") is None, "the preemptor evicts nobody for it any more"
+        assert world.loop.preemptions.of("waits") is None, "the preemptor evicts no tenant for it any more"
         assert world.kept() == set()
     async with scattered() as world:
         await world.want("waits", 0.8, memory="1Gi")

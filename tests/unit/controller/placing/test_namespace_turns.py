@@ -1,4 +1,4 @@
-"""In which order those that wait are tried: by priority, by standing, and then by turns of namespaces."""
+"""Order in which waiting tenants are tried: by priority, by standing, and then by turns of namespaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = st.lists(
 
 
 def turns_of(names: Iterable[str], *, priority: int = 0, standing: int = 0) -> list[tuple[QueueKey, WaitingTenant]]:
-    """Those that wait, in the order of their creation; a name begins with its namespace."""
+    """Waiting tenants, in the order of their creation; a name begins with its namespace."""
     named = enumerate(names)
     return [((-priority, standing, f"{age:03}", name[0], name), WaitingTenant(name, 0.0)) for age, name in named]
 

@@ -1,4 +1,4 @@
-"""The pool that a node is in while its label says another one."""
+"""The pool of a node while its label names another one."""
 
 from __future__ import annotations
 

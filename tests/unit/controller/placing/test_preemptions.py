@@ -1,4 +1,4 @@
-"""Preemption by the placement loop: who begins, what is kept meanwhile, and what ends it."""
+"""Preemption by the placement loop: its start, its reservations, and its end."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_a_row_that_stays_after_its_pod_is_not_counted_on_for_ever(releasi
             await world.writes()
         await world.want("high", 0.3, priority=9, memory="7Gi")
         await world.later(60)
-        assert [item.plan.evict for item in world.begun] == [()], "it may be gone soon"
+        assert [item.plan.evict for item in world.begun] == [()], "it may end soon"
         await world.later(120)
         assert world.begun[-1].plan.evict == ("other",)
         await world.ends("other")
@@ -269,7 +269,7 @@ async def test_until_when_others_come_first_is_told_anew_once_it_is_no_longer_so
         await world.want("second", 0.5, memory="4Gi")
         await world.later(1)
         assert "2026-02-01T00:00:00Z" in world.why("second")
-        monkeypatch.setattr(world.loop._explanations, "_next_look", float("inf"))  # nobody is looked for
+        monkeypatch.setattr(world.loop._explanations, "_next_look", float("inf"))  # no search for tenants
         standing = replace(standing, refill_at="2026-02-01T00:10:00Z")
         world.loop.order_changed()
         await world.later(6)

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from sharepod.controller.placing.waiting import NEVER, RequestGroup, WaitingTenant
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("add", "remove", "refused", "explain", "anew", "oldest")), st.integers(0, 9)),
+    st.tuples(st.sampled_from(("add", "remove", "refused", "explain", "again", "oldest")), st.integers(0, 9)),
     min_size=20,
     max_size=60,
 )
 
 
 def first_to_explain(members: list[WaitingTenant], version: int) -> float | None:
-    """When the one that is to be explained next was last explained."""
+    """Time at which the next tenant to be explained was last explained."""
     return min((each.explained_at for each in members if each.explained_version != version), default=None)
 
 
@@ -42,7 +42,7 @@ def test_a_lot_knows_its_oldest_and_who_waits_longest_for_an_explanation(steps: 
         elif step == "explain" and (first := group.first_unexplained) is not None:
             first.explained_at, first.explained_version = now, version
             group.explained(first)
-        elif step == "anew" and waiting.group is group:
+        elif step == "again" and waiting.group is group:
             waiting.explained_at, waiting.explained_version = NEVER, None
             group.not_explained(waiting)
         elif step == "oldest" and (oldest := group.oldest) is not None:  # as it is tried and refused

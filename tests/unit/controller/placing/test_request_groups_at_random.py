@@ -1,4 +1,4 @@
-"""Those of one namespace who ask the same: each gets what it would get if nobody were lined up with others."""
+"""Equal requests of one namespace: each gets the same place as without request groups."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_each_gets_what_it_would_get_if_nobody_were_lined_up_with_others(
         refused(self, version)
 
     monkeypatch.setattr(RequestGroup, "refused", counted)
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is tried between two turns of others takes the machine's time
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one slice per pass, whatever the machine's speed
     together = await _history(seed)
     assert max(groups) > 2
     monkeypatch.setattr(WaitingTenant, "is_like_others", property(lambda _waiting: False))
@@ -124,7 +124,7 @@ async def test_each_gets_what_it_would_get_if_nobody_were_lined_up_with_others(
 async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pass(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is tried between two turns of others takes the machine's time
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one slice per pass, whatever the machine's speed
     indexed = await _history(seed, namespaces="mnn")
     line_up = WaitingLine.line_up
 

@@ -1,4 +1,4 @@
-"""Many who ask the same in one queue: they are answered as one, and still each gets what is its own."""
+"""Many equal requests in one queue: they are answered as one, and each gets its own place."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
         for number in range(_MANY):
             await world.want(f"crowd-{number}", 0.2 + number / 1000, memory="1Gi", namespace="crowd")
         await world.want("other", 0.9, memory="1Gi", namespace="other")
-        monkeypatch.setattr(world.loop._explanations, "tell", counted)
+        monkeypatch.setattr(world.loop._explanations, "store", counted)
         world.leading = True
         world.state.on_room_changed()
         await world.later(6)
@@ -309,10 +309,10 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
         assert len(set(answered)) == _MANY + 1
 
 
-async def test_reasons_that_were_told_are_told_anew_fifty_a_second_and_others_namespaces_first(
+async def test_changed_reasons_are_rewritten_fifty_a_second_and_other_namespaces_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is told in one pass takes the machine's time
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one pass takes the machine's time
     async with playing() as world:
         await world.runs("full", 0.6, memory="1Gi")
         for number in range(300):

@@ -10,7 +10,7 @@ from sharepod.controller.placing import slices
 
 
 class Others:
-    """Another task, which counts its turns; at `comes` of them somebody comes to be placed."""
+    """Another task, which counts its turns; at turn `comes` a request arrives."""
 
     def __init__(self) -> None:
         self.turns = 0

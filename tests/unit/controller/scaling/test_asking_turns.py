@@ -36,7 +36,9 @@ def test_no_namespace_and_not_all_together_ask_for_more_than_the_limits_say() ->
     turns = AskingTurns(LIMITS)
     asking(turns, 0, "a1", "a2", "a3", "b1", "b2")
     assert asking(turns, 30, "a1", "a2", "a3", "b1", "b2") == ["a1", "b1", "a2"]
-    assert asking(turns, 31, "b2", "a3", "a1", "a2", "b1") == ["a1", "a2", "b1"], "they go on, whoever comes first now"
+    assert asking(turns, 31, "b2", "a3", "a1", "a2", "b1") == ["a1", "a2", "b1"], (
+        "they continue, whatever the order is now"
+    )
     assert asking(turns, 32, "b2", "a3", "a2", "b1") == ["a2", "b1", "b2"]
 
 
@@ -46,13 +48,13 @@ def test_the_namespace_with_fewest_asking_comes_next_however_many_shares_others_
     many = [f"{name}{number}" for name in "ab" for number in range(40)]
     assert asking(turns, 0, *many) == ["a0", "b0", "a1", "b1"]
     late = [*many, "c1"]
-    assert "c1" not in asking(turns, 899, *late), "those that ask go on"
+    assert "c1" not in asking(turns, 899, *late), "asking tenants continue"
     assert asking(turns, 900, *late) == ["a2", "b2", "c1", "a3"]
     for number in range(1, 40):
-        assert asking(turns, 900 + 450 * number, *late), "there is always somebody who asks"
+        assert asking(turns, 900 + 450 * number, *late), "there is always a tenant that asks"
     turns = AskingTurns(AskingLimits(most=1, per_namespace=1, after_s=0, for_s=900))
     for now, expected in ((0, "a1"), (900, "a2"), (1800, "a3"), (2700, "a1")):
-        assert asking(turns, now, "a1", "a2", "a3") == [expected], "one that has not asked comes first"
+        assert asking(turns, now, "a1", "a2", "a3") == [expected], "a tenant that has not asked comes first"
 
 
 @pytest.mark.promise("operator-placeholder-limits")

@@ -113,7 +113,7 @@ def test_another_request_is_another_hash_and_the_same_one_is_not() -> None:
 def test_a_share_that_names_gpus_or_its_company_asks_for_none(gpu: GpuRequest) -> None:
     assert new_node_helps(request(), NO_ROOM)
     assert not new_node_helps(request(gpu), NO_ROOM)
-    assert not new_node_helps(replace(request(), siblings=(request(gpu),)), NO_ROOM), "nor one beside it"
+    assert not new_node_helps(replace(request(), siblings=(request(gpu),)), NO_ROOM), "nor its sibling"
 
 
 @pytest.mark.promise("operator-placeholder-helps")

@@ -1,4 +1,4 @@
-"""Placeholders over the API server double: made, marked, made anew, and removed, whatever the operator lived to see."""
+"""Placeholders over the API server double: created, marked and removed, across restarts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def there(world: World) -> list[Json]:
 
 
 async def without_room(world: World) -> None:
-    """The SharePod `one` waits, and is told that there is no room: its node's agent sees no GPU fit for it."""
+    """The SharePod `one` waits with reason NoRoom: its node's agent sees no GPU fit for it."""
     world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=[small()]), status=True)
     await world.gated(gpu={"memory": "8Gi"})
     world.place()
@@ -83,7 +83,7 @@ async def test_a_share_that_asks_for_something_else_has_another(world: World) ->
 async def test_those_on_later_pages_of_the_list_are_seen_too(world: World) -> None:
     await without_room(world)
     for name in ("a", "b", "z"):
-        labels = {"sharepod.dev/placeholder": f"gone-{name}"}
+        labels = {"sharepod.dev/placeholder": f"old-{name}"}
         pod = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": []}}
         world.server.storage.create(world.kind("pods"), "system", pod)
     world.client.page_size = 1

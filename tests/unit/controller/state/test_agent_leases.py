@@ -1,4 +1,4 @@
-"""Which agents are alive: by what was seen to change, not by what clocks say."""
+"""Liveness of agents: by observed changes of their Leases, not by their clocks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_moment_without_an_agent_is_told_of_if_somebody_has_seen_it() -> None:
         world.agents.put(world.lease(node, renewed=world.wall))
     assert world.agents.changed(["a", "b"]) == ["a", "b"]
     world.pass_time(21)
-    assert not world.agents.alive("a")  # a waiting tenant is told so, say
+    assert not world.agents.alive("a")  # reported to a waiting tenant, for example
     for node in ("a", "b"):
         world.agents.put(world.lease(node, renewed=world.wall))
     assert world.agents.changed(["a", "b"]) == ["a"]

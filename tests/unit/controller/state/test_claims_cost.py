@@ -1,4 +1,4 @@
-"""Work that claims and the Pods that use them cost: it grows with what has changed, whoever writes what."""
+"""Work per change of claims and of the Pods that use them: it grows with the change only, also for hostile objects."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def steps(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("entries", [MAX_CLAIMS, _MANY])
 def test_to_read_a_pod_costs_what_its_lists_have_and_not_their_product(entries: int) -> None:
     """One Pod of a megabyte, with 2,048 entries and 62 containers that list half of them, took two seconds each time
-    that it changed: whoever may create Pods could stop the operator."""
+    that it changed: a user who may create Pods could stop the operator."""
     few = steps(lambda: claim_pod_facts(pod("p", entries, containers=1, listed=2)))
     more = steps(lambda: claim_pod_facts(pod("p", entries, containers=60, listed=2)))
     assert more - few < 60 * 40, "each container is looked at once, however many claims the Pod has"
@@ -93,7 +93,7 @@ def test_a_claim_that_comes_is_told_to_those_that_it_may_be_placed_with_once_eac
 
 @pytest.mark.promise("operator-claim-hostile", "operator-one-object-one-owner")
 def test_claims_that_are_said_to_be_of_a_pod_cost_nothing_for_each_of_its_entries() -> None:
-    """Anybody may write owner references: each of a Pod's entries was compared with each claim that names it."""
+    """Any user may write owner references: each of a Pod's entries was compared with each claim that names it."""
 
     def cost(claims: int) -> int:
         seen = ClaimsSeen(lambda uid: None)

@@ -1,4 +1,4 @@
-"""Claims and the Pods that use them: who counts as a user, what was used since it was booked, and what is kept."""
+"""Claims and the Pods that use them: users of a claim, use since its reservation, and the cache."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_users_are_in_order_after_each_change(seen: ClaimsSeen) -> None:
     seen.put_pod(pod("a", priority=9))
     assert users(seen) == ["a", "b"]
     seen.put_pod(pod("a", priority=9, node="node-a"))
-    assert users(seen) == ["b", "a"], "those that wait come first"
+    assert users(seen) == ["b", "a"], "waiting Pods come first"
     seen.put_pod(pod("c", "c", "d"))
     assert users(seen) == ["b", "c", "a"]
     seen.drop_pod("b")
@@ -207,7 +207,7 @@ def test_another_request_by_annotation_is_told_and_sizes_the_claim_anew(seen: Cl
 def test_a_claim_that_is_not_the_one_of_its_owners_line_is_for_nothing(seen: ClaimsSeen) -> None:
     seen.put_pod(line_pod("p", "l"))
     seen.put_pod(pod("plain"))
-    for name, owner in (("second", "p"), ("of-a-pod-without-a-line", "plain"), ("of-nobody", None)):
+    for name, owner in (("second", "p"), ("of-a-pod-without-a-line", "plain"), ("without-owner", None)):
         seen.put_claim(line_claim(name, owner))
         assert "metadata.ownerReferences" in str(size(seen, name))
     assert "uses the claim l" in str(size(seen, "second"))
@@ -305,7 +305,7 @@ def test_another_claim_of_a_pod_with_a_line_has_its_own_size(seen: ClaimsSeen) -
 
 
 def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen: ClaimsSeen) -> None:
-    """Anybody may write owner references, of any uid, by which a claim is known until the Pod's status names it."""
+    """Any user may write owner references with any uid: they identify a claim until the Pod's status names it."""
     mine = pod("p")
     mine["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shares"}]
     seen.put_pod(mine)

@@ -1,4 +1,4 @@
-"""Facts of objects that cannot be read as they are: they say so, count as what is safest, and cost nobody else."""
+"""Facts of malformed objects: they carry the error, count as the safest case, and affect no other object."""
 
 from __future__ import annotations
 
@@ -381,4 +381,4 @@ def test_only_a_serving_agents_report_makes_a_gpu_lost() -> None:
     assert missing_gpus("True", gpus=[gpu]) == ("GPU-1",)
     assert missing_gpus("True") == ("GPU-0", "GPU-1")
     assert [missing_gpus(ready, gpus=[gpu]) for ready in ("False", "Unknown", None)] == [(), (), ()]
-    assert missing_gpus("True", gpus=[{**gpu, "memory": "much"}]) == (), "what cannot be read is not gone"
+    assert missing_gpus("True", gpus=[{**gpu, "memory": "much"}]) == (), "an unreadable GPU is not missing"

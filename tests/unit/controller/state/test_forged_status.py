@@ -1,4 +1,4 @@
-"""Pods whose owner writes their status: what that status says costs or gains their owner alone."""
+"""Pods whose owner writes their status: a forged status affects only its owner."""
 
 from __future__ import annotations
 

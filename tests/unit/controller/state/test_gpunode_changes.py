@@ -1,4 +1,4 @@
-"""Concern with a new report of an agent: usage that stands still concerns nobody, whatever else is news."""
+"""Reconciliations after a new report of an agent: unchanged usage causes none, whatever else has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEEN = {"id": TENANT, "connected": True, "heldMilli": 400, "memory": GIB, "enfor
 
 
 def reporting(*, written: bool = True) -> tuple[list[str], Callable[..., None]]:
-    """Return who was told, and a function that takes in the next report; usage of 400 is `written`, or none is."""
+    """Return the list of changed tenants, and a function that takes the next report. `written`: usage 400 is stored."""
     changed: list[str] = []
     state: ClusterState = new_state()
     state.put_node(node_object())

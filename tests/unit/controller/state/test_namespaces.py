@@ -1,4 +1,4 @@
-"""Namespaces as their watch brings them: those that are being deleted, and the labels of all."""
+"""Namespaces from their watch: terminating namespaces, and the labels of all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_namespace_whose_deletion_is_undone_by_a_restored_etcd_ends_no_longer(
     ending.on_changed = changed.append
     ending.put(namespace("a", "u-1", 5))
     ending.put(namespace("a", "u-1", 3, "Active"))
-    assert "a" in ending  # an older version says nothing
+    assert "a" in ending  # an older version has no effect
     ending.invalidate()
     ending.put(namespace("a", "u-1", 3, "Active"))
     assert ("a" in ending, changed) == (False, ["a", "a"])

@@ -1,4 +1,4 @@
-"""Work that news cost: what was worked out once is not worked out again, and no news looks at every node."""
+"""Work per watch event: results are not computed twice, and no event reads every node."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def test_the_share_is_shown_in_the_claims_status_by_the_same_write(world: 
     assert condition["message"].startswith("request 0.4")
     writes = len(world.server.made("patch", "resourceclaims"))
     await world.look_at_claim(times=3)
-    assert len(world.server.made("patch", "resourceclaims")) == writes, "what is shown already is not written again"
+    assert len(world.server.made("patch", "resourceclaims")) == writes, "an unchanged status is not written again"
 
 
 @pytest.mark.promise("operator-claim-waits-for-pod")
@@ -159,7 +159,7 @@ async def test_a_row_of_a_claim_that_no_list_has_shown_yet_stays(world: World) -
     seen = world.state.seen_claims
     seen.drop_claim(world.claim_uid())
     assert world.state.is_claim(world.claim_uid()), "its row names it"
-    world.server.unserved.add("resourceclaims")  # a GET says 404 as for a claim that is gone
+    world.server.unserved.add("resourceclaims")  # a GET returns 404 as for a deleted claim
     await world.claims.reconcile(world.claim_uid())
     ((_, row),) = world.state.cluster.reservations_of(TenantId(world.claim_uid()))
     assert not row.releasing

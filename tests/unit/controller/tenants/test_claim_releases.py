@@ -18,7 +18,7 @@ async def test_a_claim_that_was_used_ends_in_two_steps(world: World) -> None:
     uid = world.claim_uid()
     await world.until(lambda: world.rows()[uid]["state"] == "Releasing")
     await world.look_at_claim(times=2)
-    assert uid in world.rows(), "its agent has not said yet that nothing is left"
+    assert uid in world.rows(), "its agent has not confirmed the release"
     world.report({"id": uid, "drained": True})
     await world.look_at_claim()
     await until_gone(world)
@@ -134,7 +134,7 @@ async def test_an_allocation_is_taken_back_from_a_pod_that_kube_scheduler_refuse
 async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_back_for_a_while(world: World) -> None:
     world.node()
     world.claim()
-    world.pod_with("share", schedulerName="nobody")
+    world.pod_with("share", schedulerName="unknown")
     await placed(world)
     await world.look_at_claim(times=2)
     assert world.allocation() is not None
@@ -204,7 +204,7 @@ async def test_a_pod_that_waits_for_a_claim_of_another_driver_gives_its_share_ba
 async def test_a_pod_whose_scheduler_does_not_exist_goes_elsewhere_as_soon_as_its_node_is_deleted(world: World) -> None:
     world.node()
     world.claim()
-    world.pod_with("share", schedulerName="nobody")
+    world.pod_with("share", schedulerName="unknown")
     await placed(world)
     await world.look_at_claim(times=2)
     world.node("node-b")

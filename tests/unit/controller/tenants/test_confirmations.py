@@ -1,4 +1,4 @@
-"""Reads of the API server before a share is given away, against a server that knows more than the watches told."""
+"""Reads of the API server before a share is reassigned, against a server that is ahead of the watches."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ async def test_an_object_that_changes_its_mind_each_second_makes_few_events() ->
         events.warning("SharePod", sharepod(), "Flutters", "Watch", f"figure {second}")
         events.warning("SharePod", sharepod(), "Other", "Watch", "the same")
         await asyncio.sleep(0)
-    while events._waiting:  # noqa: ASYNC110 - what is written is the server's
+    while events._waiting:  # noqa: ASYNC110 - no event to await
         await asyncio.sleep(0)
     writing.cancel()
     assert 10 <= sum(note.startswith("figure") for note in recorder.notes) <= 20

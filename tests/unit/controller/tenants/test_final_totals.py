@@ -1,4 +1,4 @@
-"""Totals of a SharePod as its share goes: whatever happens meanwhile, they are written before its row is removed."""
+"""Final totals of a SharePod: whatever happens during the release, they are written before its row is removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_totals_are_final_though_somebody_changes_the_sharepod_at_that_mom
     await world.releasing()
     world.report({"id": world.tenant, "drained": True, **COUNT})
     await world.relist()
-    world.change("sharepods", "one", lambda item: item["metadata"].update(labels={"changed": "meanwhile"}))
+    world.change("sharepods", "one", lambda item: item["metadata"].update(labels={"changed": "during"}))
     await world.tenants.reconcile(world.tenant)
     assert world.tenant in world.rows(), "the agent forgets the count with the row"
     await world.look()

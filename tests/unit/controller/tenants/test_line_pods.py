@@ -89,7 +89,7 @@ async def test_a_share_ends_in_two_steps_however_its_pod_does(world: World, ends
     await world.look()
     await world.until(lambda: world.rows()[tenant]["state"] == "Releasing")
     await world.look()
-    assert tenant in world.rows(), "its agent has not said that nothing is left"
+    assert tenant in world.rows(), "its agent has not confirmed the release"
     world.report({"id": tenant, "drained": True})
     await world.look()
     await world.until(lambda: tenant not in world.rows())
@@ -101,7 +101,7 @@ async def test_one_deleted_behind_its_gate_gives_its_row_back(world: World) -> N
     tenant = line_pod(world)
     await world.look()
     await world.until(lambda: tenant in world.rows())
-    world.delete("pods")  # nothing runs yet, so it is gone at once
+    world.delete("pods")  # nothing runs yet, so it is deleted at once
     await world.look()
     await world.until(lambda: world.rows()[tenant]["state"] == "Releasing")
     world.report({"id": tenant, "drained": True})
@@ -190,7 +190,9 @@ async def test_one_whose_row_is_gone_is_ended_and_its_job_can_tell_why(
     await world.look()
     world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
     await world.look()
-    deleted = (world.read("pods") or {"metadata": {"deletionTimestamp": "gone"}})["metadata"].get("deletionTimestamp")
+    deleted = (world.read("pods") or {"metadata": {"deletionTimestamp": "deleted"}})["metadata"].get(
+        "deletionTimestamp"
+    )
     assert deleted
     assert [verb for verb in ("evict", "delete") if world.server.made(verb, "pods")] == calls
     await world.until(lambda: bool(world.notes("ReservationLost")))
@@ -264,7 +266,7 @@ async def test_a_gate_opens_once_the_node_advertises_what_a_lowered_share_carrie
 
 
 @pytest.mark.promise("operator-line-room-first")
-@pytest.mark.parametrize("what", ["a row given away", "a kubelet that registers anew"])
+@pytest.mark.parametrize("what", ["a row given away", "a kubelet that registers again"])
 async def test_a_gate_waits_where_more_is_needed_or_less_is_advertised_than_for_the_last_one(
     world: World, what: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Templates of resource lines: made where a Pod waits for one, made again when gone, put right when another."""
+"""Templates of resource lines: created where a Pod waits for one, also after deletion, and corrected."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_template_of_another_shape_is_replaced_also_where_the_claim_from
 @pytest.mark.parametrize(
     "refusal",
     [
-        NotFoundError("POST templates", 404, "Refused", "gone"),
+        NotFoundError("POST templates", 404, "Refused", "deleted"),
         ForbiddenError("POST templates", 403, "Refused", "namespace ends"),
     ],
 )
@@ -175,7 +175,7 @@ async def test_a_namespace_whose_claims_another_keeps_from_being_made_is_looked_
         await templates.reconcile("a")
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
     templates.want("a")
-    assert pauses.pop() == 1, "another Pod waits: the template may be gone"
+    assert pauses.pop() == 1, "another Pod waits: the template may be deleted"
     seen.put_claim(line_claim("l", "p"))
     seen.put_pod(line_pod("p", "l"))
     server.calls.clear()

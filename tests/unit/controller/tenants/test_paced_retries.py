@@ -48,7 +48,7 @@ def test_a_deleted_request_is_not_tried_and_leaves_nothing() -> None:
     retries.forget("a")
     retries.forget("never refused")
     assert retries.taken("n", "b", lambda _: True) == ["c"]
-    assert not vars(retries)["_refused"], "nobody waits"
+    assert not vars(retries)["_refused"], "no tenant waits"
 
 
 def test_nobody_is_tried_at_once_who_was_refused_before_all_was_forgotten() -> None:

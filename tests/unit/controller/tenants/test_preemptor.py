@@ -1,4 +1,4 @@
-"""Evictions for preemptions: asked first, one after the other, for one that waits still, and told without names."""
+"""Evictions for preemptions: confirmed first, one at a time, only while the preemptor waits, without names."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ async def test_evictions_that_wait_for_one_namespaces_webhook_delay_no_others() 
     running = asyncio.create_task(world.preemptor.queue.run())
     try:
         async with asyncio.timeout(5):
-            while len(world.asked) < 6:  # noqa: ASYNC110 - three quarters of those that carry out
+            while len(world.asked) < 6:  # noqa: ASYNC110 - three quarters of the evictions
                 await asyncio.sleep(0)
             world.begins(evict=("quick",))
-            while world.evicted != ["pod-quick"]:  # noqa: ASYNC110 - nobody tells
+            while world.evicted != ["pod-quick"]:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
     finally:
         running.cancel()

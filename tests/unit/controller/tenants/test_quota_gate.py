@@ -33,7 +33,7 @@ class Circle(Client):
 
     async def page(self, *_: Any, **__: Any) -> Json:
         self.pages += 1
-        assert self.pages < 10, "it is read for ever"
+        assert self.pages < 10, "endless pages"
         return {"continue": "second"}
 
 

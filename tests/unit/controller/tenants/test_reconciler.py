@@ -66,7 +66,7 @@ async def test_the_pod_of_a_large_sharepod_is_made_of_it_as_it_is_now_and_never_
     await world.relist()
     world.change("sharepods", "one", lambda item: item["spec"]["containers"][0].update(args=["y" * 20_000]))
     await world.tenants.reconcile(world.tenant)
-    assert world.read("pods") is None, "what was read is not what is asked by now"
+    assert world.read("pods") is None, "the spec has changed since the read"
     await world.look()
     made = world.read("pods")
     assert made is not None

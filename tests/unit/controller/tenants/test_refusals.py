@@ -63,7 +63,7 @@ async def test_a_former_pod_of_the_name_is_waited_for(world: World) -> None:
     await world.gated()
     assert world.condition("PodReady")["reason"] == "PodTerminating"
     assert world.memo.blocked is not None
-    assert world.memo.blocked.until == world.now + 1.0, "it will be gone soon"
+    assert world.memo.blocked.until == world.now + 1.0, "it will be deleted soon"
     world.pod_gone()
     world.now += 1
     await world.look()
@@ -92,7 +92,7 @@ async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: Wor
     assert world.condition("PodReady")["reason"] == "PodForbidden"
     assert refusal.message in world.condition("PodReady")["message"]
     await world.until(lambda: bool(world.notes("PodForbidden")))
-    assert world.rows() == {}, "no share is held meanwhile"
+    assert world.rows() == {}, "no share is held while it is blocked"
     world.now += 2
     await world.look()
     assert world.read("pods") is not None

@@ -134,7 +134,7 @@ async def test_a_pod_that_loses_its_claim_before_binding_is_withdrawn(world: Wor
         await asyncio.sleep(0.01)
     assert (world.read("pods") or {}).get("metadata", {}).get("uid") != uid
     assert any(former["name"] in note for note in world.notes("PodTakenBack"))
-    assert denied == [], "whoever may delete claims of a namespace says nothing about the cluster's"
+    assert denied == [], "a right on a namespace's claims proves no right in the cluster"
     world.now += world.settings.bind_timeout
     world.renew()
     await world.look()
@@ -216,7 +216,7 @@ async def test_a_claim_that_is_denied_costs_its_sharepod_alone_and_is_tried_agai
     assert "exceeded quota" in world.condition("PodReady")["message"]
     await world.until(lambda: world.tenant not in world.rows())
     assert gates(world) == ["sharepod.dev/share"]
-    assert bool(denied) is (verb == "patch"), "a claim that cannot be made says nothing about allocations"
+    assert bool(denied) is (verb == "patch"), "a refused creation proves nothing about allocations"
     fault.times = 0
     world.now += 60
     world.renew()

@@ -171,7 +171,7 @@ async def test_a_status_is_composed_again_only_when_an_input_has_changed(world: 
 async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SharePod is edited, and the watch tells so, before the answer of the write is taken in."""
+    """The SharePod is edited, and the watch reports it, before the write's answer is handled."""
     apply = world.client.apply_status
 
     async def edited_meanwhile(*args: Any) -> Json:
@@ -189,7 +189,7 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
 
 
 async def test_a_status_that_cannot_be_applied_is_merged(world: World) -> None:
-    """Server-side apply makes null of a list whose last entry goes and which somebody else owns too."""
+    """Server-side apply sets a list to null whose last entry is removed and that has another owner too."""
     world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "status.gpus: Invalid value: null"))
     world.now += 1
     await waits_for(world, "one")

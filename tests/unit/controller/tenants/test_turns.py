@@ -23,7 +23,7 @@ def pods(world: World, namespace: str) -> list[Json]:
 async def begun(world: World, hangs: Callable[[Call], bool], count: int) -> None:
     """Wait until so many calls that hang have arrived."""
     async with asyncio.timeout(PATIENCE_S):
-        while sum(map(hangs, world.server.calls)) < count:  # noqa: ASYNC110 - nothing is written meanwhile
+        while sum(map(hangs, world.server.calls)) < count:  # noqa: ASYNC110 - no write to wait for
             await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""Creations of Pods without an answer: told, and given more time, but never too many at once."""
+"""Creations of Pods without an answer: reported, and given more time, but never too many at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def hangs(call: Call) -> bool:
 
 
 async def asks(world: World) -> None:
-    """Ask for something else, again and again, as whoever renews a Lease does."""
+    """Send another request again and again, like the renewal of a Lease."""
     while True:
         await world.client.get(NODES, "node-a")
         await asyncio.sleep(0.05)

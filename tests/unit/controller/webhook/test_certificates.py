@@ -1,4 +1,4 @@
-"""Renewal of the webhook's certificates: what API servers trust, what is served, and in which order."""
+"""Renewal of the webhook's certificates: trusted and served certificates, and the order of the steps."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class World:
         )
 
     async def settle(self, *keepers: CertificateKeeper) -> None:
-        """Let keepers look as often as a renewal takes; at each moment what is served is trusted (W1)."""
+        """Let keepers check as often as a renewal takes; the served certificate is trusted at each moment (W1)."""
         for _ in range(8):
             for keeper in keepers:
                 await keeper.look()
@@ -219,7 +219,7 @@ async def test_an_operator_that_serves_no_certificate_which_others_do_is_not_rea
     world = World()
     keeper = world.keeper(leads=False)
     await keeper.look()
-    assert keeper.unready() is None, "nobody has one: it is made by one that leads"
+    assert keeper.unready() is None, "there is none: the leader makes it"
     await world.settle(world.keeper())
     keeper = world.keeper(leads=False)
     assert keeper.unready() is not None
@@ -277,7 +277,7 @@ async def test_a_missing_secret_is_reported_and_the_former_certificate_served() 
         world.server.secret = None
         world.seconds += 600
         await world.keeper(leads=False).look()
-    assert [line["serves_on"] for line in lines] == [False], "one that starts has none to serve"
+    assert [line["serves_on"] for line in lines] == [False], "a starting process has none to serve"
 
 
 def test_the_host_is_the_services_or_the_urls() -> None:

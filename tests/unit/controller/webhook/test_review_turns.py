@@ -15,7 +15,7 @@ async def answer(turns: ReviewTurns, address: str, order: list[str], answered: l
     await turns.begin(address)
     order.append(address)
     await asyncio.sleep(0)
-    assert order[-1] == address, "another review was answered meanwhile"
+    assert order[-1] == address, "another review was answered in between"
     answered.append(address)
     turns.end()
 

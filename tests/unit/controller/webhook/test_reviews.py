@@ -1,4 +1,4 @@
-"""Reviews as Kopf is shown them: a patch of what is left is one of the whole Pod, whatever that says."""
+"""Reviews as Kopf gets them: a patch of the reduced Pod is a valid patch of the whole Pod."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def review(**fields: Any) -> dict[str, Any]:
-    """A review of a new Pod that says nothing."""
+    """A review of a new, empty Pod."""
     pods = {"group": "", "version": "v1", "resource": "pods"}
     return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": {}, **fields}}
 
@@ -38,7 +38,7 @@ REVIEW = json.dumps(review()).encode()
 
 
 class Asking:
-    """API server that trusts what the caBundle says, and asks."""
+    """API server that trusts the caBundle, and sends reviews."""
 
     def __init__(self, session: aiohttp.ClientSession, port: int, trust: ssl.SSLContext) -> None:
         self._session = session

@@ -144,7 +144,7 @@ def test_worth_of_a_gpu_by_the_labels_of_its_tenants() -> None:
     assert shares.worth((None,), (), full=False) == 0.5
     assert shares.worth((x,), (), full=False) == 0.25
     assert shares.worth((("other", "x"),), (), full=False) == 0.0
-    assert shares.worth((x, None), (), full=False) == 0.0, "nobody may join a GPU that a ledger mixes"
+    assert shares.worth((x, None), (), full=False) == 0.0, "no tenant may join a GPU that a ledger mixes"
     assert shares.worth((None,), (x, y), full=False) == 0.25
     assert shares.worth((None,), (), full=True) == 0.5 * 0.875
 

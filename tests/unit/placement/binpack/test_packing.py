@@ -48,7 +48,7 @@ def test_two_gpus_of_a_node_are_left_to_requests_of_two(milli: int) -> None:
     assert place_of(cluster, single) == "GPU-node-b-0"
 
 
-@pytest.mark.parametrize("leave", [False, True], ids=["nobody leaves", "tenants leave"])
+@pytest.mark.parametrize("leave", [False, True], ids=["no tenant leaves", "tenants leave"])
 def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_four(leave: bool) -> None:
     """Neither node has room for four now. One tenant less, and node-a has."""
     cluster = cluster_of(node("node-a", 4), node("node-b", 4))
@@ -63,7 +63,7 @@ def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_f
     assert place_of(cluster, single) == ("GPU-node-b-2" if leave else "GPU-node-a-1")
 
 
-@pytest.mark.parametrize("leave", [False, True], ids=["nobody leaves", "tenants leave"])
+@pytest.mark.parametrize("leave", [False, True], ids=["no tenant leaves", "tenants leave"])
 def test_the_largest_node_is_left_to_a_job_that_fills_it_though_none_has_come_yet(leave: bool) -> None:
     """For all arrivals so far the nodes differ only in CPU."""
     cluster = cluster_of(node("node-a", 4, cpu=128_000), node("node-b", 4, cpu=96_000), node("node-c", 4, cpu=96_000))

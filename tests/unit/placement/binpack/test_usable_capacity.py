@@ -86,5 +86,5 @@ def test_holes_beside_little_cpu_are_worth_what_the_cpu_serves() -> None:
     holes = np.full(4, 8000.0)
     served = Definition(usable).served(holes, np.array([200_000.0, 12_000.0, 0.0, -1_000.0]))
     assert served[0] == 8000.0
-    assert 4000.0 < served[1] < 8000.0, "enough for those that ask for little, for the others not"
+    assert 4000.0 < served[1] < 8000.0, "enough for small requests, too little for large ones"
     assert served[2] == served[3] == pytest.approx(0.0, abs=0.01)

@@ -282,7 +282,7 @@ def test_owner_and_needs_are_remembered_where_the_ledger_does_not_have_them() ->
     assert account.taken().free.cpu_milli == 0
     cluster.set_releasing("node-a", T)
     assert account.replicas_of("rs") == 0
-    assert account.taken().free.cpu_milli == 64_000, "its pod is gone"
+    assert account.taken().free.cpu_milli == 64_000, "its pod is deleted"
 
 
 def test_a_row_of_the_ledger_and_a_reservation_say_the_same() -> None:

@@ -72,7 +72,7 @@ def test_replicas_are_spread_before_gpus_are_near() -> None:
     replica = ask("r2", 100, count=2, owner="rs", placement=PlacementPolicy.SPREAD)
     assert indexes(put(cluster, replica).gpus) == [1, 3], "0 has a replica already"
     whole = ask("r3", 100, count=3, owner="rs", placement=PlacementPolicy.SPREAD)
-    assert 2 in indexes(put(cluster, whole).gpus), "the one that has no replica is among them"
+    assert 2 in indexes(put(cluster, whole).gpus), "the GPU without a replica is among them"
 
 
 def test_where_all_connections_are_alike_nothing_is_preferred() -> None:

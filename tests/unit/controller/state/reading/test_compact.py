@@ -1,4 +1,4 @@
-"""Compact forms: equal to what was given, and smaller."""
+"""Compact forms: equal to their input, and smaller."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_packed_value_is_unpacked_unchanged(value: dict[str, object]) -> None:
 
 def test_a_text_that_no_object_has_any_longer_is_not_kept() -> None:
     kept = once_in_all("".join(["5f1e", "4a77", "9c04"]))
-    assert sys.getrefcount(kept) < 10, "in Python 3.12 a text that is interned counts as used for ever"
+    assert sys.getrefcount(kept) < 10, "in Python 3.12 an interned text is immortal"
 
 
 def test_where_python_frees_no_text_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

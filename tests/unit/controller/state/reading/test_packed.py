@@ -1,4 +1,4 @@
-"""Packed JSON of what is kept of many objects: equal to what was given, and no larger than its text."""
+"""Packed JSON of cached objects: equal to its input, and no larger than its text."""
 
 from __future__ import annotations
 
