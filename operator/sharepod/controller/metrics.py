@@ -80,7 +80,7 @@ UNREADABLE = Counter(
 )
 REPLACED = Counter(
     "sharepod_operator_replaced",
-    "Times that all objects of a kind were replaced because the API server's versions had gone back.",
+    "Times that all objects of a kind were replaced because the API server's versions went back.",
     ["kind"],
     registry=REGISTRY,
 )

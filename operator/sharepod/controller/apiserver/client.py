@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 _TRIES = 4
 """Tries of a call that the API server asks to retry; then the call fails."""
-_OTHER_HISTORY = "the API server's versions have gone back since it was asked"
+_OTHER_HISTORY = "the API server's versions went back since it was asked"
 _TOO_MANY = 429
 """HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 LONGEST_WAIT_S = 30.0

@@ -3,7 +3,7 @@
 Guarantees:
 - After a list the store holds each object that existed when the list began and still exists, and no deleted object.
 - A list follows a watch that ends with 410 or an ERROR event, or falls silent. A watch whose connection breaks resumes.
-- Before a watch resumes, a list of one object shows whether the API server's versions have gone back (etcd restored
+- Before a watch resumes, a list of one object shows whether the API server's versions went back (etcd restored
   from a backup). If so, everything is listed again and the store replaced.
 - An unreadable object affects only itself: it is skipped and counted, and its owner notified if known. After an event
   that does not name its object, everything is listed once the watch ends: the affected object is unknown.
@@ -88,7 +88,7 @@ class Mirror(Protocol):
         """Return the version of each known object by uid."""
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale: the API server's versions have gone back."""
+        """Mark all cached versions stale: the API server's versions went back."""
 
 
 class Reflector:
@@ -104,7 +104,7 @@ class Reflector:
         fields: Field selector.
         needed: Placement depends on it.
         on_listing: Called before everything is listed: changes since the last watch event were not seen.
-        on_replaced: Called before the store is replaced because the API server's versions have gone back.
+        on_replaced: Called before the store is replaced because the API server's versions went back.
         clock: Monotonic seconds.
     """
 
@@ -156,7 +156,7 @@ class Reflector:
         self._missed = False
         """An event did not name its object."""
         self._histories = 0
-        """How often the versions were found to have gone back, by this kind or another."""
+        """How often the versions were found to go back, by this kind or another."""
         self.listed = False
         """True once everything was listed, and while the store is worth believing."""
 
@@ -215,7 +215,7 @@ class Reflector:
         return _BACKOFF.spread_s(self._failures, random.random())  # noqa: S311 - spreads load, nothing secret
 
     def replace_all(self) -> None:
-        """List again and replace the store: another kind has shown that the versions have gone back."""
+        """List again and replace the store: another kind has shown that the versions went back."""
         listed = self.listed
         self._histories += 1
         self._since, self._seen, self.listed = None, 0, False
@@ -232,7 +232,7 @@ class Reflector:
     async def list_all(self) -> None:
         """List everything, and remove deleted objects. Raise `ApiError`.
 
-        A list begun before another kind has shown that the versions have gone back may be of the former history: it is
+        A list begun before another kind has shown that the versions went back may be of the former history: it is
         repeated.
         """
         if self._seen and not await self._continues():
@@ -342,7 +342,7 @@ class Reflector:
         return _number(page.get("resourceVersion")) >= self._seen
 
     def _invalidate(self) -> None:
-        log.error("the API server's versions have gone back: replacing the cache", kind=self.kind, seen=self._seen)
+        log.error("the API server's versions went back: replacing the cache", kind=self.kind, seen=self._seen)
         metrics.REPLACED.labels(self.kind).inc()
         self._since, self._seen, self.listed = None, 0, False
         self._on_replaced()

@@ -3,7 +3,7 @@
 Guarantees:
 - Each kind is listed and watched once in this process, whether it leads or stands by.
 - Freshness is reported by kind: `unready`, `stale`, `blind`.
-- Versions that have gone back for one kind have gone back for all: each kind is listed again, and replaced.
+- Versions that went back for one kind went back for all: each kind is listed again, and replaced.
 - For the metric apply_to_pod_seconds, a SharePod is timed from its arrival on the watch until its Pod has a share.
 """
 
@@ -52,7 +52,7 @@ class Watches:
         client: The API server.
         namespace: Namespace of the Leases.
         on_lease: Called with each Lease of that namespace.
-        on_replaced: Called before a kind is replaced because the API server's versions have gone back.
+        on_replaced: Called before a kind is replaced because the API server's versions went back.
         clock: Monotonic seconds.
     """
 
@@ -81,7 +81,7 @@ class Watches:
             on_lease(raw)
 
         def replaced() -> None:
-            # Later writes can hide from a kind with few events that the versions had gone back.
+            # Later writes can hide from a kind with few events that the versions went back.
             self._believed_until = -math.inf
             client.forget()
             for kind in self.all:

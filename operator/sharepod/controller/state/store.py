@@ -127,7 +127,7 @@ class Store(Generic[F]):
         return item
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale and forget deletions: the API server's versions have gone back.
+        """Mark all cached versions stale and forget deletions: the API server's versions went back.
 
         The facts stay as they are: copying those of 10,000 Pods would take 0.25 s or more.
         """
