@@ -23,7 +23,7 @@ from sharepod.api.units import WHOLE_GPU, Milli, TenantId
 from sharepod.budgets.budget import BudgetRules, BudgetState, ConsumedTotal, charged, standing_of
 from sharepod.budgets.budget_account import MICRO, Terms
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
-from sharepod.controller.placing.head_of_line import HeadOfLine
+from sharepod.controller.placing.head_of_queue import HeadOfQueue
 from sharepod.controller.placing.making_room.preemptions import whose_turn
 from sharepod.controller.placing.stays import Stays
 from sharepod.controller.placing.waiting import WaitingTenant, WorkedOut, asks
@@ -132,7 +132,7 @@ class MonthOfTeams:
         self._runner = asyncio.Runner()
         self._stays = Stays(lambda: self._now, lambda _tenant: 0.0)
         self._cluster.on_released(self._stays.ended)
-        self._head = HeadOfLine(
+        self._head = HeadOfQueue(
             self._cluster,
             self._memos,
             request_of=lambda waiting: self._request(*self._wanted[TenantId(waiting.tenant)]),

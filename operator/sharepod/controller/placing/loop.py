@@ -39,7 +39,7 @@ from sharepod.placement.state.types import (
 from . import slices
 from .alarm import Alarm
 from .explanations import Explanations
-from .head_of_line import HeadOfLine
+from .head_of_queue import HeadOfQueue
 from .making_room.movers_seen import MoversSeen
 from .making_room.moving import NO_MOVES, MoveLimits, Moving
 from .making_room.preemptions import Preemptions
@@ -49,7 +49,7 @@ from .resizes import Resizes
 from .stays import Stays
 from .unexplained import Unexplained
 from .waiting import Asked, WaitingTenant, asked_of
-from .waiting_line import WaitingLine
+from .waiting_queue import WaitingQueue
 
 _PASSES = 4
 """Passes that may restart because capacity appeared, before one pass reaches the end of the queue."""
@@ -112,8 +112,8 @@ class PlacementLoop:
         self._resizes = Resizes(
             state, memos, on_decided=on_decided, on_answered=on_answered, on_room=self.room_changed, clock=clock
         )
-        self._line = WaitingLine(self.requests, self.leave, clock)
-        self._unexplained = Unexplained(lambda: self._line.groups)
+        self._queue = WaitingQueue(self.requests, self.leave, clock)
+        self._unexplained = Unexplained(lambda: self._queue.groups)
         self._alarm = Alarm(clock)
         self._cycles = 0
         self.rests = slices.RESTS
@@ -122,10 +122,10 @@ class PlacementLoop:
         self.victims_seen = VictimsSeen(state, clock, wall, standing)
         self._stays = Stays(clock, self.victims_seen.ran_for)
         state.cluster.on_released(self._stays.ended)
-        self._head = HeadOfLine(
+        self._head = HeadOfQueue(
             state.cluster,
             memos,
-            request_of=self._line.request_of,
+            request_of=self._queue.request_of,
             clock=clock,
             after=head_reservation_after,
             lasts=head_reservation_for,
@@ -140,7 +140,7 @@ class PlacementLoop:
         self._explanations = Explanations(
             self.engine,
             memos,
-            request_of=self._line.request_of,
+            request_of=self._queue.request_of,
             own_movable=movers.own,
             standing=standing,
             may_act=may_act,
@@ -148,7 +148,7 @@ class PlacementLoop:
             clock=clock,
             later=self._alarm.ring_at,
             kick=self._alarm.rung,
-            arrived=self._line.arrived,
+            arrived=self._queue.arrived,
             rests=lambda: self.rests,
         )
         self.preemptions = Preemptions(
@@ -163,7 +163,7 @@ class PlacementLoop:
                 clock=clock,
                 later=self._alarm.ring_at,
             ),
-            request_of=self._line.request_of,
+            request_of=self._queue.request_of,
             per_minute=preemptions_per_minute,
             clock=clock,
             on_lowered=on_decided,
@@ -173,7 +173,7 @@ class PlacementLoop:
 
     def want_place(self, tenant: str) -> None:
         """Queue a SharePod for a place. A waiting SharePod whose request has changed is retried."""
-        if self._line.join(tenant):
+        if self._queue.join(tenant):
             self._alarm.ring()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
@@ -183,7 +183,7 @@ class PlacementLoop:
 
     def leave(self, tenant: str) -> None:
         """Take a SharePod out of the queue, and give up its head-of-queue reservation."""
-        self._line.leave(tenant)
+        self._queue.leave(tenant)
         self._resizes.leave(tenant)
         self.preemptions.end(tenant, "left")
         reservation = self._state.cluster.head_reservation
@@ -193,19 +193,19 @@ class PlacementLoop:
 
     def room_changed(self) -> None:
         """Wake the loop if any SharePod waits: capacity may have appeared."""
-        if self._line.places or self._resizes:
+        if self._queue.places or self._resizes:
             self._alarm.ring()
 
     def order_changed(self) -> None:
         """Retry every waiting SharePod: standings have changed, and with them the order of the queue."""
-        for waiting in self._line.places.values():
+        for waiting in self._queue.places.values():
             waiting.refused_at_version = waiting.key = None
         self.room_changed()
 
     def node_left(self) -> None:
         """Compute the reasons of refusals again: they count a deleted node, or the only one."""
         self._explanations.forget()
-        refused = [waiting for waiting in self._line.places.values() if waiting.refused_at_version is not None]
+        refused = [waiting for waiting in self._queue.places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
             if number < _EXPLAINED_AT_ONCE:
                 waiting.explained_at = float("-inf")
@@ -215,7 +215,7 @@ class PlacementLoop:
 
     def retry(self, tenant: str) -> None:
         """Retry a SharePod whatever has changed since its refusal."""
-        waiting = self._line.places.get(tenant)
+        waiting = self._queue.places.get(tenant)
         if waiting is not None:
             waiting.refused_at_version = None
             self._alarm.ring()
@@ -229,15 +229,15 @@ class PlacementLoop:
 
     def waiting(self) -> tuple[str, ...]:
         """Return the tenants that wait for a place."""
-        return tuple(self._line.places)
+        return tuple(self._queue.places)
 
     def longest_wait_s(self) -> float:
         """Return for how long the first of the queue has waited, in seconds; 0 if none waits."""
-        return self._line.longest_wait_s()
+        return self._queue.longest_wait_s()
 
     def clear(self) -> None:
         """Empty the queue."""
-        self._line.clear()
+        self._queue.clear()
         self._resizes.clear()
         self._state.cluster.reserve_for_head(None)
         self.preemptions.clear()
@@ -251,7 +251,7 @@ class PlacementLoop:
             for attempt in range(_PASSES):
                 if not self._may_act() or await self._pass(whole=attempt == _PASSES - 1):
                     break
-            metrics.WAITING.set(len(self._line.places))
+            metrics.WAITING.set(len(self._queue.places))
 
     async def _pass(self, *, whole: bool) -> bool:
         """Go through the queue once.
@@ -265,11 +265,11 @@ class PlacementLoop:
         began, version = time.monotonic(), cluster.room_version
         cycle = slices.Cycle(self._cycles, began, {})
         # 1. Resize: change shares in place. Shares of request 0 come after the waiting requests.
-        await self._resizes.decide(of_request_0=False, arrivals=lambda: self._line.arrivals)
+        await self._resizes.decide(of_request_0=False, arrivals=lambda: self._queue.arrivals)
         cycle.end_of("resize")
         # 2. Sort the requests to try. Order: highest priority; namespaces with the least use of their entitlement;
         # turns of namespaces, each with its oldest first.
-        turns = await self._line.line_up(cluster)
+        turns = await self._queue.start_pass(cluster)
         queued = len(turns)
         cycle.end_of("sort")
         # 3. Place: one decision for each request that new capacity could serve.
@@ -278,48 +278,48 @@ class PlacementLoop:
         while (tried := turns.take()) is not None:
             if slices.is_over(began):
                 if tried.refused_at_version is None or turns.has_untried:
-                    await slices.let_others_go_on(self._line.arrived)
+                    await slices.let_others_go_on(self._queue.arrived)
                 else:
-                    await slices.rest(began, self._line.arrived, self.rests, arrived=self._line.arrived)
+                    await slices.rest(began, self._queue.arrived, self.rests, arrived=self._queue.arrived)
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False
-                self._line.line_up_those_that_came(turns)
+                self._queue.queue_arrivals(turns)
             if self.engine.packing.due and not self.engine.packing.ready:
                 await self._renewal.go_on()
             if not self._may_act():
-                self._line.passed_over(tried)
+                self._queue.passed_over(tried)
                 return True
             request = self._asked_now(tried)
             if request is not None and not self._is_placed(tried, request, refused):
-                self._line.refused(tried, cluster, turns)
+                self._queue.refused(tried, cluster, turns)
                 self._unexplained.add(tried)
             else:
-                self._line.passed_over(tried)
-        await slices.turns_of_others(began, self._line.arrived)
-        await self._resizes.decide(of_request_0=True, arrivals=lambda: self._line.arrivals)
+                self._queue.passed_over(tried)
+        await slices.turns_of_others(began, self._queue.arrived)
+        await self._resizes.decide(of_request_0=True, arrivals=lambda: self._queue.arrivals)
         cycle.end_of("place")
         # 4. Renew the shadow prices, if demand has moved.
         await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the queue, if it has waited long enough; preempt tenants for it.
-        await self._head.look(self._line.places, self._line.arrived)
-        await slices.let_others_go_on(self._line.arrived)  # decisions are written before refusals are explained
+        await self._head.look(self._queue.places, self._queue.arrived)
+        await slices.let_others_go_on(self._queue.arrived)  # decisions are written before refusals are explained
         cycle.end_of("head")
-        await self.preemptions.look(self._line)
+        await self.preemptions.look(self._queue)
         cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
-        await self._explanations.work_out(self._unexplained, self._line.places)
+        await self._explanations.work_out(self._unexplained, self._queue.places)
         cycle.end_of("explain")
         # 7. Schedule the requests that are retried at a set time.
-        if (again := self._line.retry_at()) < float("inf"):
+        if (again := self._queue.retry_at()) < float("inf"):
             self._alarm.ring_at(again)
         log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
         return True
 
     def _asked_now(self, waiting: WaitingTenant) -> PlacementRequest | None:
         """Return its request as it is now; None if it is not to be tried yet, or waits no longer."""
-        if not self._line.has(waiting) or (request := self._line.request_of(waiting)) is None:
+        if not self._queue.has(waiting) or (request := self._queue.request_of(waiting)) is None:
             return None
         waiting.key = waiting.worked_out.key if waiting.worked_out is not None else None
         until = self._memos.of(waiting.tenant).not_before
@@ -405,7 +405,7 @@ class PlacementLoop:
         memo.refusal = None
         for other in request.siblings:
             self._memos.of(other.tenant).refusal = None
-        self._line.leave(waiting.tenant)
+        self._queue.leave(waiting.tenant)
         preempted = self.preemptions.placed(request, answer)
         if is_head:
             cluster.reserve_for_head(None)

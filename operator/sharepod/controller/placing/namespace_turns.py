@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from sharepod.placement.engine import QueueKey
 
-from .queue_index import Entry, NamespaceLine, Rank
+from .queue_index import Entry, NamespaceQueue, Rank
 from .waiting import RequestGroup, WaitingTenant
 
 Keyed = tuple[QueueKey, WaitingTenant]
@@ -36,7 +36,7 @@ class NamespaceTurns:
 
     def __init__(
         self,
-        indexed: Mapping[tuple[Rank, str], NamespaceLine] | None = None,
+        indexed: Mapping[tuple[Rank, str], NamespaceQueue] | None = None,
         untried: set[str] | None = None,
     ) -> None:
         self._numbers = itertools.count()

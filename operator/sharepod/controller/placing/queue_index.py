@@ -31,7 +31,7 @@ Entry: TypeAlias = tuple[QueueKey, int, WaitingTenant, RequestGroup | None]
 """(queue key, sequence number, request, request group of which it is the oldest or None)."""
 
 
-class NamespaceLine:
+class NamespaceQueue:
     """Separate requests and request groups of one namespace and rank, in queue order.
 
     Entries before `_next` have had their turn at `_version` of capacity.
@@ -113,7 +113,7 @@ class QueueIndex:
         self._has = has
         self._arrived = arrived
         self._know_key = know_key
-        self.lines: dict[tuple[Rank, str], NamespaceLine] = {}
+        self.lines: dict[tuple[Rank, str], NamespaceQueue] = {}
         self.untried: set[str] = set()
         """Requests that were never refused, or are to be tried whatever has changed."""
         self._changed: dict[str, WaitingTenant] = {}
@@ -276,7 +276,7 @@ class QueueIndex:
         if waiting.refused_at_version is None:
             self.untried.add(waiting.tenant)
         refused = waiting.refused_at_version == version and now < waiting.retry_at
-        if self._line(key, version).add(entry, refused=refused):
+        if self._queue_of(key, version).add(entry, refused=refused):
             late.append(entry)
 
     def _insert_group(
@@ -304,13 +304,13 @@ class QueueIndex:
         self._indexed_groups[group] = _Indexed(_where(oldest.key), entry, None)
         if group.refused_at_version is None:
             self.untried.add(oldest.tenant)
-        if self._line(oldest.key, version).add(entry, refused=group.refused_at_version == version):
+        if self._queue_of(oldest.key, version).add(entry, refused=group.refused_at_version == version):
             late.append(entry)
 
-    def _line(self, key: QueueKey, version: int) -> NamespaceLine:
+    def _queue_of(self, key: QueueKey, version: int) -> NamespaceQueue:
         line = self.lines.get(_where(key))
         if line is None:
-            line = self.lines[_where(key)] = NamespaceLine()
+            line = self.lines[_where(key)] = NamespaceQueue()
             line.begin(version)
         return line
 

@@ -8,7 +8,7 @@ import pytest
 from sharepod.controller.placing import slices
 from sharepod.controller.placing.namespace_turns import NamespaceTurns
 from sharepod.controller.placing.waiting import RequestGroup, WaitingTenant
-from sharepod.controller.placing.waiting_line import WaitingLine
+from sharepod.controller.placing.waiting_queue import WaitingQueue
 from sharepod.placement.state.cluster import Cluster
 from unit.controller.loop_world import World, deciding
 from unit.controller.objects import sharepod_object
@@ -98,7 +98,7 @@ async def _history(seed: int, namespaces: str = "n") -> list[object]:
 
 @pytest.mark.promise("security-flood", "placement-no-lost-wake-up")
 @pytest.mark.parametrize("seed", range(20))
-async def test_each_gets_what_it_would_get_if_nobody_were_lined_up_with_others(
+async def test_each_request_gets_the_same_place_as_without_request_groups(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[int] = []
@@ -126,12 +126,12 @@ async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pa
 ) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one slice per pass, whatever the machine's speed
     indexed = await _history(seed, namespaces="mnn")
-    line_up = WaitingLine.line_up
+    start_pass = WaitingQueue.start_pass
 
-    async def from_scratch(self: WaitingLine, cluster: Cluster) -> NamespaceTurns:
+    async def from_scratch(self: WaitingQueue, cluster: Cluster) -> NamespaceTurns:
         for waiting in self.places.values():
             waiting.on_changed(waiting)
-        return await line_up(self, cluster)
+        return await start_pass(self, cluster)
 
-    monkeypatch.setattr(WaitingLine, "line_up", from_scratch)
+    monkeypatch.setattr(WaitingQueue, "start_pass", from_scratch)
     assert indexed == await _history(seed, namespaces="mnn")

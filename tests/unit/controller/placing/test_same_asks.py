@@ -75,7 +75,7 @@ async def test_one_whose_pod_asks_for_more_by_now_is_worked_out_again() -> None:
     async with playing() as world:
         await world.runs("full", 1.0, memory="1Gi")
         await world.want("waits", 0.9, memory="1Gi")
-        waiting = world.loop._line.places["waits"]
+        waiting = world.loop._queue.places["waits"]
         before = world.loop.requests.worked_out(waiting)
         assert before is not None
         assert world.loop.requests.worked_out(waiting) is before

@@ -27,7 +27,7 @@ from sharepod.api.units import Milli, TenantId
 from sharepod.controller import metrics
 from sharepod.controller.placing import slices
 from sharepod.controller.placing.waiting import WaitingTenant
-from sharepod.controller.placing.waiting_line import WaitingLine
+from sharepod.controller.placing.waiting_queue import WaitingQueue
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.engine import queue_key
 from sharepod.placement.preemption.planner import plans, still_holds
@@ -165,9 +165,9 @@ class Preemptions:
         self._slow.clear()
         self.moving.clear()
 
-    async def look(self, line: WaitingLine) -> None:
+    async def look(self, queue: WaitingQueue) -> None:
         """Give up invalid preemptions, and begin new ones for the first waiting requests. `line`: the queue."""
-        now, places = self._clock(), line.places
+        now, places = self._clock(), queue.places
         if not (self._enabled or self.moving.enabled or self.moving) or not (places or self._running or self.moving):
             return  # a former leader, with other settings, may have begun moves
         if now < self._next_look:
@@ -175,7 +175,7 @@ class Preemptions:
             return
         self._next_look = now + _PERIOD_S
         self.moving.review()
-        asked = await self._asked(line, now)
+        asked = await self._asked(queue, now)
         if not asked and not self._running:
             if self.moving:
                 self._later(self._next_look)
@@ -202,14 +202,14 @@ class Preemptions:
         elif asked:
             self._later(now + _AGAIN_S)
 
-    async def _asked(self, line: WaitingLine, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
+    async def _asked(self, queue: WaitingQueue, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
         """Return the requests with a turn: they may preempt, and were not searched for in vain just now."""
 
         def is_due(waiting: WaitingTenant) -> bool:
             was_refused = waiting.refused_at_version is not None and waiting.tenant not in self._running
             return was_refused and not self._looked(waiting, now)
 
-        async for waiting in slices.in_slices(line.places.values(), line.arrived):
+        async for waiting in slices.in_slices(queue.places.values(), queue.arrived):
             if is_due(waiting):
                 break
         else:
@@ -217,8 +217,8 @@ class Preemptions:
         least = await self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
         asked: list[tuple[PlacementRequest, WaitingTenant]] = []
-        async for waiting in slices.in_slices(line.of_priority(least), line.arrived):
-            request = self._request_of(waiting) if line.has(waiting) and is_due(waiting) else None
+        async for waiting in slices.in_slices(queue.of_priority(least), queue.arrived):
+            request = self._request_of(waiting) if queue.has(waiting) and is_due(waiting) else None
             if request is None or not request.may_preempt or request.tenant in with_holder or request.priority < least:
                 continue
             asked.append((request, waiting))

@@ -47,7 +47,7 @@ _COUNTED = 1000
 log = structlog.get_logger(__name__)
 
 
-class HeadOfLine:
+class HeadOfQueue:
     """Chooser of the head-of-queue reservation.
 
     Args:

@@ -24,7 +24,7 @@ from .requests import PlacementRequests
 from .waiting import RequestGroup, WaitingTenant, who_asks_matters
 
 
-class WaitingLine:
+class WaitingQueue:
     """Queue of waiting requests.
 
     Args:
@@ -76,7 +76,7 @@ class WaitingLine:
         """Take all out."""
         self.places.clear()
         self._queue_index.clear()
-        self._take_those_that_came()
+        self._take_arrivals()
         self._queue_index.clear()
 
     def has(self, waiting: WaitingTenant) -> bool:
@@ -107,9 +107,9 @@ class WaitingLine:
             return None
         return worked_out.request
 
-    async def line_up(self, cluster: Cluster) -> NamespaceTurns:
+    async def start_pass(self, cluster: Cluster) -> NamespaceTurns:
         """Return the turns of the requests to try, without those already refused at this version of capacity."""
-        self._take_those_that_came()
+        self._take_arrivals()
         kept_for = {kept.tenant for kept in cluster.kept()}
         nobody_holds = not cluster.plugin_nodes()
         if not nobody_holds:
@@ -124,7 +124,7 @@ class WaitingLine:
         late = await self._queue_index.refresh(cluster.room_version, self._clock(), may_join)
         turns = NamespaceTurns(self._queue_index.lines, self._queue_index.untried)
         turns.add_entries(late)
-        self.line_up_those_that_came(turns)
+        self.queue_arrivals(turns)
         return turns
 
     def refused(self, tried: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> None:
@@ -151,11 +151,11 @@ class WaitingLine:
         if self.has(waiting):
             self._queue_index.changed(waiting)
 
-    def line_up_those_that_came(self, turns: NamespaceTurns) -> None:
+    def queue_arrivals(self, turns: NamespaceTurns) -> None:
         """Add new arrivals to the turns."""
-        turns.add_all(self._keyed(self._take_those_that_came()))
+        turns.add_all(self._keyed(self._take_arrivals()))
 
-    def _take_those_that_came(self) -> list[WaitingTenant]:
+    def _take_arrivals(self) -> list[WaitingTenant]:
         came, self._came = self._came, []
         self.arrived.clear()
         for waiting in came:
