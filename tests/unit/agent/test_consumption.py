@@ -126,7 +126,7 @@ async def test_a_tenants_status_reports_its_use_since_its_row_was_written(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharepod.agent.agent._COUNT_S", 0.01)
-    monkeypatch.setattr("sharepod.agent.agent._TOLD_S", 0.01)
+    monkeypatch.setattr("sharepod.agent.agent._COUNTED_S", 0.01)
     async with started(directory) as agent:
         await agent.tenants.apply([row("a", 500, gpus=(GPU0, GPU1))])
         await until(lambda: (agent.facts().tenants[0].reserved_seconds or 0) >= 1)
