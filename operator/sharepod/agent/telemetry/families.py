@@ -1,4 +1,4 @@
-"""Metric families of the agent: name, kind, labels and help text of each. `docs/reference.md` has the same table.
+"""Metric families of the agent: name, kind, labels and help text of each. `make docs` lists them in docs/settings.md.
 
 Guarantees:
 - A tenant of one GPU has 32 series at most; each further GPU adds 16 at most.

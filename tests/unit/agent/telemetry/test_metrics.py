@@ -21,7 +21,6 @@ from sharepod.agent.tenants.served import ServedTenant
 from sharepod.api.gpunode import Mode
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
 
-ROOT = Path(__file__).resolve().parents[4]
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
@@ -66,17 +65,6 @@ async def until(agent: Agent, name: str, expected: float | None, **labels: str) 
         while value(samples := scrape(agent), name, **labels) != expected:  # noqa: ASYNC110 - until the next reading
             await asyncio.sleep(0.02)
     return samples
-
-
-def test_the_documented_table_equals_the_served_families() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of the agent")[2]
-    rows = re.findall(r"^\| `(sharepod_\w+)` \| (\w+) \| (.*?) \| (.+) \|$", text, re.MULTILINE)
-    documented = {
-        name.removesuffix("_total"): (kind, tuple(re.findall(r"`(\w+)`", labels)), words)
-        for name, kind, labels, words in rows
-    }
-    assert documented == {name: (each.kind, each.labels, each.help) for name, each in FAMILIES.items()}
-    assert all(name.endswith("_total") == (kind == "counter") for name, kind, *_ in rows)
 
 
 async def test_only_documented_families_with_documented_labels_are_served(agent: Agent, tmp_path: Path) -> None:
