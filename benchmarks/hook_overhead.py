@@ -11,6 +11,8 @@ alone           one grant without end, not metered: the gate stands open, each 5
                 default stream the driver is asked for the current context, unless there is one device and no context
                 but its own
 cold caches     before each launch the thread writes 4 MiB; medians of single launches by the wall clock
+instructions    of a launch, straight and alone, with the loop around it: the mean over launches in single steps
+                (program `launchsteps`)
 in turn         so many streams of each thread one after the other; `a counter for each stream` is what a counter in
                 a cache line of its own for each stream adds to the straight call
 ceiling-bound   70 ms of each 100 ms, metered
@@ -59,6 +61,7 @@ THREADS = (1, 4, 16)
 CALLS = 400_000
 ROUNDS = 60
 EXECS = 3_000
+STEPPED = 1_024
 TRAININGS = 16
 TRAINING_S = 3
 GPU = "10000000-0000-4000-8000-000000000000"
@@ -171,6 +174,19 @@ def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
             case = case.removesuffix(", cold caches")
             rows.append(Row(f"{situation}, {case}", "launch_overhead", "ns", round(took["hooked"][1], 2)))
     return rows
+
+
+def instruction_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
+    """Instructions of a launch, counted by single steps."""
+    agent.hints.contended = False
+    agent.on_want = lambda client: agent.next_grant()
+    program = [str(BUILD / "programs" / "launchsteps"), str(STEPPED)]
+    done = subprocess.run(program, env=dict(hooked), capture_output=True, text=True, check=True, timeout=300)
+    took = {way: float(count) for way, count in (line.split() for line in done.stdout.splitlines())}
+    return [
+        Row(f"{name}, 1 thread", "launch_instructions", "instructions", took[way])
+        for way, name in (("bare", "straight"), ("hooked", "alone"))
+    ]
 
 
 def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
@@ -305,7 +321,8 @@ def main() -> int:
             "LD_PRELOAD": str(hook),
         }
         try:
-            rows = sample_rows(agent, hooked, tenant) + launch_rows(agent, hooked) + copy_rows(agent, hooked)
+            rows = sample_rows(agent, hooked, tenant) + instruction_rows(agent, hooked)
+            rows += launch_rows(agent, hooked) + copy_rows(agent, hooked)
             rows += call_rows(agent, hooked, tenant)
         finally:
             agent.close()

@@ -13,6 +13,7 @@ import cffi
 ROOT = Path(__file__).resolve().parents[2]
 OWN_BITS = 5
 TABLE_BITS = 8
+PLACE_BITS = 32 + 4  # the hash's bits from 32 on are bytes, 16 a place
 FACTOR = 0x9E3779B97F4A7C15
 _WORD = 1 << 64
 
@@ -58,7 +59,7 @@ def library() -> tuple[Any, Any]:
 
 def key_at(place: int, bits: int, number: int) -> int:
     """Return the `number`-th of the keys whose first place is that one in a table of 2 to the power of `bits`."""
-    hashed = (place << (64 - bits)) + number
+    hashed = (number << (PLACE_BITS + bits) | place << PLACE_BITS) + number
     return hashed * pow(FACTOR, -1, _WORD) % _WORD
 
 

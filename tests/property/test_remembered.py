@@ -59,12 +59,14 @@ def test_thousands_of_streams_are_remembered() -> None:
 
 def test_a_queue_without_memory_is_dropped_and_the_others_are_found() -> None:
     """The next queue with memory for it is remembered again."""
-    table, first, second = Table(), key_at(3, OWN_BITS, 1), key_at(3, OWN_BITS, 2)
-    table.add(first, 16)
-    assert not table.lost
+    table, (*kept, more) = Table(), [key_at(3, OWN_BITS, number) for number in range(1, 2**OWN_BITS // 2 + 2)]
     table.refuse_memory(True)
-    table.add(second, 32)
-    assert (table.find(first), table.find(second), table.lost) == (16, 0, True)
+    for number, key in enumerate(kept, 1):
+        table.add(key, 16 * number)
+    assert not table.lost
+    table.add(more, 8)
+    assert ([table.find(key) // 16 for key in kept], table.find(more)) == (list(range(1, len(kept) + 1)), 0)
+    assert table.lost
     table.refuse_memory(False)
-    table.add(second, 32)
-    assert (table.find(first), table.find(second), table.lost) == (16, 32, True)
+    table.add(more, 8)
+    assert ([table.find(key) // 16 for key in kept], table.find(more)) == (list(range(1, len(kept) + 1)), 8)

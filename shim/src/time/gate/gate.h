@@ -45,6 +45,7 @@ enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
 /* A thread at the gate. In cache lines of its own (G2). */
 struct slot {
+    struct remembered remembered;      /* its queues, by stream; its end and the next fields are one cache line */
     _Atomic uint64_t sequence;         /* odd: inside a launch; half of it: launches */
     _Atomic int thread;                /* its id; 0: a slot never used, or wiped by a fork */
     _Atomic uint32_t waits;            /* which closing of the gate its thread waits out; 0: none */
@@ -52,7 +53,6 @@ struct slot {
     _Atomic bool waits_due;            /* its thread waits until its launch is due: for one kernel at most */
     _Atomic uint32_t unknown;          /* the closing before which it made launches with unknown end; 0: none */
     _Atomic uint64_t ends_at;          /* ns: when the metered work of this thread is expected to end */
-    struct remembered remembered;      /* its queues, by stream */
     struct queue *queues, *ended;      /* queues of this thread, and those with ended streams; lock of struct streams */
     struct queue *recent[SLOT_RECENT]; /* its queues that were looked at last; of two that share a place one */
     uint64_t forgotten_end;            /* ns: the end that is expected of the others */

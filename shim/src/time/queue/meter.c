@@ -165,15 +165,16 @@ static void note_passed(struct queue *queue) {
     atomic_store(&queue->held_after, place > atomic_load(&queue->held_again) ? NOT_HELD : place);
 }
 
-/* Wait for the older fence, whose stream may be busy with it until the opening ends. */
-static void wait_older(const struct gate *gate, struct slot *slot, struct queue *queue) {
+/* Wait from `begun` on for the older fence, whose stream may be busy with it until the opening ends. Return the time.
+ */
+static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct queue *queue, uint64_t begun) {
     CUevent event = queue->events[0];
-    uint64_t begun = sys_now(), since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
+    uint64_t since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
     bool over = passed(queue, event), waited = !over, closed = false, behind = held(queue);
     if (waited && behind) {
         if (queue->held_long || short_enough(queue)) {
             pace_let_pass(&queue->pace);
-            return;
+            return begun;
         }
         patience = least(due - begun + PACE_WIDE_LONG, PATIENCE);
     }
@@ -191,18 +192,20 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
     if (!over && behind && !closed) {
         queue->held_long = true;
         pace_let_pass(&queue->pace);
-        return;
+        return begun + since;
     }
     if (!over) {
         pace_gave_up(&queue->pace, closed);
-        return;
+        return begun + since;
     }
+    uint64_t now = sys_now(); /* the query took time, too */
     pace_others(&queue->pace, gate_co_runs(gate));
-    pace_passed(&queue->pace, (struct pace_look){behind ? 0 : before, sys_now()}); /* the wait took time, too */
+    pace_passed(&queue->pace, (struct pace_look){behind ? 0 : before, now});
     note_passed(queue);
     queue->events[0] = queue->events[1];
     queue->events[1] = event;
     foretell(slot, queue);
+    return now;
 }
 
 /* Record an event after the thread's launches into the stream. False: the driver makes none, or the stream has
@@ -218,8 +221,9 @@ static bool record(struct queue *queue, CUevent *event) {
     streams_called(queue);
     if (!recorded)
         return false;
-    atomic_store(&queue->last, *event);
-    atomic_store(&queue->fenced, atomic_load(&queue->launched));
+    atomic_store_explicit(&queue->last, *event, memory_order_release);
+    atomic_store_explicit(&queue->fenced, atomic_load_explicit(&queue->launched, memory_order_relaxed),
+                          memory_order_release);
     return true;
 }
 
@@ -227,19 +231,18 @@ static bool record(struct queue *queue, CUevent *event) {
 static void fence(const struct gate *gate, struct slot *slot, struct queue *queue) {
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)
-        wait_older(gate, slot, queue);
+        wait_older(gate, slot, queue, sys_now());
     uint8_t place = pace->queue.fences < PACE_FENCES ? pace->queue.fences : PACE_FENCES - 1;
     if (!record(queue, &queue->events[place])) {
         pace_unfenced(pace);
         return;
     }
     queue->places[place] = atomic_load_explicit(&queue->launched, memory_order_relaxed);
-    bool waits = pace_fenced(pace, sys_now(), deadline_of(gate));
+    uint64_t now = sys_now();
+    bool waits = pace_fenced(pace, now, deadline_of(gate));
     foretell(slot, queue);
-    if (waits) {
-        wait_older(gate, slot, queue);
-        pace_plan(pace, sys_now(), deadline_of(gate));
-    }
+    if (waits)
+        pace_plan(pace, wait_older(gate, slot, queue, now), deadline_of(gate));
 }
 
 /* Fence the launches of a queue that are behind none. */

@@ -3,6 +3,10 @@
 #include "driver/entries.h"
 #include "wrappers/work/passthrough.h"
 
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) /* which does not see what assembler stores */
+#include "wrappers/work/launch_entry.h"
+#endif
+
 /* Body of a wrapper that launches. */
 #define THROUGH_GATE(symbol, stream, per_thread, ...)                                          \
     struct slot *slot = passage_slot;                                                          \
@@ -22,10 +26,14 @@
     passage_leave(&passage);                                                                   \
     return result
 
-#define LAUNCH_KERNEL(symbol, per_thread)                                                                              \
-    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
-                           unsigned shared, CUstream stream, void **parameters, void **extra) {                        \
-        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);        \
+#define KERNEL_PARAMETERS                                                                                         \
+    (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, \
+     CUstream stream, void **parameters, void **extra)
+
+/* Wrapper `function` of cuLaunchKernel, in one form of the call. */
+#define LAUNCH_KERNEL(linkage, function, symbol, per_thread)                                                    \
+    linkage CUresult function KERNEL_PARAMETERS {                                                               \
+        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra); \
     }
 
 #define LAUNCH_KERNEL_EX(symbol, per_thread)                                                              \
@@ -39,8 +47,24 @@
         THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters);               \
     }
 
-LAUNCH_KERNEL(cuLaunchKernel, false)
-LAUNCH_KERNEL(cuLaunchKernel_ptsz, true)
+#ifdef LAUNCH_ENTRY
+#define BEHIND_ENTRY static __attribute__((used, noinline))
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* assembler uses them */
+
+/* Go on, in place of the entry, after a launch that is due. */
+BEHIND_ENTRY CUresult launched(struct slot *slot, struct queue *queue) {
+    meter_launched(&the_process->gate, slot, queue);
+    return CUDA_SUCCESS;
+}
+
+LAUNCH_KERNEL(BEHIND_ENTRY, any_cuLaunchKernel, cuLaunchKernel, false)
+LAUNCH_KERNEL(BEHIND_ENTRY, any_cuLaunchKernel_ptsz, cuLaunchKernel_ptsz, true)
+LAUNCH_ENTRY(cuLaunchKernel, 1, KERNEL_PARAMETERS)
+LAUNCH_ENTRY(cuLaunchKernel_ptsz, 2, KERNEL_PARAMETERS)
+#else
+LAUNCH_KERNEL(EXPORT, cuLaunchKernel, cuLaunchKernel, false)
+LAUNCH_KERNEL(EXPORT, cuLaunchKernel_ptsz, cuLaunchKernel_ptsz, true)
+#endif
 LAUNCH_KERNEL_EX(cuLaunchKernelEx, false)
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
