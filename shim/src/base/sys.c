@@ -1,7 +1,6 @@
 /* The parts of sys.h that are no hot path: mapped memory, and the hook's one way to speak to the user. */
 #include "base/sys.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <string.h>
@@ -27,21 +26,22 @@ void sys_unmap(void *memory, size_t bytes) {
         sys_call(SYS_munmap, (long)memory, (long)bytes, 0, 0, 0, 0);
 }
 
-/* The file behind descriptor 2 when the hook began. Not in wiped memory: a child of fork has the same. */
+/* The file behind descriptor 2 when the program started. Not in wiped memory: a child of fork has the same. */
 static struct file {
     uint64_t device, inode;
 } errors;
 static _Atomic bool errors_known;
 
-/* Return the file behind descriptor 2, or none if it has FD_CLOEXEC: it was opened after the start. */
+/* Return the file behind descriptor 2; none if it is closed. */
 static struct file errors_now(void) {
     struct stat facts;
-    bool open =
-        sys_call(SYS_fcntl, 2, F_GETFD, 0, 0, 0, 0) == 0 && sys_call(SYS_fstat, 2, (long)&facts, 0, 0, 0, 0) == 0;
+    bool open = sys_call(SYS_fstat, 2, (long)&facts, 0, 0, 0, 0) == 0;
     return open ? (struct file){.device = facts.st_dev, .inode = facts.st_ino} : (struct file){0};
 }
 
-void sys_keep_errors(void) {
+/* Remember standard error when the hook is loaded, before the program can open a file of its own as descriptor 2.
+ * Constructors of other libraries may run earlier. */
+__attribute__((constructor)) static void keep_errors(void) {
     if (!atomic_load(&errors_known))
         errors = errors_now();
     atomic_store(&errors_known, true);
@@ -58,7 +58,7 @@ const char *sys_decimal(uint64_t number, char text[SYS_DECIMAL]) {
 }
 
 void sys_say(const char *first, ...) {
-    sys_keep_errors();
+    keep_errors();
     struct file now = errors_now();
     if (now.inode == 0 || now.inode != errors.inode || now.device != errors.device)
         return; /* a file of the program's */

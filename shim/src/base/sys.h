@@ -127,11 +127,9 @@ static inline void unlock(struct lock *lock) {
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 
-/* Remember the file behind descriptor 2 as standard error, unless it is known already. */
-void sys_keep_errors(void);
 /* Write one line on standard error, after "sharepod: ". Skip the line if there is no room for it at once, or if
- * descriptor 2 is another file: a program may have closed it and opened its own file under the number. The parts end
- * with NULL; a line is cut at 510 bytes. */
+ * descriptor 2 is another file than when the program started: it may have opened its own file under the number. The
+ * parts end with NULL; a line is cut at 510 bytes. */
 void sys_say(const char *first, ...);
 
 /* Characters of the longest decimal number, with its final zero. */

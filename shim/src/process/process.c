@@ -122,7 +122,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 }
 
 /* Set the process up. With the start lock. The steps, in this order:
- * 1. standard error, the clock, and the check that the driver has all functions that the hook needs;
+ * 1. the clock, and the check that the driver has all functions that the hook needs;
  * 2. the tenant's grants, by the file `limits`;
  * 3. fork handler, pipe of the session, gate, and the connections between packages;
  * 4. the hook thread;
@@ -131,7 +131,6 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 static CUresult start(struct process *process) {
     struct limits limits;
     /* 1. */
-    sys_keep_errors();
     find_clock();
     if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) ||
         !HAS(cuEventRecord) || !HAS(cuEventQuery) || !HAS(cuEventDestroy_v2)) {

@@ -1,7 +1,8 @@
 /* The hook in one process: storage of its whole state, and its start.
  *
  * Guarantees:
- * - H1 nothing before the first CUDA call: no thread, no socket, no file and no memory of the hook.
+ * - H1 nothing before the first CUDA call: no thread, no socket, no file and no memory of the hook. When it is loaded
+ *   it makes one system call, fstat of descriptor 2.
  * - H2 wiped in a child of fork: struct process is zeroed there, and the child is a process that never called CUDA.
  * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set the process up.
  * - H4 nothing without a device: if the driver reports no device, or is not initialized, the hook starts no thread and

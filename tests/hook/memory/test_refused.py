@@ -96,6 +96,7 @@ FILE_AS_2 = """
 import ctypes, os, sys
 os.close(2)
 assert os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) == 2
+os.set_inheritable(2, sys.argv[2] == "inherited")
 cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
 cuda.cuInit(0)
 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
@@ -104,12 +105,13 @@ print(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)))
 """
 
 
+@pytest.mark.parametrize("by_exec", ["closed", "inherited"])
 def test_a_refusal_is_not_in_a_file_that_the_program_opened_before_its_first_call(
-    tenant: Tenant, tmp_path: Path
+    tenant: Tenant, tmp_path: Path, by_exec: str
 ) -> None:
-    """Descriptor 2 was closed before. Python's files are closed by exec, so none of them is standard error."""
+    """Descriptor 2 was closed before."""
     tenant.agent()
-    command = [sys.executable, "-S", "-c", FILE_AS_2, str(tmp_path / "of the program")]
+    command = [sys.executable, "-S", "-c", FILE_AS_2, str(tmp_path / "of the program"), by_exec]
     done = subprocess.run(command, env=tenant.environment(), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{OUT_OF_MEMORY}\n"
     assert (tmp_path / "of the program").read_text() == ""
