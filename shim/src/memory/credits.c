@@ -23,6 +23,8 @@
 #define CREDITS_IDLE_MOST (32ull << 20)
 /* Bytes, 64 TiB: no GPU has as much, and the agent is not asked for more. */
 #define RESERVE_MOST (1ull << 46)
+/* ns for an answer about bytes that the known limit excludes; one takes 22 us, with a busy agent some ms. */
+#define RULED_OUT (100 * SYS_MS)
 /* Time between two checks of idle credits. Credits that are idle from one check to the next are returned, so all are
  * within a second of their last use. */
 #define CREDITS_LOOK_NS (500 * SYS_MS)
@@ -115,7 +117,7 @@ static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
  *    another thread has found such memory since the agent was asked;
  * 4. credits of the agent for exactly the missing bytes: it recalls idle credits of siblings for them.
  *
- * An agent that does not answer counts as a refusal if the known limit already excludes the bytes.
+ * If the known limit already excludes the bytes, an agent that does not answer within RULED_OUT counts as a refusal.
  */
 bool credits_reserve(int place, uint64_t bytes) {
     uint64_t deadline = 0;
@@ -130,7 +132,7 @@ bool credits_reserve(int place, uint64_t bytes) {
         if (shortage.hopeless || now >= deadline)
             return false;
         exact = exact || more == missing;
-        uint64_t patience = shortage.over && deadline - now > SYS_SECOND ? SYS_SECOND : deadline - now;
+        uint64_t patience = shortage.over && deadline - now > RULED_OUT ? RULED_OUT : deadline - now;
         uint32_t given_back = atomic_load(&memory_state()->given_back);
         struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, patience);
@@ -142,7 +144,7 @@ bool credits_reserve(int place, uint64_t bytes) {
             refreshed = true;
             continue;
         }
-        if (exact) /* another thread may have freed some in between */
+        if (exact || !answer.came) /* another thread may have freed some in between */
             return credits_take(place, bytes);
         exact = true;
     }
@@ -153,7 +155,7 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     for (;;) {
         if (try_take(place, bytes, &shortage))
             return true;
-        if (shortage.hopeless || !atomic_load(&memory_state()->session->ready))
+        if (shortage.hopeless || shortage.over || !atomic_load(&memory_state()->session->ready))
             return false;
         struct answer answer =
             session_ask(memory_state()->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, shortage.missing, SYS_SECOND);

@@ -119,9 +119,12 @@ def test_no_agent_is_waited_for_where_the_known_limit_is_too_low(
     check = make_check()
     check.probe.ok("alloc", 200 * MIB)
     check.agent.answer_memory = False
+    asked = check.asked()
     if state == "away":
         check.agent.vanish()
     assert check.probe.call(*call, timeout=20).code == OUT_OF_MEMORY, "not after the 30 s for an agent"
+    if state == "silent":
+        assert check.asked() == asked + 1
     assert check.taken() == 200 * MIB
 
 
