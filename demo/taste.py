@@ -1,8 +1,8 @@
 """`make taste`: three programs share one simulated GPU, live in the terminal, in seconds and without a cluster.
 
 The agent (standalone mode) and the hook are the product's own. The GPU is the tests' double: a libcuda whose kernels
-occupy a simulated device for a stated time. alpha and beta always have work. gamma leaves gaps, which the others use.
-A YAML file lists the tenants. It may be edited while the bars move.
+occupy a simulated device for a stated time. The programs alpha and beta always have work. The program gamma leaves
+gaps, which the others use. A YAML file lists the tenants. It may be edited while the bars move.
 
 Guarantees:
 - With a terminal it runs until `q` or Ctrl-C. Without a terminal it runs 8 s and prints a line a second. It exits 1 if

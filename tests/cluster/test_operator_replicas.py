@@ -54,8 +54,10 @@ def cloud(tmp_path: Path) -> Iterator[Cluster]:
 
 def documented_quota() -> str:
     """Return the ResourceQuota of docs/install.md."""
-    (found,) = re.findall(r"^    apiVersion: v1\n    kind: ResourceQuota\n(?:    .*\n)+", INSTALL, re.MULTILINE)
-    return re.sub(r"^    ", "", found, flags=re.MULTILINE)
+    (found,) = re.findall(
+        r"^```yaml\n(apiVersion: v1\nkind: ResourceQuota\n.*?)^```", INSTALL, re.MULTILINE | re.DOTALL
+    )
+    return str(found)
 
 
 @pytest.mark.promise("install-critical-quota", "install-two-operators")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from sharepod.api import sharepod as api
 from sharepod.api.dialects import KEYS
 from sharepod.api.gpubudget import BudgetBooks, GPUBudgetSpec, GPUBudgetStatus
@@ -143,6 +144,12 @@ def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> No
     tops = "|".join(("operator", "shim", "tests", "benchmarks", "crds", "manifests", "examples", "demo", "docs"))
     named = set(re.findall(rf"`((?:{tops})/[\w./-]*\w/?)(?:: [^`]*)?`", page.read_text()))
     assert not {path for path in named if not (ROOT / path).exists()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_yaml_of_a_page_parses(page: Path) -> None:
+    for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert list(yaml.safe_load_all(block))
 
 
 def test_every_step_of_the_walks_through_the_code_exists() -> None:
