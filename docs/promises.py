@@ -106,7 +106,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that the sources say about promises, and what is wrong with it."""
+    """All promises and marks in the sources, and their faults."""
 
     promises: list[Promise]
     tests: dict[str, list[Holder]]

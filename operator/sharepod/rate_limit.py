@@ -1,10 +1,10 @@
 """Token-bucket rate limiter: `per_s` events a second, bursts of at most `burst`. Pure: callers pass the time.
 
 Guarantees:
-- In any t seconds at most `burst + per_s * t` events are admitted, fewer by what `charge` took. One that did not
-  happen (`give_back`) does not count.
+- In any t seconds at most `burst + per_s * t` events are admitted, fewer by the tokens that `charge` took. An event
+  that did not happen (`give_back`) does not count.
 - Unused rate is saved up to `burst`, never beyond.
-- A caller that sleeps for `wait_s` is admitted when it wakes, if no other caller took the token meanwhile.
+- A caller that sleeps for `wait_s` is admitted when it wakes, if no other caller took the token in that time.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class BudgetState:
 
 
 def _with_room(charged: Mapping[TotalKey, ConsumedTotal]) -> list[tuple[TotalKey, ConsumedTotal]]:
-    """Return the totals to store, sorted: those of the first namespaces, each complete. A namespace with only a part of
-    its totals stored would be charged again for the rest."""
+    """Return the totals to store, sorted: the first namespaces', each complete. A namespace with only a part of its
+    totals stored would be charged again for the rest."""
     found: list[tuple[TotalKey, ConsumedTotal]] = []
     for _, group in groupby(sorted(charged.items()), key=lambda item: item[0][0]):
         own = list(group)

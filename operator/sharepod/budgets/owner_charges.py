@@ -4,7 +4,7 @@ The owner of a SharePod is its controller, such as a workflow or a custom resour
 
 Guarantees:
 - Each SharePod counts with one owner, by its own totals (`status.consumed`).
-- Fields that OpenCost's allocations also have carry its names: `controllerKind`, `controller`, and those of the bill.
+- Fields that OpenCost's allocations also have carry its names: `controllerKind`, `controller`, and the bill's fields.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ of new objects (a burst makes 200,000 a second), and after a time. The time is n
 objects from the count of new ones: replacing older objects counts as nothing.
 
 Guarantees:
-- A collection visits at most `_YOUNG` times `_LOOKS` new objects, those created while it waited, and those that
-  replaced older objects within `_PERIOD_S`.
+- A collection visits at most `_YOUNG` times `_LOOKS` new objects, objects created while it waited, and objects that
+  replaced older ones within `_PERIOD_S`.
 - Reference cycles are freed within that many new objects. Cycles that were alive at a collection are freed within a
   day.
 - Objects outside cycles are freed at once, as usual.

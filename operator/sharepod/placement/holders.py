@@ -85,14 +85,14 @@ def _most_held(node: NodeAccount) -> int:
 
 
 def left_to_give(node: NodeAccount) -> int:
-    """Count the GPUs that the device plugin has assigned to no pod, less those of pending holders whose Pod is not
+    """Count the GPUs that the device plugin has assigned to no pod, less the GPUs of pending holders whose Pod is not
     counted on the node yet."""
     uncounted = sum(holder not in node.pods for holder in node.holders)
     return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - uncounted
 
 
 def _offers_unknown(node: NodeAccount) -> bool:
-    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet may assign one that fell
+    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet may assign a GPU that fell
     off the bus."""
     offered = node.state.allocatable.extended.get(DEVICE_PLUGIN_RESOURCE, 0) if node.state is not None else 0
     return offered > len(node.gpus)

@@ -219,8 +219,7 @@ class Occupancy:
         )
 
     def contended(self, tenant: TokenTenant) -> bool:
-        """Return whether another tenant waits for one of the tenant's GPUs, or has a hold on one that is not
-        suspended."""
+        """Return whether another tenant waits for one of the tenant's GPUs, or has an unsuspended hold on one."""
         return any(
             t.runnable or (t.hold is not None and t.hold.phase is not _SUSPENDED)
             for gpu in tenant.gpus

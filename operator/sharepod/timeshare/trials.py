@@ -60,7 +60,7 @@ class Trials:
 
     @property
     def active(self) -> bool:
-        """Return whether tenants co-run for a trial, or after one that showed a gain."""
+        """Return whether tenants co-run for a trial, or after a trial that showed a gain."""
         return self.proven or self.begun_at is not None
 
     def turns(self, now: int, tenants: Iterable[TokenTenant]) -> None:

@@ -105,7 +105,7 @@ class MetricsGuard:
         self._asking: dict[bytes, asyncio.Future[_Verdict]] = {}
 
     async def refusal(self, request: web.BaseRequest) -> web.Response | None:
-        """Return the answer for a client that may not read; None for one that may."""
+        """Return the answer for a client that may not read; None if it may."""
         right = _TRACES if request.path == TRACE_PATH else self._metrics
         scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()

@@ -85,7 +85,7 @@ class PrivilegedServices:
         self.review: Review | None = None
         """Review of metrics readers by the API server; None where access is open."""
         self.rows: Mapping[str, Tenant] = {}
-        """Rows of the ledger by id, including those that are being applied."""
+        """Rows of the ledger by id, including rows that are being applied."""
         self.known = False
         """True once a ledger has been read."""
         self.state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept)
@@ -388,7 +388,7 @@ def _has_ended(pidfd: int) -> bool:
 def _processes_of(
     pids: frozenset[int], clients: Mapping[str, tuple[Sequence[int], Sequence[int]]], owners: Mapping[int, str]
 ) -> dict[str, tuple[set[int], set[int]]]:
-    """Return for each tenant its processes on the GPUs, and those of them whose connection came from the hook.
+    """Return for each tenant its processes on the GPUs, and the subset whose connection came from the hook.
 
     Args:
         pids: Processes on the GPUs.

@@ -47,8 +47,8 @@ OwnerOf = Callable[[int], str | None]
 """Pid (in the agent's PID namespace) -> id of the tenant whose pod the process runs in, or None if there is none."""
 
 Replaced = Callable[[str, Set[int], Set[int]], Mapping[int, str]]
-"""Takes a tenant id, the pids of its processes on its GPUs, and those of them whose connection came from the hook.
-Returns the processes whose hook was replaced, with the evidence. Quick: no I/O that can hang."""
+"""Takes a tenant id, the pids of its processes on its GPUs, and the subset whose connection came from the hook. Returns
+the processes whose hook was replaced, with the evidence. Quick: no I/O that can hang."""
 
 
 def nothing_replaced(tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:

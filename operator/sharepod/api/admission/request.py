@@ -39,7 +39,7 @@ from .cel import Validation, policy, refuse, text, texts
 
 
 def _annotations(field: str, *, key: str = "") -> list[str]:
-    """Return the annotations of a field; with `key`, only those of that key."""
+    """Return the annotations of a field; with `key`, only that key's."""
     names = next(entry.annotations for entry in KEYS if entry.field == field)
     return [name for name in names if not key or name.endswith(f"/{key}")]
 
@@ -76,7 +76,7 @@ def _suspect() -> str:
 
 
 def annotation_variables() -> list[tuple[str, str]]:
-    """Return the variables that rules about annotations use: all, SharePod's, unknown ones, those of each field."""
+    """Return the variables that rules about annotations use: all, SharePod's, unknown ones, each field's."""
     prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     return [
         ("annotations", "object.metadata.?annotations.orValue({})"),

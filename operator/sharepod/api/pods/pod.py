@@ -198,7 +198,7 @@ def open_gate(
 def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[dict[str, Any]]:
     """Return the JSON Patch that keeps a deleted Pod until `let_go`; refused for any other version of the Pod.
 
-    From then on no Job counts the Pod, because it never ran. `finalizers`: those that the Pod has.
+    From then on no Job counts the Pod, because it never ran. `finalizers`: the Pod's present finalizers.
     """
     kept = [finalizer for finalizer in finalizers if finalizer != JOB_TRACKING]
     return [

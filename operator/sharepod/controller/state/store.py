@@ -129,7 +129,7 @@ class Store(Generic[F]):
     def invalidate(self) -> None:
         """Mark all cached versions stale and forget deletions: the API server's versions went back.
 
-        The facts stay as they are: copying those of 10,000 Pods would take 0.25 s or more.
+        The facts stay as they are: copying the facts of 10,000 Pods would take 0.25 s or more.
         """
         self._ended.clear()
         self._stale = set(self._items)

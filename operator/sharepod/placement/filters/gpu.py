@@ -44,7 +44,7 @@ def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
 
 
 def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filters that depend on the GPU's state and tenants, without those that this request cannot fail."""
+    """Return the filters that depend on the GPU's state and tenants, without filters that this request cannot fail."""
     filters = [_available(request), _held(request), _not_reserved_for_head(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))

@@ -60,5 +60,5 @@ class ExcludedGpus:
             self.fallen.add(namespace)
 
     def overlay(self) -> ExcludedGpus:
-        """Return a count on top of this one that changes independently."""
+        """Return an independent count on top of this one."""
         return ExcludedGpus(self.most, self)

@@ -22,7 +22,7 @@ class VolumeRefusalReason(Enum):
     """Reason why a volume is refused."""
 
     MALFORMED = "malformed"
-    """The request is not one that a kubelet makes for an inline volume of this driver."""
+    """The request is not a kubelet's for an inline volume of this driver."""
     NOT_ENTITLED = "not entitled"
     """The pod has no right to the volume, now or later."""
     NO_RESERVATION = "no reservation"

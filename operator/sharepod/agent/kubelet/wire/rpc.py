@@ -1,8 +1,8 @@
 """gRPC services on Unix sockets, built from the descriptors of the generated messages, without generated stubs.
 
 Guarantees:
-- A socket replaces the one that an earlier agent left at its path, and only root can connect to it.
-- A server that stops removes only its own socket, never one that another agent has created at the path.
+- A socket replaces an earlier agent's at its path, and only root can connect to it.
+- A server that stops removes only its own socket, never another agent's at the path.
 - A handler that raises ends its call with a gRPC status and nothing else.
 """
 

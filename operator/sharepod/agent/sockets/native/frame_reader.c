@@ -1,7 +1,7 @@
 /* Reading of a tenant's clients: finds the readable sockets, reads them, and recognises the frames about time.
  *
  * Guarantees:
- * - A recognised frame is one that the codec of sharepod.protocol accepts, with the same values.
+ * - The codec of sharepod.protocol accepts each recognised frame, with the same values.
  * - Whatever a client sends, nothing is read or written beyond the structs.
  * - Descriptors that a client sends are dropped by the kernel: recv has no buffer for them.
  */

@@ -144,7 +144,7 @@ class Preemptions:
                 self.moving.stopped(preemption.plan.evict[0])
 
     def placed(self, request: PlacementRequest, to: Assignment) -> bool:
-        """End what is in progress for a tenant that now has a place. Return whether tenants were preempted for it."""
+        """End the preemption or move of a tenant that now has a place. Return whether tenants were preempted for it."""
         preempted = request.tenant in self._running
         self.end(request.tenant, "placed")
         self.moving.placed(request, to)

@@ -243,8 +243,8 @@ def _slim(raw: Json) -> Json:
 def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
     """Read a status, field by field if a newer operator or another client wrote it.
 
-    Unreadable fields are ignored, except those that decide whether work runs again: the Pods of this run and the last
-    run, and the SharePod's end. `fits`: the status is not `beyond` the bound for reading.
+    Unreadable fields are ignored, except the fields that decide whether work runs again: the Pods of this run and the
+    last run, and the SharePod's end. `fits`: the status is not `beyond` the bound for reading.
     """
     readable = raw
     for _ in range(2 if fits else 0):

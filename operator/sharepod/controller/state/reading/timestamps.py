@@ -12,7 +12,7 @@ _FORM = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d{1,9})?Z", r
 _LONGEST = 40
 """Most characters read of a timestamp."""
 _REMEMBERED = 1024
-"""Timestamps with remembered seconds: those of one second recur in many objects."""
+"""Timestamps with remembered seconds: a second's timestamp recurs in many objects."""
 _DAY_S = 86_400
 _ERA_DAYS = 146_097
 """Days of 400 years, after which the calendar repeats."""
