@@ -1,9 +1,9 @@
 """Silence of a tenant that holds a GPU while others wait: decides whether the tenant has no processor time. Pure.
 
 Guarantees:
-- E2 silent-holder: a tenant is silent if no process that has not drained has given a sign of life for the patience, and
-  their work, whose end is known, is about to end. Until then the tenant may run again and continue, because no other
-  tenant could use its GPU.
+- E2 silent-holder: a tenant is silent if no undrained process has given a sign of life for the patience. The known end
+  of their work must be near. Until then the tenant may run again and continue, because no other tenant could use its
+  GPU.
 - The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was silent
   within the last `FORGET_NS`, for at least `PATIENCE_MOST_NS`. So a tenant whose thread is late occasionally keeps its
   turns.

@@ -344,7 +344,9 @@ class Tokens:
             due, self._due = self._due, None
             self._prepared.change_all()
             self._scheduler.stalled(now)
-            log.warning("the agent was held up; no tenant is charged for that time", milliseconds=(now - due) // 1_000_000)
+            log.warning(
+                "the agent was held up; no tenant is charged for that time", milliseconds=(now - due) // 1_000_000
+            )
         return now
 
     def _join_endless(self, tenant_id: str, token: TenantToken) -> None:

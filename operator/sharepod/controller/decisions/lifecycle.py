@@ -16,7 +16,7 @@ Guarantees, in any order of events:
   begins.
 - L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. Nor does the absence
   of a Pod decide anything while its SharePod's status is unreadable.
-- L4 no share of a live process is released. A row is removed only in one of three cases: its agent has confirmed that
+- L4 no share of a live process is released. A row is removed only in one of three cases. Its agent has confirmed that
   no process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant
   was ever bound to that node.
 - L5 a Pod is withdrawn only while it is not bound. It is deleted only once no record allows that it has run: an

@@ -1,7 +1,7 @@
 """Placement loop: the only part that decides shares.
 
 Guarantees:
-- Decisions are made one at a time, by effective priority, standing of the namespace, turns of namespaces and age
+- Decisions are made one at a time, by effective priority, standing and turns of namespaces, and age
   (`namespace_turns.py`), each on a state with all earlier ones, written or not.
 - A request that arrives during a pass is tried in it: it waits for one request of each other namespace at most.
 - Equal requests are tried as one. Retries of refused requests take at most a quarter of a processor, whatever their
