@@ -1,6 +1,6 @@
-"""Build of the compiled parts. They are the wire binding, placement's inner loops and the agent's reading of frames
-(cffi), the hook (a shared object, preloaded into tenants' programs), and the token scheduler (`sharepod.timeshare`,
-compiled by mypyc).
+"""Build of the compiled parts. By cffi: the wire binding, placement's inner loops and the agent's reading of frames.
+The others are the hook (a shared object, preloaded into tenants' programs), and the token scheduler
+(`sharepod.timeshare`, compiled by mypyc).
 
 `pip install` does all of it; an editable install builds in place, and leaves the token scheduler as sources that one
 edits. `python setup.py build_hook` builds the hook alone, in place. The project's metadata stands in pyproject.toml.
@@ -37,7 +37,7 @@ CFLAGS = [
     "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
     "-fno-tree-switch-conversion", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-builtin-printf",
 ]  # fmt: skip
-# What the hook takes from the libc of its program: the function is in every glibc since 2.17, and in musl; the list of
+# What the hook takes from the libc of its program: the function is in every glibc since 2.17, and in musl. The list of
 # loaded objects may be missing. Any other would end each program of the container where symbols are bound at the start.
 # memcpy and the like, which the compiler calls, are the hook's own (base/strings.c).
 TAKEN_FROM_LIBC = frozenset({"dl_iterate_phdr", "_r_debug"})

@@ -49,8 +49,8 @@ class RateLimiter:
         return True
 
     def give_back(self, now: float, taken_at: float) -> None:
-        """Return the token that was taken at `taken_at` for an event that did not happen, but for what may have flowed
-        over if it had stayed."""
+        """Return the token taken at `taken_at` for an event that did not happen, but for what may have flowed over if
+        it had stayed."""
         self._fill(now)
         unfilled = max(0.0, 1 - (now - taken_at) * self._per_s)
         self._level = min(self._burst, self._level + unfilled)

@@ -92,8 +92,8 @@ class OperatorSettings(BaseSettings):
     it is back."""
 
     start_timeout: Seconds = 1800
-    """A Pod that has a share and of which no container has been started for this long loses the share, such as with an
-    image that cannot be pulled. Longer than the pull of a large image takes.
+    """A Pod whose containers have not started for this long loses its share, such as with an image that cannot be
+    pulled. Longer than the pull of a large image takes.
     """
 
     keep_after: Seconds = 600
@@ -107,9 +107,9 @@ class OperatorSettings(BaseSettings):
     exists."""
 
     keep_idle_ratio: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue
-    while another SharePod that fits there waits. After each reservation the next begins later in proportion, one day
-    later at most. In a cluster of a few nodes a higher ratio shortens the waits for whole nodes. 1 turns it off."""
+    """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue. It
+    counts while another SharePod that fits there waits. After each reservation the next begins later in proportion, one
+    day later at most. In a cluster of a few nodes a higher ratio shortens the waits for whole nodes. 1 turns it off."""
 
     fair_wait: Seconds = 86400
     """A SharePod that has waited this long is next for the head-of-queue reservation within its priority, the oldest
@@ -130,8 +130,8 @@ class OperatorSettings(BaseSettings):
     max_excluded_gpus: Annotated[int, Field(ge=0)] | None = 4
     """Most GPUs that one namespace keeps from all others by `exclusion` labels while less than half of their time is
     requested. Beyond that, a SharePod with such a label and a request below 0.5 waits, unless a GPU with its label
-    fits. 4 is half of a usual server: enough for a few small services on GPUs of their own, and a bound on capacity
-    that a namespace blocks without quota. null: any number."""
+    fits. The default is half of a usual server: enough for a few small services on GPUs of their own. It bounds the
+    capacity that a namespace blocks without quota. Use null for any number."""
 
     holder_image: str = "registry.k8s.io/pause:3.10"
     """Image of holders, Pods that take GPUs from NVIDIA's device plugin on nodes of pool `device-plugin`: any program
@@ -190,9 +190,8 @@ class OperatorSettings(BaseSettings):
     """With `Evict`: how long a PodDisruptionBudget may refuse the eviction before the Pod is deleted."""
 
     preemptions_per_minute: Annotated[float, Field(ge=0, le=6000)] = 60
-    """Preemption: most tenants of lower priority that are preempted per minute in the whole cluster, evicted or lowered
-    to request 0. 0 turns preemption off: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any
-    case."""
+    """Preemption: most tenants of lower priority that are evicted or lowered per minute in the whole cluster. With 0
+    there is no preemption: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any case."""
 
     moves_per_minute: Annotated[float, Field(ge=0, le=600)] = 6
     """Moving: most tenants that are restarted on other GPUs in favour of others per minute in the whole cluster. Few,

@@ -5,8 +5,8 @@ Guarantees:
 - Launch rates show the loss of a tenant with one process and one stream. With several, one stream with many small
   launches would hide another's loss. The progress of such a tenant is at most its part of the GPU over the part that it
   needs alone.
-- If launch rates are not conclusive, or the tenant's phase has changed since its measure, its loss is the part of the
-  GPU that the hardware gives to others while it has work in flight.
+- If launch rates are not conclusive, or the tenant's phase has changed since its measure, its loss is predicted. It is
+  the part of the GPU that the hardware gives to others while it has work in flight.
 - A tenant is measured alone in holds of at least `LEARN_NS`, where there are any: shorter holds begin after a pause.
 
 The tenant's hook samples at random moments while its gate is open or its work is unfinished; counters stand still in

@@ -39,7 +39,7 @@ _NOTICE_NS = 1_000_000
 instead."""
 
 _HAND_OFFS_NS = 400_000
-"""Charge for a turn that ends before a shortest turn is over, where such turns are too many. 0.4 ms is the time of the
+"""Charge for a turn that ends before a shortest turn is over, where such turns are too many. It is the time of the
 hand-offs before and after it (benchmarks/handoff.py)."""
 
 _LATE_NS = 20_000_000

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from sharepod.protocol import Sign
 
 PATIENCE_MOST_NS = 5_000_000
-"""Nanoseconds without a sign of life after which a process counts as having no processor time. 5 ms is ten times the
-pause between two of its signs, and a twentieth of the period of a CPU quota."""
+"""Nanoseconds without a sign of life after which a process counts as having no processor time. The value is ten times
+the pause between two of its signs, and a twentieth of the period of a CPU quota."""
 PATIENCE_LEAST_NS = 1_000_000
-"""The same for a tenant that is stopped repeatedly. 1 ms is two of its signs, and the rounding of timers on a loop
+"""The same for a tenant that is stopped repeatedly. It covers two of its signs, and the rounding of timers on a loop
 other than the agent's (agent/on_time.py)."""
 FORGET_NS = 250_000_000
 """Nanoseconds after which a tenant no longer counts as stopped repeatedly: 250 ms, two and a half periods of a CPU
 quota. On a busy node a thread is late by `PATIENCE_MOST_NS` about once a second."""
 AHEAD_NS = 2_500_000
-"""Nanoseconds before the end of a silent tenant's work at which the decision is made. 2.5 ms is the time of a hand-off
+"""Nanoseconds before the end of a silent tenant's work at which the decision is made. It covers the time of a hand-off
 on a busy node, and the possible delay of a timer of the event loop."""
 
 

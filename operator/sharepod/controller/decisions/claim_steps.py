@@ -94,8 +94,8 @@ class Allocate:
     node: str
     row: Tenant
     consumer: ClaimPodFacts | None = None
-    """Pod to reserve the claim for, which may still name Pods that have ended. kube-controller-manager reserves an
-    allocated claim for each bound Pod, and deallocates a claim whose last Pod has ended."""
+    """Pod to reserve the claim for, which may still name Pods that have ended. For bound Pods kube-controller-manager
+    reserves an allocated claim for each bound Pod, and deallocates a claim whose last Pod has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ Guarantees, in any order of events:
 - L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. Nor does the absence
   of a Pod decide anything while its SharePod's status is unreadable.
 - L4 no share of a live process is released. A row is removed only in one of three cases. Its agent has confirmed that
-  no process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant
-  was ever bound to that node.
+  no process is left, or an override applies (Node deleted, out-of-service taint, force-release). In the third case no
+  Pod of the tenant was ever bound to that node.
 - L5 a Pod is withdrawn only while it is not bound. It is deleted only once no record allows that it has run: an
   operator that dies in between leaves no run that counts as lost.
 - L6 no idle share: a share is requested only while a Pod of the tenant waits behind its gate, and not in a namespace in

@@ -98,7 +98,7 @@ class WaitingTenant:
 
     @property
     def is_like_others(self) -> bool:
-        """Return whether it may be tried in one group with equal requests: its refusal was counted, and it has no time
+        """Return whether it may be tried in one group with equal requests. Its refusal was counted, and it has no time
         of its own for a retry."""
         known = self.worked_out is not None and self.key is not None
         return known and self.arrival_counted and self.retry_at == float("inf")

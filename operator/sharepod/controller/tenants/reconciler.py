@@ -4,7 +4,7 @@ Guarantees:
 - One tenant is handled at most once at a time.
 - Every step can be repeated: the next reconciliation completes what a crash between any two calls left undone.
 - Absence is confirmed by a GET before it has consequences, with two exceptions. A SharePod's deletion is confirmed
-  once, and not at all if its watch has shown it. A row of a Pod that was seen to end or to be deleted needs no GET: its
+  once, and not at all if its watch has shown it. A row of a Pod that was seen to end or to be deleted needs no GET. Its
   agent confirms the end before the share is released.
 """
 

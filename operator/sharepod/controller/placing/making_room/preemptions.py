@@ -8,7 +8,7 @@ Guarantees:
 - A successor needs no memory of this process: Pods show which tenants end, the ledger shows which were lowered.
 - A preemption whose victims turn out to be protected, or of higher priority by now, is given up; another set is chosen.
 - Tenants that end within an hour are preempted before tenants that may take longer. Each request has one set of such
-  slow tenants at a time: no further tenants are evicted while any of the set has more than an hour left.
+  slow tenants at a time. No further tenants are evicted while any of the set has more than an hour left.
 - Every waiting request gets its turn of the search, however many requests before it cannot be helped.
 - At most `per_minute` Pods are evicted, or shares lowered, a minute.
 """
