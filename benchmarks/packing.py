@@ -9,6 +9,7 @@
 - `--paired`: the difference of refusals between the engine and BestFit and FGD, with the standard error of the mean
   over the seeds.
 - `--mixes`: artificial mixes of labels, models, memory and latencies instead of a trace (packing_mixes.py).
+- `--models N`: N random mixes of GPU models and memory instead of a trace (packing_models.py).
 
 The last part is SharePods with exclusion labels (packing_labels.py). Prints tables and a plot, writes
 `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD must
@@ -33,6 +34,7 @@ from statistics import fmean
 import numpy as np
 from packing_labels import label_rows
 from packing_mixes import mix_rows
+from packing_models import model_rows
 from packing_moves import Moving
 from packing_plot import svg_plot, text_plot
 from packing_policies import BestFit, Fgd, MemoryBlind, Policy, SharePod
@@ -231,6 +233,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--mixes", nargs="?", const="", help="made-up mixes, at --load (0.9, 1.1): all whose name begins so"
     )
+    parser.add_argument("--models", type=int, default=0, metavar="N", help="random mixes of models, at --load (0.8)")
     parser.add_argument("--published", type=Path, help="what BestFit and FGD have to come out at")
     parser.add_argument("--gpu-memory", type=sizes_of, default={}, metavar="MODEL=GiB,...")
     parser.add_argument("--draw-gpu-memory", action="store_true", help="draw each request's memory, whatever its time")
@@ -283,6 +286,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mixes is not None:
         rows += mix_rows(options.seeds, options.load or (0.9, 1.1), options.mixes)
         print_table(rows, title="mixes")
+    elif options.models:
+        makers = {name: POLICIES[name] for name in ("SharePod", BLIND, "BestFit")}
+        for load in options.load or (0.8,):
+            rows += model_rows(makers, turned_away, options.models, load)
+        print_table(rows, title="models")
     elif not traces:
         nodes, pods = generated()
         traces = {"generated": pods}
