@@ -15,8 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A kept descriptor. It has one writer. Any thread may ask for the number and use it; between the two the program could
- * close the file, for which there is no cure. */
+/* A kept descriptor. Only one thread may write it. Any thread may get its number and use it. Between these two steps
+ * the program could close the file; the hook cannot prevent that. */
 struct descriptor {
     _Atomic int number; /* -1: none */
     _Atomic uint64_t inode, device;
@@ -24,19 +24,21 @@ struct descriptor {
 
 #define DESCRIPTOR_NONE {.number = -1}
 
-/* Keep the file that is open under `number`, perhaps under a higher number. False: the file cannot be identified, and
- * is closed. */
+/* Keep the file that is open under `number`; the kept descriptor may get a higher number. Return false if the file
+ * cannot be identified. The file is then closed. */
 bool descriptor_keep(struct descriptor *descriptor, int number);
-/* Return whether this process can open a quarter of its files still, and 32 at least, beyond one more of the hook's. */
+/* Return whether, after one more descriptor of the hook, this process can still open a quarter of its maximum of files,
+ * and at least 32. */
 bool descriptor_room(void);
-/* Return a copy of a descriptor with a number above the usual limit of programs, or any number if none of these is
- * free; -1: there is no room. */
+/* Return a copy of a descriptor: with a number above the usual numbers of programs, or with another number from 3 on if
+ * none of these is free. Return -1 if no number is free, or if the limit of open files is below 128. */
 int descriptor_copy(int number);
-/* Move a descriptor there, if there is room. Return its number; a negative one stays. */
+/* Move a descriptor to a number as of descriptor_copy, if one is free. Return its number. A negative number is returned
+ * unchanged. */
 int descriptor_move(int number);
-/* Return the number if it still stands for the kept file, else -1. */
+/* Return the number if it still refers to the kept file, else -1. */
 int descriptor_number(const struct descriptor *descriptor);
-/* Close the file if the number still stands for it, and forget it. */
+/* Close the file if the number still refers to the kept file. Then clear the descriptor. */
 void descriptor_close(struct descriptor *descriptor);
 
 #endif

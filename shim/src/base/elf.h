@@ -1,9 +1,11 @@
-/* Loaded objects (ELF), read from their own tables: the hook looks symbols up without dlsym, which it interposes.
+/* Loaded objects (ELF), read from their own tables. The hook does not look symbols up with dlsym, because it interposes
+ * dlsym.
  *
  * Guarantees:
- * - No lookup calls a function of the program or of another library, except object_pin, which calls dlopen.
- * - The answer holds while the object stays loaded.
- * - Finding an object that was loaded at the program's start, and a symbol in it, takes no lock (with glibc).
+ * - A lookup calls no function of the program or of another library. Exception: object_pin calls dlopen.
+ * - A result is valid while its object stays loaded.
+ * - With glibc, no lock is taken to find an object that was loaded at the program's start, or a symbol in such an
+ *   object.
  */
 #ifndef SHAREPOD_ELF_H
 #define SHAREPOD_ELF_H
@@ -18,32 +20,32 @@ struct object {
     ElfW(Addr) base;
     const ElfW(Sym) * symbols;
     const char *strings;
-    const uint32_t *gnu_hash, *hash; /* one of them may be NULL */
-    const char *path;                /* as the dynamic linker has it */
-    unsigned long long unloads;      /* objects unloaded so far: while it is the same, `base` is of one object */
+    const uint32_t *gnu_hash, *hash; /* one of the two may be NULL */
+    const char *path;                /* path in the dynamic linker's list */
+    unsigned long long
+        unloads; /* number of objects unloaded so far. While this number is the same, no other object is at `base` */
 };
 
-/* Find the first loaded object whose file name begins with `prefix`. False: none is loaded. */
+/* Find the first loaded object whose file name begins with `prefix`. Return false if no such object is loaded. */
 bool object_find(const char *prefix, struct object *object);
-/* Return the address of a symbol that the object defines, of any version; NULL: it defines none. */
+/* Return the address of a symbol, of any version, that the object defines; NULL: it does not define the symbol. */
 void *object_symbol(const struct object *object, const char *name);
-/* Return a symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL: it is not loaded.
- */
+/* Return the address of a symbol of the C library, in libc, libpthread or libdl; NULL: none of them defines it. */
 void *object_libc_symbol(const char *name);
-/* Keep the object of that path loaded until the process ends, also after each dlclose. */
+/* Keep the object with this path loaded until the process ends, even if the program calls dlclose. */
 void object_pin(const char *path);
-/* Return the symbol of the next object behind the hook that defines it, as RTLD_NEXT would; of the C library if none
- * does. Other copies of the hook do not count. */
+/* Return the symbol as RTLD_NEXT would: from the next object after the hook that defines it. Other copies of the hook
+ * are skipped. If no object defines it, return the symbol of the C library. */
 void *object_next_symbol(const char *name);
-/* Return whether an object in front of the hook defines the symbol. */
+/* Return whether an object before the hook, in the search order, defines the symbol. */
 bool object_defined_before(const char *name);
-/* Return whether the object that holds `address` was loaded before the one that holds `other`. */
+/* Return whether the object that contains `address` was loaded before the object that contains `other`. */
 bool object_precedes(const void *address, const void *other);
-/* Find the loaded object that holds the address. False: its file name does not begin with `prefix`, or there is none.
- */
+/* Find the loaded object that contains the address. Return false if there is none, or if its file name does not begin
+ * with `prefix`. */
 bool object_holding(const void *address, const char *prefix, struct object *object);
-/* Store the directory that the hook itself was loaded from, with a final slash. False: it is longer than `size` bytes.
- */
+/* Store the directory from which the hook was loaded, with a final slash. Return false if it needs more than `size`
+ * bytes. */
 bool object_own_directory(char *directory, size_t size);
 
 #endif

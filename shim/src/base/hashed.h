@@ -1,9 +1,9 @@
-/* A hash table of pieces that the caller owns, each linked by one of its members. The caller holds one lock of its own
- * during all calls.
+/* Hash table of pieces. The caller owns the pieces; one member of each is its link in the table. During all calls the
+ * caller holds a lock of its own, always the same.
  *
  * Guarantees:
- * - finding, adding and removing take the same time for any number of pieces, on average;
- * - a piece keeps its place in memory.
+ * - Finding, adding and removing a piece takes the same time on average for any number of pieces.
+ * - A piece keeps its address.
  */
 #ifndef SHAREPOD_HASHED_H
 #define SHAREPOD_HASHED_H
@@ -12,27 +12,28 @@
 #include <stdint.h>
 
 struct hash_link {
-    struct hash_link *next; /* of the same bucket */
+    struct hash_link *next; /* next link of the same bucket */
     uint64_t hash;
 };
 
 struct hashed {
     struct hash_link **buckets;
-    uint32_t size, count; /* buckets, a power of two; pieces */
+    uint32_t size, count; /* number of buckets, a power of two; number of pieces */
 };
 
-/* Return a hash that depends on all bits of both. */
+/* Return a hash that depends on all bits of both numbers. */
 static inline uint64_t hash_of(uint64_t one, uint64_t other) {
     uint64_t mixed = (one ^ (other * 0xbf58476d1ce4e5b9ull)) * 0x9e3779b97f4a7c15ull;
     return mixed ^ mixed >> 32;
 }
 
-/* Make room for one more piece. False: the kernel gives no memory. */
+/* Make room for one more piece. Return false if the kernel gives no memory. */
 bool hashed_room(struct hashed *table);
-/* Add a piece, after hashed_room. */
+/* Add a piece. Call hashed_room before. */
 void hashed_add(struct hashed *table, struct hash_link *link, uint64_t hash);
 void hashed_remove(struct hashed *table, struct hash_link *link);
-/* Return the first piece of that hash after `link`; NULL: of all. */
+/* Return the first piece with this hash after `link`, or the first of all pieces if `link` is NULL. Return NULL if
+ * there is no further piece. */
 struct hash_link *hashed_next(const struct hashed *table, uint64_t hash, struct hash_link *link);
 
 #endif

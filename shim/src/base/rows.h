@@ -1,9 +1,9 @@
-/* A table of rows that grows: memory from the kernel, zeroed in a child of fork. All calls with one lock of the
- * caller's.
+/* Growing table of rows, in memory from the kernel that is zeroed in a child of fork. During all calls the caller holds
+ * a lock of its own, always the same.
  *
  * Guarantees:
- * - a row keeps its index for good;
- * - a row moves in memory when the table grows: no pointer to a row outlives rows_room().
+ * - A row keeps its index permanently.
+ * - A row moves in memory when the table grows, so a pointer to a row is valid only until the next rows_room().
  */
 #ifndef SHAREPOD_ROWS_H
 #define SHAREPOD_ROWS_H
@@ -13,10 +13,11 @@
 
 struct rows {
     void *rows;
-    unsigned count, capacity; /* rows ever used; rows there is room for */
+    unsigned count, capacity; /* number of rows used so far; number of rows that fit */
 };
 
-/* Makes room for one more row of `size` bytes, the same in every call. False: the kernel gives no memory. */
+/* Make room for one more row of `size` bytes, which is the same in every call. Return false if the kernel gives no
+ * memory. */
 bool rows_room(struct rows *rows, size_t size);
 
 #endif

@@ -1,9 +1,9 @@
-/* A slab: small pieces of one size, from the kernel's memory. The hook has no heap of its own.
+/* Slab: small pieces of one size, in memory from the kernel, because the hook has no heap. During all calls the caller
+ * holds a lock of its own, always the same.
  *
  * Guarantees:
- * - a piece is zeroed when it is taken;
- * - memory is never returned to the kernel.
- * The caller holds one lock of its own during all calls.
+ * - A piece is zeroed when it is taken.
+ * - Memory is never returned to the kernel.
  */
 #ifndef SHAREPOD_SLAB_H
 #define SHAREPOD_SLAB_H
@@ -13,12 +13,13 @@
 #include "base/sys.h"
 
 struct slab {
-    void *spare; /* the free pieces: each begins with the address of the next */
+    void *spare; /* first free piece; each free piece begins with the address of the next */
 };
 
-enum { SLAB_BYTES = 64 << 10 }; /* taken from the kernel at once: some hundred pieces a system call */
+enum { SLAB_BYTES = 64 << 10 }; /* bytes requested from the kernel at once: several hundred pieces per system call */
 
-/* Return a zeroed piece; NULL: the kernel gives no memory. `bytes` is the same in every call, and a multiple of 8. */
+/* Return a zeroed piece of `bytes` bytes; NULL: the kernel gives no memory. `bytes` is a multiple of 8, and the same in
+ * every call. */
 static inline void *slab_take(struct slab *slab, size_t bytes) {
     if (slab->spare == NULL) {
         char *fresh = sys_map(SLAB_BYTES);
@@ -35,7 +36,7 @@ static inline void *slab_take(struct slab *slab, size_t bytes) {
     return piece;
 }
 
-/* Take a piece back, for the next slab_take. */
+/* Return a piece to the slab. A later slab_take may return it again. */
 static inline void slab_give(struct slab *slab, void *piece) {
     *(void **)piece = slab->spare;
     slab->spare = piece;

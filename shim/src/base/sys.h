@@ -1,9 +1,10 @@
-/* The kernel without libc: raw system calls, futex locks, time, memory, one line on standard error.
+/* System interface without libc: raw system calls, futex locks, time, memory, and lines on standard error.
  *
  * Guarantees:
- * - the program's errno stays as it is;
- * - nothing is taken from libc but dl_iterate_phdr: the hook lives in programs of every glibc since 2.17 and of musl,
- *   and starts before libpthread may be there. What the compiler asks for (memcpy and its like) is in strings.c.
+ * - No function changes the program's errno.
+ * - dl_iterate_phdr is the only function of libc that the hook uses. So the hook works with every glibc since 2.17 and
+ *   with musl, and starts even before libpthread is loaded. strings.c has the functions that the compiler needs, such
+ *   as memcpy.
  */
 #ifndef SHAREPOD_SYS_H
 #define SHAREPOD_SYS_H
@@ -18,12 +19,12 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-/* Durations and points in time are nanoseconds; points in time are CLOCK_MONOTONIC's, as sys_now returns them. */
+/* Durations and points in time are in ns. Points in time are of CLOCK_MONOTONIC, as sys_now returns them. */
 #define SYS_MS 1000000ull
 #define SYS_SECOND 1000000000ull
-#define SYS_NEVER UINT64_MAX /* a point in time that is never reached */
+#define SYS_NEVER UINT64_MAX /* later than any point in time */
 
-/* Make a system call. Return the kernel's answer: a result, or a negative errno. */
+/* Make a system call. Return the kernel's result, or a negative errno. */
 static inline long sys_call(long number, long a, long b, long c, long d, long e, long f) {
 #if defined(__x86_64__)
     register long r10 __asm__("r10") = d;
@@ -50,10 +51,10 @@ static inline long sys_call(long number, long a, long b, long c, long d, long e,
 #endif
 }
 
-/* The vdso's clock_gettime, which needs no system call. NULL: not looked for yet, or there is none. */
+/* The vDSO's clock_gettime, which makes no system call. NULL: not looked up yet, or the vDSO has none. */
 extern int (*_Atomic sys_clock)(int clock, struct timespec *now);
 
-/* Return the time, ns. */
+/* Return the time of CLOCK_MONOTONIC, ns. */
 static inline uint64_t sys_now(void) {
     struct timespec now;
     int (*clock)(int, struct timespec *) = atomic_load_explicit(&sys_clock, memory_order_relaxed);
@@ -79,7 +80,7 @@ static inline int sys_process_id(void) {
     return (int)sys_call(SYS_getpid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Return whether a thread of this process still lives. */
+/* Return whether a thread of this process with this id lives. */
 static inline bool sys_thread_lives(int thread) {
     return thread > 0 && sys_call(SYS_tgkill, sys_process_id(), thread, 0, 0, 0, 0) != -ESRCH;
 }
@@ -88,7 +89,8 @@ static inline void sys_close(int descriptor) {
     sys_call(SYS_close, descriptor, 0, 0, 0, 0, 0);
 }
 
-/* Wait while *word is `expected`, at most `timeout` ns (SYS_NEVER: no limit). A signal may end the wait early. */
+/* Wait while *word is `expected`, for at most `timeout` ns (SYS_NEVER: without limit). A signal may end the wait early.
+ */
 static inline void sys_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout) {
     struct timespec time = sys_timespec(timeout == SYS_NEVER ? 0 : timeout);
     sys_call(SYS_futex, (long)word, FUTEX_WAIT_PRIVATE, expected, timeout == SYS_NEVER ? 0 : (long)&time, 0, 0);
@@ -98,7 +100,7 @@ static inline void sys_wake_all(_Atomic uint32_t *word) {
     sys_call(SYS_futex, (long)word, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
 }
 
-/* A lock of the process's threads, zeroed when free: 0 free, 1 taken, 2 taken and waited for. */
+/* Lock between threads of the process. 0: free (also when zeroed); 1: taken; 2: taken, and a thread waits for it. */
 struct lock {
     _Atomic uint32_t word;
 };
@@ -111,7 +113,7 @@ static inline void lock(struct lock *lock) {
         sys_wait(&lock->word, 2, SYS_NEVER);
 }
 
-/* Take the lock if it is free. */
+/* Take the lock if it is free. Return whether it was taken. */
 static inline bool try_lock(struct lock *lock) {
     uint32_t expected = 0;
     return atomic_compare_exchange_strong(&lock->word, &expected, 1);
@@ -122,20 +124,20 @@ static inline void unlock(struct lock *lock) {
         sys_call(SYS_futex, (long)&lock->word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
 }
 
-/* Return fresh zeroed memory, which a child of fork finds zeroed again (where the kernel can: since 4.14). NULL: the
- * kernel gives none. */
+/* Return zeroed memory; NULL: the kernel gives none. The kernel zeroes it again in a child of fork, if it is Linux 4.14
+ * or later. */
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 
-/* Write one line on standard error, after "sharepod: ". Skip the line if there is no room for it at once, or if
- * descriptor 2 is another file than when the program started: it may have opened its own file under the number. The
- * parts end with NULL; a line is cut at 510 bytes. */
+/* Write one line to standard error: "sharepod: " and the parts, which end with NULL. The line is cut at 510 bytes. It
+ * is dropped in two cases: the file cannot take it at once, or descriptor 2 no longer refers to the same file as when
+ * the program started. The program may have closed descriptor 2 and opened its own file under that number. */
 void sys_say(const char *first, ...);
 
-/* Characters of the longest decimal number, with its final zero. */
+/* Characters of the longest 64-bit decimal number, with its final zero byte. */
 enum { SYS_DECIMAL = 21 };
 
-/* Write a number, with its final zero, at the end of `text`. Return where it begins. */
+/* Write a number and a final zero byte at the end of `text`. Return the address of the first digit. */
 const char *sys_decimal(uint64_t number, char text[SYS_DECIMAL]);
 
 #endif

@@ -1,8 +1,8 @@
-/* The hook's own calls of the driver: events, capture status, the context of a stream.
+/* The hook's own driver calls: events, capture status, and the context of a stream.
  *
  * Guarantees:
- * - a call between own_calls_begin and own_calls_end disturbs no stream capture of the program;
- * - each function that needs a context pushes and pops it: the program's current context stays current.
+ * - A call between own_calls_begin and own_calls_end disturbs no stream capture of the program.
+ * - Each function that needs a context pushes it and pops it again, so the program's current context stays current.
  */
 #ifndef SHAREPOD_OWN_CALLS_H
 #define SHAREPOD_OWN_CALLS_H
@@ -11,45 +11,50 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Return whether the handle means a stream of the current context: NULL, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD. */
+/* Return whether the handle is NULL, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD. Such a handle means a default stream of
+ * the current context. */
 static inline bool stream_is_default(CUstream stream) {
     return (uintptr_t)stream <= 2;
 }
 
-/* Return the one name of a stream, the same for every form of a call; `per_thread`: the form is _ptsz or _ptds. */
+/* Return the name of a stream: its handle, with NULL replaced by the default stream that NULL means. So a stream has
+ * the same name in every form of a call. `per_thread`: the call is a _ptsz or _ptds form, in which NULL means
+ * CU_STREAM_PER_THREAD. */
 static inline CUstream stream_named(CUstream stream, bool per_thread) {
     return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Hide the following calls of this thread from stream captures; pass the result to own_calls_end. Without an open
- * capture this makes no driver call. */
+/* Hide the following driver calls of this thread from stream captures. Pass the result to own_calls_end. Without an
+ * open capture this makes no driver call. */
 CUstreamCaptureMode own_calls_begin(void);
 void own_calls_end(CUstreamCaptureMode mode);
-/* The same for an event that is made and recorded, which waits for room in a stream that is full, and which breaks no
- * capture of another stream: no capture waits for it. */
+/* As own_calls_begin, for creating and recording an event. Such a call breaks no capture of another stream, but waits
+ * for room if its stream is full. So the beginning of a capture does not wait for it, unlike for calls after
+ * own_calls_begin. */
 CUstreamCaptureMode own_record_begin(void);
-/* Set how many captures are open, or may be after the next call of the driver. */
+/* Set the number of captures that are open or that the next driver call may open. */
 void own_calls_set_captures(uint32_t captures);
-/* Wait until no thread makes calls that are not hidden: the program's capture begins next. After
- * own_calls_set_captures, with no lock. */
+/* Wait until no thread makes driver calls that are not hidden, because a capture of the program begins next. Call this
+ * after own_calls_set_captures, without a lock. */
 void own_calls_settle(void);
 void own_calls_after_fork(void);
 
-/* Return whether a launch into the stream is recorded by a capture instead of run. */
+/* Return whether a capture records launches into the stream, so that they do not run. */
 bool stream_is_capturing(CUstream stream, bool per_thread);
-/* Return the context that the stream's work runs in; NULL: the driver will refuse the stream. */
+/* Return the context of the stream; NULL: the driver will refuse the stream. */
 CUcontext context_of_stream(CUstream stream);
 
-/* Return the number of a context, which no other one ever has, of whatever handle; 0: the driver tells none. */
+/* Return the driver's unique number of a context; 0: the driver does not report one. Unlike a handle, a number is never
+ * used again. */
 unsigned long long context_number(CUcontext context);
 
-/* Make an event of the hook's own in that context; NULL if the driver makes none. */
+/* Create an event of the hook in this context; NULL: the driver refuses. */
 CUevent event_make(CUcontext context, unsigned flags);
-/* Record an event of that context in a stream of it. */
+/* Record an event of this context in a stream of the context. Return the driver's answer. */
 CUresult event_record(CUcontext context, CUevent event, CUstream stream);
-/* Return whether the driver's answer to a query means that the work is over. */
+/* Return whether this answer to a query means that the work is over. */
 bool work_over(CUresult answer);
-/* Return whether the work before an event of that context is over. */
+/* Return whether the work before an event of this context is over. */
 bool event_passed(CUevent event, CUcontext context);
 
 #endif

@@ -1,6 +1,7 @@
-/* Allocation table: everything of this process whose end gives device memory back, found by the program's name for it.
+/* Allocation table: all objects of this process that free device memory when they end, by handle or address.
  *
- * A hash table with a bucket list. All calls with the lock of struct gpus. The kernel, not a heap, gives its memory.
+ * A hash table with a list per bucket. Callers of all functions hold the lock of struct gpus. The table's memory comes
+ * from the kernel, because the hook has no heap.
  */
 #ifndef SHAREPOD_ALLOCATIONS_H
 #define SHAREPOD_ALLOCATIONS_H
@@ -12,31 +13,32 @@
 
 #include "base/slab.h"
 
-/* Kinds, and the key of each. */
+/* Kinds of allocations, with the key of each. */
 enum allocation_kind {
     ALLOCATION_LINEAR,  /* linear memory: its address */
     ALLOCATION_ARRAY,   /* array or mipmapped array: its handle */
     ALLOCATION_HANDLE,  /* handle of physical memory (cuMemCreate): the handle */
     ALLOCATION_MAPPING, /* mapping of physical memory: the address where it begins */
-    ALLOCATION_SPARSE,  /* mapping of physical memory into a sparse array: a hash of the array's part */
+    ALLOCATION_SPARSE,  /* mapping of physical memory into a sparse array: hash of the mapped part of the array */
     ALLOCATION_CONTEXT, /* context: its handle */
-    ALLOCATION_LIMIT,   /* bytes that cuCtxSetLimit added: context and limit */
-    ALLOCATION_GRAPH    /* executable graph with memory nodes: its handle and the device */
+    ALLOCATION_LIMIT,   /* memory that cuCtxSetLimit added to a context: hash of context and limit */
+    ALLOCATION_GRAPH    /* executable graph with memory nodes: hash of its handle and the device */
 };
 
 struct physical;
 
 struct allocation {
-    struct allocation *next; /* in its bucket, or in a list that was taken out */
+    struct allocation *next; /* next allocation in the bucket, or in a list that was removed from the table */
     uint64_t key;
-    uint64_t bytes;    /* charged; of a graph: what a launch may take; of a mapping: its length */
-    CUcontext context; /* it ends with this context; NULL: it outlives contexts */
+    uint64_t bytes;    /* charged bytes. Of a graph: bytes that a launch may take. Of a mapping: its length */
+    CUcontext context; /* the allocation ends with this context; NULL: it outlives contexts */
     union {
-        struct physical *physical; /* of a handle or a mapping; of linear memory of which a descriptor was made */
-        uint64_t mark; /* of a limit: bytes at the default; of a graph: trims before its last launch, plus 1 */
+        struct physical *physical; /* of a handle or a mapping; also of linear memory with an exported descriptor */
+        uint64_t mark; /* of a limit: bytes at its default value. Of a graph: number of trims of the graph pool before
+                          the graph's last launch, plus 1 */
     };
-    CUarray array; /* of a sparse mapping */
-    int8_t place;  /* of its GPU in struct gpus; -1: nothing is charged for it */
+    CUarray array; /* of a sparse mapping: its array */
+    int8_t place;  /* place of its GPU in struct gpus; -1: nothing is charged */
     uint8_t kind;  /* enum allocation_kind */
 };
 
@@ -46,20 +48,22 @@ struct allocation_table {
     struct slab slab;
 };
 
-/* Return a zeroed allocation, to be filled and then added or dropped; NULL when the kernel gives no memory. */
+/* Return a zeroed allocation; NULL: the kernel gives no memory. The caller fills it, and then passes it to
+ * allocations_add or allocations_drop. */
 struct allocation *allocations_make(struct allocation_table *table);
-/* Put a filled allocation into the table. Never fails. */
+/* Add a filled allocation to the table. Never fails. */
 void allocations_add(struct allocation_table *table, struct allocation *allocation);
 /* Free an allocation that is not in the table. */
 void allocations_drop(struct allocation_table *table, struct allocation *allocation);
-/* Return the newest allocation of that key; NULL if there is none. */
+/* Return the newest allocation with this kind and key; NULL: there is none. */
 struct allocation *allocations_find(const struct allocation_table *table, enum allocation_kind kind, uint64_t key);
-/* Take the newest allocation of that key out of the table; NULL if there is none. */
+/* Remove the newest allocation with this kind and key from the table, and return it; NULL: there is none. */
 struct allocation *allocations_take(struct allocation_table *table, enum allocation_kind kind, uint64_t key);
-/* Take out one allocation that ends with the context; NULL: none is left. `at`: 0 in the first call, then kept. */
+/* Remove one allocation that ends with this context from the table, and return it; NULL: none is left. `*at`: 0 in the
+ * first call, kept by the caller between calls. */
 struct allocation *allocations_take_of(struct allocation_table *table, CUcontext context, size_t *at);
-/* Take out all allocations for which `matches(allocation, of)` is true; return them as a list. Looks at the whole
- * table. */
+/* Remove all allocations for which `matches(allocation, of)` is true, and return them as a list. Takes time in
+ * proportion to the whole table. */
 struct allocation *allocations_take_all(struct allocation_table *table,
                                         bool (*matches)(const struct allocation *, const void *of), const void *of);
 

@@ -1,7 +1,7 @@
-/* Charge of a call: its bytes are reserved before the driver's call (C1) and returned if it fails (C2).
+/* Charge of one driver call: its bytes are reserved before the call (C1) and returned if the call fails (C2).
  *
- * A wrapper that allocates calls charge_begin, the driver, charge_end. A wrapper that frees calls uncharge_begin, the
- * driver, uncharge_end. None of the four keeps the lock (C4).
+ * A wrapper that allocates calls charge_begin, the driver, and charge_end. A wrapper that frees calls uncharge_begin,
+ * the driver, and uncharge_end. None of the four functions holds the lock when it returns (C4).
  */
 #ifndef SHAREPOD_CHARGE_H
 #define SHAREPOD_CHARGE_H
@@ -12,25 +12,28 @@
 
 #include "memory/allocations.h"
 
-/* Charge of one call between begin and end. */
+/* Charge of one call, from charge_begin to charge_end. */
 struct charge {
-    struct allocation *allocation; /* not in the table yet; NULL: nothing is charged, only the driver decides */
+    struct allocation
+        *allocation; /* not in the table yet; NULL: nothing is charged, and the driver may make the allocation */
 };
 
-/* Reserve bytes of a GPU for an allocation that ends with `context` (NULL: outlives contexts). May wait for the agent.
- * CUDA_ERROR_OUT_OF_MEMORY: the tenant's limit does not allow the bytes, or the GPU is not the tenant's. */
+/* Reserve bytes of a GPU for an allocation that ends with `context` (NULL: the allocation outlives contexts). May wait
+ * for the agent. Return CUDA_ERROR_OUT_OF_MEMORY if the tenant's limit does not allow the bytes, if the GPU is not the
+ * tenant's, or if the kernel gives no memory. */
 CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes);
-/* Enter the allocation under its key if the driver made it; otherwise give the charge back. */
+/* If the driver made the allocation, add it to the table under its key. Otherwise return the charge. */
 void charge_end(struct charge *charge, bool made, enum allocation_kind kind, uint64_t key);
 
-/* Take an allocation out of the table before the driver frees it (C3). NULL: nothing was charged under that key. */
+/* Remove an allocation from the table before the driver frees it (C3), and return it; NULL: nothing was charged under
+ * this key. */
 struct allocation *uncharge_begin(enum allocation_kind kind, uint64_t key);
-/* Give the charge back if the driver freed the allocation; otherwise enter the allocation again. */
+/* If the driver freed the allocation, return its charge. Otherwise add the allocation to the table again. */
 void uncharge_end(struct allocation *allocation, bool freed);
 
-/* Enter a context's allocations under another handle, until it is known whether the context has ended. */
+/* Move a context's allocations to another handle, until it is known whether the context has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
-/* Move the allocations of a context to another one. From then on only the end of that context frees them. */
+/* Move the linear memory and arrays of the context `from` to the context `to`. From then on they end with `to`. */
 void memory_hand_over(CUcontext from, CUcontext to);
 
 #endif

@@ -1,8 +1,8 @@
-/* Credits: the bytes of a GPU's memory that the agent counts for this process, and how many of them are in use.
+/* Credits: bytes of a GPU's memory that the agent has granted to this process, and how many of them are in use.
  *
  * Guarantees:
- * - On a GPU whose limit is enforced, bytes are in use only after the agent has credited them (C1). The one exception
- *   is credits_grow, which is reported to the agent (C5).
+ * - On a GPU whose limit is enforced, the process uses only bytes that the agent has granted before (C1). The one
+ *   exception is credits_grow, which reports the bytes to the agent (C5).
  * - Unused credits are returned to the agent (C6).
  * - The lock is not held during a request to the agent (C4).
  */
@@ -14,31 +14,32 @@
 
 #include "memory/state.h"
 
-/* Use bytes: from the idle credits, and the rest from new ones. Waits for the agent's answer, and up to
- * SHAREPOD_MEMORY_WAIT_MS for an absent agent, unless this process by itself would exceed its limit. False: the limit
- * does not allow the bytes. */
+/* Reserve bytes from the idle credits, and request the missing bytes from the agent. Waits for the agent's answer. If
+ * the agent is absent, it waits up to SHAREPOD_MEMORY_WAIT_MS, or up to 1 s if this process alone would exceed its
+ * limit. Return false if the limit does not allow the bytes. */
 bool credits_reserve(int place, uint64_t bytes);
-/* Put bytes to use that are more than the call needs. False unless the agent has them at once, without recalling idle
+/* Reserve more bytes than a call needs. Return false unless the agent can grant them at once, without recalling idle
  * credits of sibling processes. */
 bool credits_reserve_ahead(int place, uint64_t bytes);
-/* Use bytes from the idle credits only, without a request to the agent. */
+/* Reserve bytes from the idle credits only, without a request to the agent. Return false if they are too few. */
 bool credits_take(int place, uint64_t bytes);
-/* Count bytes that the driver has taken already, whatever the limit (C5). */
+/* Count bytes that the driver has already taken, even over the limit (C5). */
 void credits_grow(int place, uint64_t bytes);
-/* Count bytes as idle. Idle bytes beyond CREDITS_IDLE_MOST and beyond the program's usual reuse are returned at once;
- * after a lowered limit all are. */
+/* Return bytes to the idle credits. Idle credits beyond CREDITS_IDLE_MOST and beyond the bytes that the program usually
+ * reuses are returned to the agent at once. After the limit was lowered, all are returned. */
 void credits_return(int place, uint64_t bytes);
 
-/* Get the tenant's limit on a GPU and the usage of all its processes from the agent (1 s at most). Without an answer:
- * this process's usage plus its siblings' at the last answer. False where the limit is not enforced. */
+/* Get the tenant's limit on a GPU, and the memory use of all its processes, from the agent (for at most 1 s). Without
+ * an answer, `*used` is this process's use plus the other processes' use by the last answer. Return false if the limit
+ * is not enforced. */
 bool credits_view(int place, uint64_t *limit, uint64_t *used);
 
-/* Set struct memory up and register the handlers of RECALL and of lowered limits. Before the hook thread runs.
- * `refresh`: see struct memory. */
+/* Set up struct memory, and register the handlers of RECALL and of lowered limits. Call this before the hook thread
+ * runs. `refresh`: see struct memory. */
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session,
                      bool (*refresh)(int place, bool wait));
-/* Give back credits that lay idle for CREDITS_LOOK_NS. Returns the time by which to call again. Hook thread
- * only. */
+/* Return credits to the agent that were idle for CREDITS_LOOK_NS. Return the time of the next call. Only the hook
+ * thread calls this. */
 uint64_t credits_step(uint64_t now);
 
 #endif

@@ -1,37 +1,37 @@
-/* Which addresses are memory of the host and which of a device, as the driver has answered: a copy whose
- * call leaves that open would ask it for each address.
+/* Cache of the driver's answers whether an address is host memory or device memory. Without it, a copy whose call
+ * leaves the direction open would query the driver for both addresses.
  *
  * Guarantees:
- * - C12 an answer is forgotten before a wrapped call returns an address of a device, and after KINDS_KEPT: an address
- *   that other calls have made one (of another process's memory, of graphics, of a module) counts as the host's for no
- *   longer, if it has been the host's before;
- * - no lock, no call of the driver.
+ * - C12 All answers are dropped before a wrapped call returns a device address, and after KINDS_KEPT (1 s). So if a
+ *   call that is not wrapped makes a host address a device address, the address counts as host memory for at most
+ *   KINDS_KEPT. Such calls concern memory of other processes, graphics, or modules.
+ * - No function takes a lock or calls the driver.
  *
- * A page has one kind: mappings, registrations and reservations are of whole pages.
+ * All addresses of a page are of one kind, because mappings, registrations and reservations consist of whole pages.
  */
 #ifndef SHAREPOD_KINDS_H
 #define SHAREPOD_KINDS_H
 
 #include <stdint.h>
 
-enum { KINDS_PLACES = 1 << 14 }; /* pages that are remembered: 64 MiB in one piece */
+enum { KINDS_PLACES = 1 << 14 }; /* pages that fit: 64 MiB in one piece */
 
 enum address_kind { ADDRESS_UNKNOWN, ADDRESS_HOST, ADDRESS_DEVICE };
 
-/* Zeroed: nothing is known. */
+/* The cache. All zero: empty. */
 struct kinds {
-    _Atomic uint64_t age;       /* how often all was forgotten */
-    _Atomic uint64_t forget_at; /* sys_now() at which all is forgotten next */
+    _Atomic uint64_t age;       /* number of times that all answers were dropped */
+    _Atomic uint64_t forget_at; /* sys_now() at which all answers are dropped next */
     _Atomic uint64_t places[KINDS_PLACES];
 };
 
-/* Return the present age, for the calls that follow, before the driver is asked. */
+/* Return the present age. Call this before the driver is queried, and pass the age to the following calls. */
 uint64_t kinds_age(struct kinds *kinds);
-/* Return the kind of an address. */
+/* Return the kind of an address; ADDRESS_UNKNOWN: there is no answer of this age. */
 enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t address);
-/* Remember the driver's answer to a question that was asked at that age. */
+/* Store the driver's answer to a query that was made at this age. */
 void kinds_note(struct kinds *kinds, uint64_t age, uint64_t address, enum address_kind kind);
-/* Forget all: a call has made an address of a device. */
+/* Drop all answers, because a call has made some address a device address. */
 void kinds_forget(struct kinds *kinds);
 
 #endif

@@ -1,15 +1,16 @@
-/* Memory freed without a call of the program: by the driver, from pools; by the kernel, when descriptors are closed. */
+/* Memory that is freed without a call of the program: from pools by the driver, and by the kernel when exported
+ * descriptors are closed. */
 #ifndef SHAREPOD_REFRESH_H
 #define SHAREPOD_REFRESH_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Count the bytes that were returned on a GPU (-1: on any). True if there were any. Without the lock. `driver`: it may
- * be asked. */
+/* Return the charges of memory that was freed on a GPU (-1: on all GPUs). Return whether there was any. `driver`: the
+ * driver may be called. Without the lock. */
 bool memory_refresh(int place, bool driver);
-/* Do the same at regular times while it is of use, and give idle credits back. Returns when to call again. Hook thread
- * only. */
+/* Call memory_refresh at regular times while it can find anything, and return idle credits to the agent. Return the
+ * time of the next call. Only the hook thread calls this. */
 uint64_t memory_step(uint64_t now, bool driver);
 
 #endif

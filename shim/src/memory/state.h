@@ -3,22 +3,22 @@
  * Invariants of memory/ and wrappers/memory, cited by name:
  *
  * C1 charged-before-taken: on a GPU whose limit is enforced, the bytes of a call are charged before the driver's call.
- *    If only the driver knows their number (a pitch, a pool), the expected bytes are charged before and the rest right
- *    after. If the rest is refused, the call is undone and fails. So no call returns success over the limit, except a
- *    graph launch, which cannot be undone (C5).
- * C2 failed-call-gives-back: a call that fails, and memory that is freed, returns its whole charge.
- * C3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may assign its name
- *    to another thread at once. If the driver fails to free it, the allocation returns to the table.
- * C4 no-wait-with-lock: the lock is not held during calls of the driver or requests to the agent.
- * C5 growth-is-counted: memory that the driver takes without a refusable call is charged whatever the limit. It is
- *    reported to the agent as soon as the agent reads.
+ *    If only the driver knows their number (a pitch, a pool), the expected bytes are charged before the call, and the
+ *    rest right after it. If the rest is refused, the call is undone and fails. So no call that exceeds the limit
+ *    returns success. Exception: a graph launch cannot be undone (C5).
+ * C2 failed-call-gives-back: the whole charge is returned when a call fails, and when memory is freed.
+ * C3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may give its handle
+ *    or address to another thread at once. If the driver fails to free the allocation, it returns to the table.
+ * C4 no-wait-with-lock: no thread holds the lock during a driver call or a request to the agent.
+ * C5 growth-is-counted: memory that the driver takes without a call that could be refused is charged even over the
+ *    limit. It is reported to the agent as soon as the agent reads.
  * C6 idle-goes-back: unused credits are returned to the agent:
- *    - at once beyond CREDITS_IDLE_MOST and the amount that the program allocated again each time;
+ *    - at once, beyond CREDITS_IDLE_MOST and the amount that the program allocated again each time;
  *    - when the agent recalls them;
  *    - when the limit is lowered;
- *    - after an idle time of CREDITS_LOOK_NS to twice that.
+ *    - after they were idle for one to two times CREDITS_LOOK_NS.
  *
- * The one struct memory is in struct process. memory_state() is valid once credits_prepare() has run, that is after
+ * struct process contains the only struct memory. memory_state() is valid after credits_prepare(), and so after
  * process_enter().
  */
 #ifndef SHAREPOD_MEMORY_STATE_H
@@ -38,52 +38,56 @@
 struct pool_memory;
 struct export;
 
-enum { MEMORY_GRANULARITY = 512 };  /* bytes: the driver rounds every allocation up to a multiple of it */
-enum { MEMORY_CURRENT_POOLS = 16 }; /* devices whose current pools are remembered, of others the driver is asked */
+enum { MEMORY_GRANULARITY = 512 }; /* bytes: the driver rounds each allocation up to a multiple of this */
+enum {
+    MEMORY_CURRENT_POOLS = 16
+}; /* number of devices whose current pool is stored; for other devices the driver is queried each time */
 
-/* All fields with the lock of struct gpus, except marked ones. */
+/* The lock of struct gpus guards all members, except where noted "without the lock". */
 struct memory {
     struct gpus *gpus;       /* without the lock */
     struct session *session; /* without the lock */
-    /* Counts memory that the driver has freed on its own on a GPU; true if there was any. `wait`: for memory that
-     * streams are to free, a second at most. Without the lock. */
+    /* Returns the charges of memory that the driver has freed on its own on a GPU; true if there was any. `wait`: also
+     * wait, for at most 1 s, for memory that streams are about to free. Without the lock. */
     bool (*refresh)(int place, bool wait);
     struct allocation_table allocations;
     struct slab physical_slab, binding_slab, export_slab;
     struct hashed exports_table;
-    struct export *exports; /* descriptors that the driver has exported, if they were open when last counted */
-    size_t export_count, export_most; /* in the list; count them again before it gets longer */
-    size_t export_asked;              /* calls that have asked for a count since the last */
-    struct physical *lingering;       /* memory of which nothing but exported descriptors is left */
-    uint64_t physical_next_look;      /* sys_now() of their next check; the hook thread's, without the lock */
-    _Atomic uint32_t giving_back;     /* threads that have found some closed and are giving their bytes back */
-    _Atomic uint32_t given_back;      /* how often that is done; without the lock */
-    uint64_t largest_mapping;         /* bytes: the longest mapping that was ever made */
-    uint64_t sparse;                  /* mappings into sparse arrays */
-    struct pool_memory *pools;        /* all that were ever registered, the newest first */
+    struct export *exports;           /* exported descriptors that were open at the last count */
+    size_t export_count, export_most; /* length of that list; length at which the descriptors are counted again */
+    size_t export_asked;              /* calls of exports_count_seldom since the last count */
+    struct physical *lingering;       /* memory to which only exported descriptors refer */
+    uint64_t physical_next_look;      /* sys_now() of the hook thread's next check of `lingering`; without the lock */
+    _Atomic uint32_t giving_back;     /* number of threads that return the charges of lingering memory now */
+    _Atomic uint32_t given_back;      /* number of times that a thread has done so; without the lock */
+    uint64_t largest_mapping;         /* bytes: the longest mapping so far */
+    uint64_t sparse;                  /* number of mappings into sparse arrays */
+    struct pool_memory *pools;        /* all pools registered so far, the newest first */
     struct slab pool_slab;
-    bool pools_watched;       /* the hook thread checks the driver's figures regularly */
-    uint64_t pool_chunk;      /* bytes: pools grow by multiples of it or of a part of it; 0: none has grown */
-    uint64_t pool_surplus;    /* bytes: the most that a pool grew beyond what its call needed; less than its step */
-    uint64_t pools_next_look; /* sys_now() of the next check; the hook thread's, without the lock */
-    _Atomic bool graph_pools; /* some graph may have memory nodes; without the lock */
-    uint32_t contexts[SHP_MAX_GPUS]; /* contexts of this process on each GPU */
-    uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for them */
+    bool pools_watched;       /* the hook thread checks the driver's figures of pools regularly */
+    uint64_t pool_chunk;      /* bytes: step in which the driver grows pools, or a multiple of that step; 0: no pool has
+                                 grown yet */
+    uint64_t pool_surplus;    /* bytes: largest growth of a pool beyond its call's need; less than the driver's step */
+    uint64_t pools_next_look; /* sys_now() of the hook thread's next check; without the lock */
+    _Atomic bool graph_pools; /* a graph may have memory nodes; without the lock */
+    uint32_t contexts[SHP_MAX_GPUS]; /* number of this process's contexts on each GPU */
+    uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for these contexts */
     struct kinds kinds;              /* without the lock */
-    _Atomic uint64_t refusal_due;    /* sys_now() from which a refusal is written again; without the lock */
-    CUmemoryPool current_pools[MEMORY_CURRENT_POOLS]; /* by device; NULL: not known */
-    uint32_t pools_chosen;                            /* calls that may have made another pool a current one */
-    struct lock limit_lock; /* for cuCtxSetLimit, which reads, charges and writes; taken before the other lock */
+    _Atomic uint64_t refusal_due;    /* sys_now() from which the next refusal is written; without the lock */
+    CUmemoryPool current_pools[MEMORY_CURRENT_POOLS]; /* by device: its current pool; NULL: not known */
+    uint32_t pools_chosen;                            /* number of calls that may have changed a current pool */
+    struct lock limit_lock; /* lock of cuCtxSetLimit, which reads the limit, charges and sets it; taken before the lock
+                               of struct gpus */
 };
 
-/* NULL before the first CUDA call of the program. Zeroed, as struct process is, in a child of fork. */
+/* NULL before the first CUDA call of the program. The kernel zeroes struct memory in a child of fork. */
 extern struct memory *_Atomic the_memory;
 
 static inline struct memory *memory_state(void) {
     return atomic_load_explicit(&the_memory, memory_order_relaxed);
 }
 
-/* Take the lock of struct gpus, which is the lock of struct memory too. */
+/* Take the lock of struct gpus, which also guards struct memory. */
 static inline void memory_lock(void) {
     lock(&memory_state()->gpus->lock);
 }
@@ -92,7 +96,8 @@ static inline void memory_unlock(void) {
     unlock(&memory_state()->gpus->lock);
 }
 
-/* Round up to a multiple of `step`. A sum beyond 64 bits gives a multiple that is more than any GPU has. */
+/* Round up to a multiple of `step`. If the result would exceed 64 bits, return the largest such multiple, which is more
+ * than any GPU has. */
 static inline uint64_t memory_rounded(uint64_t bytes, uint64_t step) {
     return bytes > UINT64_MAX - step ? UINT64_MAX / step * step : (bytes + step - 1) / step * step;
 }

@@ -1,11 +1,12 @@
-/* Linear memory that the program has freed on a stream (cuMemFreeAsync): it is in use until the stream reaches the
+/* Linear memory that the program has freed on a stream (cuMemFreeAsync). It is in use until the stream reaches the
  * free.
  *
  * Guarantees:
- * - Its charge is returned once an event behind the free has completed, or the context of the stream has ended.
- * - The freeing thread never waits: the stream may wait for that thread's next action.
- * - An allocation waits for all such events, a second at most, before it is refused. When the agent recalls credits,
- *   the events are queried.
+ * - The charge of the memory is returned after an event behind the free has completed, or the stream's context has
+ *   ended.
+ * - The thread that frees never waits, because the stream may be waiting for that thread's next action.
+ * - Before an allocation is refused, it waits for all such events, at most 1 s. When the agent recalls credits, the
+ *   hook queries the events.
  */
 #ifndef SHAREPOD_FREED_H
 #define SHAREPOD_FREED_H
@@ -19,23 +20,25 @@
 #include "memory/charge.h"
 #include "time/streams.h"
 
-struct freed; /* one piece of memory */
+struct freed; /* one piece of freed memory */
 
 struct freed_memory {
     struct lock lock;
     struct slab slab;
     struct freed *_Atomic first;
-    uint64_t next_look; /* the hook thread's */
+    uint64_t next_look; /* time of the next check; only the hook thread uses it */
 };
 
-/* Return the charge of memory that was freed on that stream once the stream has reached the free. After the driver's
- * call; `stream` by its one name. If no event can be recorded, the charge is returned at once. */
+/* Return the charge of memory that was freed on this stream, after the stream has reached the free. Call this after the
+ * driver's call. `stream`: its name, see stream_named. If no event can be recorded, the charge is returned at once. */
 void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream);
-/* Return the charges of all memory that is free by now. True if there was any. */
+/* Return the charges of all memory whose free the stream has reached. Return whether there was any. */
 bool freed_refresh(struct freed_memory *freed, struct streams *streams);
-/* The same, but wait until all of it is free, a second at most: a stream may wait for this very thread. */
+/* As freed_refresh, but wait until all streams have reached the free, for at most 1 s: a stream may be waiting for the
+ * calling thread. */
 bool freed_await(struct freed_memory *freed, struct streams *streams);
-/* Do the same at regular times while there is any. Return when to call again. Hook thread only. */
+/* Call freed_refresh at regular times while any freed memory is left. Return the time of the next call. Only the hook
+ * thread calls this. */
 uint64_t freed_step(struct freed_memory *freed, struct streams *streams, uint64_t now);
 
 #endif

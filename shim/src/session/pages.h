@@ -1,7 +1,7 @@
-/* The pages shared with the agent, whose descriptors come with WELCOME: the hints page, which is read, and the pulse
- * page, which is written. A child of fork inherits neither.
+/* Pages that the process shares with the agent: the hints page, which the hook reads, and the pulse page, which it
+ * writes. Their descriptors arrive with WELCOME. A child of fork inherits neither page.
  *
- * The hints page keeps its address for as long as the process lives: threads at the gate read it without a lock.
+ * The hints page has the same address for the life of the process, because threads at the gate read it without a lock.
  */
 #ifndef SHAREPOD_PAGES_H
 #define SHAREPOD_PAGES_H
@@ -10,17 +10,18 @@
 
 #include "sharepod/protocol.h"
 
-/* Return a place for the hints page, with empty hints in it. NULL: no memory. */
+/* Return an address for the hints page, with empty hints there; NULL: no memory. */
 const struct shp_hints *hints_reserve(void);
-/* Put the page of that descriptor, which stays the caller's, in that place; where it is no hints page or cannot be
- * mapped, empty hints. */
+/* Map the hints page of this descriptor at `place`. If it is no hints page or cannot be mapped, map empty hints. The
+ * caller keeps the descriptor. */
 void hints_map(const struct shp_hints *place, int descriptor);
-/* Put empty hints in that place. */
+/* Map empty hints at `place`. */
 void hints_clear(const struct shp_hints *place);
 
-/* Map the pulse page of that descriptor, which stays the caller's. NULL: it is none, or cannot be mapped. */
+/* Map the pulse page of this descriptor and return its address; NULL: it is no pulse page, or cannot be mapped. The
+ * caller keeps the descriptor. */
 struct shp_pulse *pulse_map(int descriptor);
-/* Unmap the page; NULL is allowed. */
+/* Unmap the pulse page. `pulse` may be NULL. */
 void pulse_unmap(struct shp_pulse *pulse);
 
 #endif

@@ -1,8 +1,8 @@
-/* The tenant's GPUs: the grant on each, and the memory that this process holds there.
+/* Table of the tenant's GPUs: the share of each, and the memory that this process holds there.
  *
  * Guarantees:
  * - A GPU keeps its place (index in struct gpus) for the life of the process.
- * - A GPU that is no longer granted stays in the table, with its last grant.
+ * - A GPU that is no longer granted stays in the table, with its last share.
  * - `used` <= `credited` for every GPU.
  */
 #ifndef SHAREPOD_GPUS_H
@@ -18,56 +18,60 @@
 
 struct gpu {
     uint8_t uuid[SHP_UUID_BYTES];
-    _Atomic int wire;        /* index on the wire, -1: not in the present connection */
+    _Atomic int wire;        /* index of the GPU in frames; -1: the GPU is not part of the present connection */
     uint32_t request, limit; /* thousandths of the GPU's time */
-    uint64_t memory;         /* bytes: the limit of all the tenant's processes together */
-    bool enforced;           /* `memory` is a limit; else memory is counted, never refused */
+    uint64_t memory;         /* bytes: memory limit of all processes of the tenant together */
+    bool enforced;           /* true: allocations over `memory` are refused. False: memory is only counted */
     uint64_t context;        /* bytes that the first context of a process takes; 0: unknown */
-    uint64_t credited;       /* bytes the agent counts for this process */
-    uint64_t used;           /* part of `credited` in use, by allocations and calls under way */
-    uint64_t siblings;       /* bytes of the tenant's other processes, as the agent last reported */
-    bool siblings_known;     /* the agent has reported them */
-    uint64_t untold;         /* of these, bytes that the driver took and that are not yet reported to the agent */
-    uint32_t unanswered;     /* recalls that have been acted on, and whose answer could not be sent yet */
-    bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
-    bool watched;         /* the hook thread checks idle credits and retries failed reports */
-    uint64_t idle_least;  /* bytes: the least that was idle since the hook thread's last check */
-    uint64_t idle_look;   /* sys_now() of its next check; the hook thread's */
-    uint64_t kept;        /* bytes that may lie idle because the program took as many again soon after it freed them */
-    uint64_t parted;      /* bytes returned since the program last paused, less the bytes allocated again */
-    uint64_t parted_last; /* sys_now() when some were last returned */
+    uint64_t credited;       /* bytes that the agent counts for this process */
+    uint64_t used;           /* bytes of `credited` that allocations, and calls under way, use */
+    uint64_t siblings;       /* bytes of the tenant's other processes, by the agent's last report */
+    bool siblings_known;     /* the agent has reported `siblings` */
+    uint64_t untold; /* bytes of `credited` that the driver took without a request, and that are not yet reported to the
+                        agent */
+    uint32_t unanswered; /* recalls that were carried out, but whose answers could not be sent yet */
+    bool tight;          /* the limit was lowered: no credits are kept idle until the agent grants some again */
+    bool watched;        /* the hook thread checks this GPU's idle credits, and sends failed reports again */
+    uint64_t idle_least; /* bytes: minimum of idle credits since the hook thread's last check */
+    uint64_t idle_look;  /* sys_now() of the hook thread's next check; only the hook thread uses it */
+    uint64_t kept;   /* bytes that may stay idle: the program soon allocated as many again after it had freed them */
+    uint64_t parted; /* bytes returned to the agent since the program last paused, less the bytes allocated again */
+    uint64_t parted_last; /* sys_now() of the last such return */
 };
 
-enum { GPUS_DEVICES = 64 }; /* device ordinals of CUDA: four times the GPUs that a tenant may have */
+enum { GPUS_DEVICES = 64 }; /* number of CUDA device ordinals in `places`: four times the GPUs that a tenant may have */
 
 struct gpus {
-    struct lock lock; /* for all of it, and for struct memory */
+    struct lock lock; /* guards this struct, and struct memory */
     unsigned count;
-    _Atomic bool ungated; /* without `limits`, and the agent's setting fail_open: until something has been learned */
+    _Atomic bool ungated; /* no share is known, and fail_open is on: launches and allocations pass freely */
     struct gpu gpus[SHP_MAX_GPUS];
-    /* Called when the limit of a place was lowered from `before` bytes, if it is enforced; NULL: no callback. With the
-     * lock. */
+    /* Called when an enforced limit was lowered from `before` bytes; NULL: no callback. Called with the lock. */
     void (*lowered)(int place, uint64_t before);
-    _Atomic int8_t places[GPUS_DEVICES]; /* of CUDA's device ordinals: 0 not looked up, else place + 1 */
+    _Atomic int8_t places[GPUS_DEVICES]; /* by CUDA device ordinal: 0: not looked up; -1: not a GPU of the tenant; else
+                                            place + 1 */
 };
 
-/* Store the grants. `connected`: `granted` has the order of the wire. With the lock. */
+/* Store the tenant's shares. `connected`: they come from the agent, and `granted` has the order of the GPUs in frames.
+ * With the lock. */
 void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count, bool connected);
-/* Store the usage of the tenant's other processes: `used` less `own` bytes. With the lock. */
+/* Store the memory use of the tenant's other processes: `used` minus `own` bytes. With the lock. */
 void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own);
-/* Drop the numbers on the wire after the connection is lost. With the lock. */
+/* Clear the indices in frames after the connection is lost. With the lock. */
 void gpus_disconnect(struct gpus *gpus);
-/* Return the GPU of a number on the wire; NULL: none. With the lock. */
+/* Return the GPU with this index in frames; NULL: there is none. With the lock. */
 struct gpu *gpus_by_wire(struct gpus *gpus, uint32_t wire);
-/* Results of gpus_place for devices without a place: another tenant's, and devices that do not exist. */
+/* Results of gpus_place for devices without a place. GPUS_FOREIGN: not a GPU of this tenant. GPUS_NO_DEVICE: no such
+ * device. */
 enum { GPUS_FOREIGN = -1, GPUS_NO_DEVICE = -2 };
-/* Return the place of a CUDA device; negative: none of the tenant's. Without the lock. */
+/* Return the place of a CUDA device, or GPUS_FOREIGN or GPUS_NO_DEVICE. Without the lock. */
 int gpus_place(struct gpus *gpus, CUdevice device);
-/* Return whether nothing is gated and no memory is counted or refused. */
+/* Return whether launches pass without a gate, and memory is neither counted nor refused. */
 static inline bool gpus_ungated(const struct gpus *gpus) {
     return atomic_load_explicit(&gpus->ungated, memory_order_relaxed);
 }
-/* Return the least request of all GPUs, in thousandths: the request of a gang without an agent. Without the lock. */
+/* Return the smallest request of all GPUs, in thousandths. Without an agent it applies to all GPUs of the tenant.
+ * Without the lock. */
 uint32_t gpus_request(struct gpus *gpus);
 
 #endif

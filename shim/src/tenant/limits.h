@@ -1,8 +1,8 @@
-/* The file `limits` next to the hook: the tenant's grants, for the time without an agent.
+/* Parser of the file `limits` next to the hook: the tenant's shares, which apply while there is no agent.
  *
  * Guarantees:
- * - invalid lines are skipped; a file without a valid line counts as no file;
- * - processes of one tenant read the same `phase`.
+ * - Invalid lines are skipped. A file without a valid line counts as missing.
+ * - All processes of a tenant read the same `phase`.
  */
 #ifndef SHAREPOD_LIMITS_H
 #define SHAREPOD_LIMITS_H
@@ -15,16 +15,18 @@
 struct limits {
     unsigned count;
     struct shp_gpu gpus[SHP_MAX_GPUS];
-    uint64_t phase; /* ns, below 135 ms: where the tenant's duty cycle begins; another for most other tenants */
+    uint64_t phase; /* ns, below 135 ms: start of the tenant's duty cycle within a period. Most tenants have different
+                       phases */
 };
 
-/* Read the file of that directory. False: there is none, or no line of it can be understood. */
+/* Read the file in this directory. Return false if there is no file, or no valid line. */
 bool limits_read(const char *directory, struct limits *limits);
-/* Return whether the agent's setting fail_open is on: programs go on ungated where there is no file `limits`. */
+/* Return whether the agent's setting fail_open is on. If it is, programs run without share and limit while there is no
+ * file `limits`. */
 bool limits_fail_open(const char *directory);
-/* Parse the text of the file. False: no line of it can be understood. */
+/* Parse the text of the file. Return false if it has no valid line. */
 bool limits_parse(const char *text, struct limits *limits);
-/* Read a GPU's UUID as NVML prints it, and move `at` behind it. False: it is none. */
+/* Parse a GPU's UUID in NVML's format, and move `at` to the character after it. Return false if there is no UUID. */
 bool limits_take_uuid(const char **at, uint8_t *uuid);
 
 #endif

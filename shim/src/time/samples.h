@@ -1,13 +1,14 @@
-/* Samples of the process's progress: at random moments, whether its launched work is in flight.
+/* Samples of the process's progress: whether launched work is in flight at random moments.
  *
  * Guarantees:
- * - SP1 a sample disturbs no stream capture (R3), records no event and orders nothing.
- * - SP2 a sample never waits: it skips a lock that is taken. It makes no call about a stream that a thread's running
- *   launch may go into, because the launch may wait for room in the driver. Such a sample is dropped, unless that
- *   launch has not returned since the last sample: then its stream is full, and has work.
- * - SP3 the moments do not depend on the work: intervals are uniform between 0.5 and 1.5 SAMPLES_MEAN, so that samples
- *   do not keep step with a period of the program.
- * - SP4 samples take at most SAMPLES_SHARE of the hook thread's time: if they take longer, they become rarer.
+ * - SP1 A sample disturbs no stream capture (R3), records no event and orders no work.
+ * - SP2 A sample never waits. It is skipped if the registry's lock is taken. If a thread is inside a launch that may go
+ *   into a stream, the sample makes no call about that stream, because the launch may be waiting for room in the
+ *   driver. The sample is then dropped, with one exception: a thread that was inside the same launch at the last sample
+ *   has a full stream, which counts as work in flight.
+ * - SP3 The moments do not depend on the work. Intervals are uniformly distributed between 0.5 and 1.5 SAMPLES_MEAN, so
+ *   that samples do not synchronize with a period of the program.
+ * - SP4 Samples take at most 1 / SAMPLES_SHARE of the hook thread's time. If samples take longer, the intervals grow.
  */
 #ifndef SHAREPOD_SAMPLES_H
 #define SHAREPOD_SAMPLES_H
@@ -18,29 +19,30 @@
 #include "time/gate/gate.h"
 #include "time/streams.h"
 
-/* In ns. MEAN: 50 samples in the 25 ms after which the agent decides, without more wake-ups of the hook thread than the
- * checks of a contended token cause. MOST: longest interval after samples that a busy processor has delayed. */
+/* SAMPLES_MEAN: mean interval, ns. It gives 50 samples in the 25 ms after which the agent decides, and no more wake-ups
+ * of the hook thread than the checks of a contended token cause. SAMPLES_MOST: longest mean interval, ns, after a busy
+ * processor has delayed samples. */
 #define SAMPLES_MEAN (SYS_MS / 2)
 #define SAMPLES_MOST (10 * SYS_MS)
-#define SAMPLES_SHARE 200 /* one part in so many */
+#define SAMPLES_SHARE 200 /* samples take at most one part in 200 of the time */
 
 struct samples {
-    uint64_t taken, in_flight; /* since samples_begin */
-    uint64_t several;          /* of these with work in several streams */
-    uint64_t launches;         /* likewise, as of the last sample or end of a hold */
-    uint64_t launched_before;  /* launches before samples_begin */
-    uint64_t next;             /* when the next one is due; 0: none is */
-    uint64_t took;             /* the last one, ns */
-    uint64_t random;           /* state of the generator; 0: to be seeded */
+    uint64_t taken, in_flight; /* samples, and samples with work in flight, since samples_begin */
+    uint64_t several;          /* samples with work in flight in several streams */
+    uint64_t launches;         /* launches since samples_begin, as of the last sample or the end of a hold */
+    uint64_t launched_before;  /* number of launches before samples_begin */
+    uint64_t next;             /* time of the next sample; 0: no sample is planned */
+    uint64_t took;             /* duration of the last sample, ns */
+    uint64_t random;           /* state of the random number generator; 0: not seeded yet */
 };
 
-/* Count from zero: the connection is a new one. */
+/* Reset all counts, for a new connection. */
 void samples_begin(struct samples *samples, const struct gate *gate);
-/* Count the launches so far. */
+/* Update `launches`. */
 void samples_count(struct samples *samples, const struct gate *gate);
-/* Take a sample if one is due. Return when the next one is. For the hook thread. */
+/* Take a sample if one is due. Return the time of the next sample. Only the hook thread calls this. */
 uint64_t samples_step(struct samples *samples, struct streams *streams, const struct gate *gate, uint64_t now);
-/* Take no more of them until the next samples_step. */
+/* Take no sample until the next samples_step, which then plans one. */
 void samples_pause(struct samples *samples);
 
 #endif

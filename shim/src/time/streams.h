@@ -1,18 +1,23 @@
-/* The registry of contexts and streams whose work is not known to have finished, of the threads' queues on them, and of
- * open captures.
+/* Registry of the program's GPU work: contexts and streams whose work may be unfinished, the queue of each thread on
+ * each stream, and open stream captures.
+ *
+ * Terms: a row is the registry's entry of a stream or a context. An opening is the time between gate_open and
+ * gate_close. A wait of the program is a wait that the program puts into a stream, for example for a value.
  *
  * Guarantees:
- * - R1 each stream that a launch went into during the present opening is registered before the launch (P2);
- * - R2 the hook never uses a handle after the program destroyed it. A new stream with the same handle is another
- *   stream, for every thread. Other streams stay registered;
- * - R3 no call of the hook disturbs a stream capture of the program;
- * - R4 the hook holds no lock while the driver destroys a stream or a context, or calls the program back;
- * - R5 work that a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN). The
- *   same holds for work of the legacy stream, if it waits for that stream;
- * - R6 the number of contexts, streams and captures is limited only by memory. Without memory the launch or the capture
- *   is refused with CUDA_ERROR_OUT_OF_MEMORY;
- * - R7 each thread has its own queue on each stream that it launches into under a metered grant;
- * - R8 finding a stream or a queue takes the same time for any number of them.
+ * - R1 If a launch went into a stream during the present opening, the stream was registered before that launch
+ *   (P2).
+ * - R2 The hook never uses a handle after the program has destroyed the stream or context. A new stream with the same
+ *   handle is another stream, for every thread. Other streams stay registered.
+ * - R3 No call of the hook disturbs a stream capture of the program.
+ * - R4 The hook holds no lock while the driver destroys a stream or a context, or calls the program back.
+ * - R5 Before a stream begins or joins a capture, the hook records an event behind the stream's earlier work, as a row
+ *   with STREAM_ORPHAN. If the legacy stream waits for the capturing stream, the hook does the same for the legacy
+ *   stream.
+ * - R6 Only memory limits the number of contexts, streams and captures. Without memory the hook refuses the launch or
+ *   the capture with CUDA_ERROR_OUT_OF_MEMORY.
+ * - R7 Each thread has its own queue on each stream that it launches into under a metered grant.
+ * - R8 Finding a stream or a queue takes the same time for any number of streams and queues.
  */
 #ifndef SHAREPOD_STREAMS_H
 #define SHAREPOD_STREAMS_H
@@ -29,106 +34,109 @@
 #include "time/gate/gate.h"
 #include "time/queue/pace.h"
 
-/* Stands for a stream that is not to be touched any more: its last work is behind an event. */
+/* Stream of a row whose own stream must not be used any more. The end of the row's work shows at the row's event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
 struct known_context {
     struct known_context *next;
-    struct known_stream *streams; /* its rows */
-    CUcontext context;            /* NULL: a free place */
-    uint32_t epoch;               /* differs from that of an earlier context of the same handle; never 0 */
-    uint32_t ending;              /* the driver is destroying it, or about to: its handles are not to be used; which end
-                                     that is, else 0 */
-    uint32_t amid; /* it was noted while a context of the same handle was ending: which end; else 0. Which of the two
-                      the work of its rows is in shows when that end is over */
+    struct known_stream *streams; /* rows of its streams */
+    CUcontext context;            /* NULL: this entry is free */
+    uint32_t epoch;  /* number of the context, never 0: another context with the same handle has another epoch */
+    uint32_t ending; /* number of the end under way; 0: none. While not 0, no handle of the context may be used */
+    uint32_t amid; /* number of the end, of another context with this handle, that was under way when this row was made;
+                      0: none. Which of the two contexts runs the work of this row's streams is known after that end */
     uint32_t attached; /* references that cuCtxAttach took */
-    bool for_end;      /* nothing was known of it before its end */
+    bool for_end;      /* this row was made for the end of its context */
     bool held;         /* the program has put a wait into all of its streams */
 };
 
-/* Return whether the hook makes no call about a context for now: an end is under way, after which it is known of which
- * context the handles are. */
+/* Return whether an end is under way of this context, or of another one with its handle. Until that end is over, the
+ * handle may refer to either context, so the hook makes no driver call with it. */
 static inline bool context_unsettled(const struct known_context *known) {
     return known->ending != 0 || known->amid != 0;
 }
 
 struct known_stream {
-    struct hash_link link; /* first; unused by an orphan */
+    struct hash_link link; /* first member; not used in a row with STREAM_ORPHAN */
     struct known_context *context;
     CUstream stream; /* NULL: the default streams of the context; or STREAM_ORPHAN */
     CUevent event;
-    struct queue *queues; /* of threads */
-    bool pending;         /* launched into since the last drain */
-    bool unmetered;       /* by a thread without a queue on it: only an event of its own shows the end */
-    bool waiting;         /* `event` is recorded and not yet seen complete */
-    bool asked;   /* the drain asks the stream itself, of default streams the legacy one, and has not seen it idle */
-    bool unseen;  /* the drain waits until the end of per-thread default streams is known */
-    bool skipped; /* a drain began while its context was ending */
-    bool busy;    /* in the list of rows with work */
-    bool held;    /* the program has put a wait into it, or into a stream that it waits for */
-    uint64_t idle_after; /* launches of all its queues after which a sample saw it idle */
+    struct queue *queues; /* queues of threads on the stream */
+    bool pending;         /* a launch went into the stream after the last drain */
+    bool unmetered; /* such a launch came from a thread without a queue on the stream: only `event` shows when it has
+                       finished */
+    bool waiting;   /* `event` is recorded, and no check has seen it complete */
+    bool asked;  /* the drain queries the stream (of default streams, the legacy stream), and no query has found it idle
+                  */
+    bool unseen; /* the drain cannot see yet when per-thread default streams end, and waits until it can */
+    bool skipped;        /* a drain began while its context was ending */
+    bool busy;           /* the row is in the list of rows with work */
+    bool held;           /* the program has put a wait into the stream, or into a stream that the stream waits for */
+    uint64_t idle_after; /* number of launches, of all its queues, after which a sample found the stream idle */
     struct known_stream *busy_next, **busy_from;
-    struct known_stream *next, **from; /* of the same context */
+    struct known_stream *next, **from; /* rows of the same context */
 };
 
-/* The bounded queue of one thread on one stream. Used only by that thread, except for marked fields. */
+/* Bounded queue of one thread on one stream. Only that thread uses it, except where noted. */
 struct queue {
-    struct hash_link link; /* first; the registry's, as all down to `ended` */
-    struct slot *slot;     /* of the thread */
+    struct hash_link link; /* first member. Only the registry uses this and the members down to `ended` */
+    struct slot *slot;     /* slot of the thread */
     struct known_stream *row;
-    uint32_t epoch; /* which context of its handle: the events go with it */
+    uint32_t epoch; /* epoch of the context: the events end with that context */
     struct queue *stream_next, **stream_from;
     struct queue *slot_next, **slot_from;
-    bool awaited;         /* the drain waits for `last` */
-    uint64_t inside;      /* its slot's sequence at the last sample, if its thread was inside a launch then */
-    uint64_t covered;     /* launches behind the event of the row */
-    _Atomic bool ended;   /* its stream or context has ended: not to be used any more */
-    _Atomic bool departs; /* its context is ending, or about to */
-    _Atomic bool calls;   /* its thread is in a call of the driver with its stream or its events */
+    bool awaited;       /* the drain waits for the event `last` */
+    uint64_t inside;    /* `sequence` of its slot at the last sample, if the thread was inside a launch then; else 0 */
+    uint64_t covered;   /* number of launches that are before the row's event */
+    _Atomic bool ended; /* its stream or context has ended: the queue must not be used any more */
+    _Atomic bool departs; /* its context is ending or about to end */
+    _Atomic bool calls;   /* its thread is in a driver call that uses the stream or the events of this queue */
     CUevent events[PACE_FENCES], tail;
-    uint64_t places[PACE_FENCES];            /* launches before each of `events` */
-    uint64_t passed;                         /* launches before the last of them that has passed */
-    _Atomic uint64_t held_after, held_again; /* launches before the first and the last wait that no fence has passed;
-                                                NOT_HELD: there is none. By any thread that puts one into the stream */
-    bool held_long;                          /* a fence behind such a wait was waited for in vain */
-    /* What each launch reads and writes, in one cache line; `last`, `launched`, `fenced` are read by the hook thread.
-     */
-    CUstream stream __attribute__((aligned(64))); /* by its one name, see stream_named */
+    uint64_t places[PACE_FENCES];            /* number of launches before each of `events` */
+    uint64_t passed;                         /* number of launches before the last event that has passed */
+    _Atomic uint64_t held_after, held_again; /* number of launches before the first and before the last wait of the
+                                                program that no fence has passed; NOT_HELD: there is no such wait.
+                                                Written by any thread that puts a wait into the stream */
+    bool held_long;                          /* the meter has waited unsuccessfully for a fence behind such a wait */
+    /* The members that each launch reads and writes, in one cache line. The hook thread reads `last`, `launched` and
+     * `fenced`. */
+    CUstream stream __attribute__((aligned(64))); /* the stream's name, see stream_named */
     CUcontext context;
-    _Atomic uint32_t word; /* of the gate, when it was registered; 0: to be registered again with the next launch. With
-                              the lock, but 0 by the thread itself */
-    uint32_t opening;      /* the gate's next closing, when it was last used */
-    _Atomic uint64_t launched; /* launches ever; counted inside the passage */
-    uint64_t due;              /* the launch after which `pace` gets the next report */
-    uint64_t told;             /* launches reported to it */
-    _Atomic uint64_t fenced;   /* launches behind `last` */
-    _Atomic(CUevent) last;     /* the event that was recorded last */
-    struct pace pace;          /* the model: which launches pass, and which fences to wait for */
+    _Atomic uint32_t word; /* gate word under which the queue was registered; 0: the next launch registers it again. Set
+                              with the registry's lock; its thread may set 0 without the lock */
+    uint32_t opening;      /* the gate's `next_closing` when the queue was last used */
+    _Atomic uint64_t launched; /* number of launches so far, counted inside the passage */
+    uint64_t due;              /* number of the launch after which `pace` gets the next report */
+    uint64_t told;             /* number of launches reported to `pace` */
+    _Atomic uint64_t fenced;   /* number of launches before the event `last` */
+    _Atomic(CUevent) last;     /* event that was recorded last */
+    struct pace pace;          /* model that decides which launches pass, and which fences to wait for */
 };
 
-/* A capture that is open, or a call under way that may have its stream capture. */
+/* An open capture, or a call under way that may make its stream join a capture. */
 struct open_capture {
     CUcontext context;
-    CUstream stream; /* the stream where it began, or one that may join another; never NULL */
-    bool joins;      /* the stream may join a capture: noted during that call only */
-    bool blocks;     /* the legacy stream would wait for the stream */
+    CUstream stream; /* stream in which the capture began, or stream that may join another capture; never NULL */
+    bool joins;      /* the stream may join a capture; such an entry exists only during the call */
+    bool blocks;     /* the legacy stream waits for work of this stream */
 };
 
-/* The primary context of a device, by the program's calls. */
+/* Primary context of a device, by the program's calls. */
 struct primary {
-    CUcontext context;         /* as of the last retain; NULL: not known */
-    unsigned long long number; /* its, see context_number */
-    CUcontext before;          /* the last known context: the next one may have its handle */
-    uint32_t retained;         /* references that are not released, as far as the hook has seen calls: a lower bound */
+    CUcontext context;         /* handle at the last retain; NULL: not known */
+    unsigned long long number; /* number of the context, see context_number */
+    CUcontext before;          /* last known handle: the next primary context may have the same one */
+    uint32_t retained;         /* references not released, as far as the hook has seen calls: a lower bound */
 };
 
-/* STREAMS_DEVICES: devices whose primary contexts are counted, more than a machine has. */
+/* STREAMS_DEVICES: number of devices whose primary contexts are counted. No machine has more. */
 enum { STREAMS_DEVICES = 128 };
 
 #define NOT_HELD UINT64_MAX
 
-/* Begin a driver call with the stream or the events of the queue, in its thread; streams_called must follow. False:
- * they have ended, or their context is about to (R2). */
+/* Call this before a driver call that uses the queue's stream or events, in the queue's thread. Return true if the
+ * stream and events may be used; streams_called must then follow the driver call. Return false if they have ended, or
+ * if their context is about to end (R2). */
 static inline bool streams_call(struct queue *queue) {
     atomic_store(&queue->calls, true);
     if (!atomic_load(&queue->ended) && !atomic_load(&queue->departs))
@@ -143,96 +151,105 @@ static inline void streams_called(struct queue *queue) {
 
 struct streams {
     struct lock lock;
-    uint32_t epochs; /* contexts ever noted */
-    uint32_t ends;   /* ends of contexts ever begun */
+    uint32_t epochs; /* number of contexts registered so far */
+    uint32_t ends;   /* number of context ends begun so far */
     struct slab context_rows, stream_rows, queue_rows;
     struct known_context *contexts;
-    struct hashed streams; /* struct known_stream, except orphans */
+    struct hashed streams; /* struct known_stream, except rows with STREAM_ORPHAN */
     struct hashed queues;  /* struct queue */
     struct known_stream *busy, *orphans;
-    _Atomic bool holds;   /* the program has put a wait that is no event's into a stream */
-    struct rows captures; /* struct open_capture, without gaps; gate.captures is their number */
+    _Atomic bool holds;   /* the program has put a wait for something other than an event into a stream */
+    struct rows captures; /* array of struct open_capture, without gaps; gate.captures is its length */
     struct lock primaries_lock;
-    struct primary primaries[STREAMS_DEVICES]; /* with their lock */
+    struct primary primaries[STREAMS_DEVICES]; /* guarded by primaries_lock */
 };
 
 static inline struct open_capture *streams_capture(const struct streams *streams, unsigned index) {
     return (struct open_capture *)streams->captures.rows + index;
 }
 
-/* Register the stream of that name for a launch that follows, and remember the thread's queue on it. Inside a passage.
- * `word`: of the gate. `slot`: NULL: the thread has none. `queue`: NULL: launches are not counted. False: no memory
- * (R6). */
+/* Register the stream with this name before a launch into it, and store the thread's queue on it in `*queue`. Call this
+ * inside a passage. `word`: the gate word. `slot`: the thread's slot, or NULL if it has none. `*queue` NULL: launches
+ * into the stream are not counted. Return false if there is no memory (R6). */
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
                       struct queue **queue);
-/* Destroy events of the context that has this epoch, unless it has ended: then they went with it (R2). */
+/* Destroy events of the context with this epoch. If that context has ended, its events ended with it, and this only
+ * clears `events` (R2). */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
-/* Return the epoch of a context, which differs from that of another context with its handle; 0: no memory, or it is
- * ending. */
+/* Return the epoch of a context, registered if necessary. Return 0 if there is no memory, or if the context is ending.
+ */
 uint32_t streams_epoch(struct streams *streams, CUcontext context);
-/* Return whether an event of the context that has this epoch has passed, and destroy it, or the context has ended. */
+/* Return true, and destroy the event, if the event has passed or the context with this epoch has ended. Else return
+ * false. */
 bool streams_event_over(struct streams *streams, CUcontext context, uint32_t epoch, CUevent event);
-/* Return the queue of the slot's thread on the stream of that name, of that context. `context` NULL: any context, for a
- * stream that is no default one, or the only context. NULL: none. */
+/* Return the queue of the slot's thread on the stream with this name in this context; NULL: there is none. `context`
+ * NULL: search all contexts. A default stream needs a context, unless only one context exists. */
 struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream, CUcontext context);
-/* Drop the queues of a slot whose thread has exited. */
+/* Drop all queues of a slot whose thread has exited. */
 void streams_abandon(struct streams *streams, struct slot *slot);
 
-/* Record that the program puts a wait into the stream of that name, of that context (NULL: any context that has it, or
- * the current one). Fences behind the wait may not pass before this thread makes another call. A wait in the legacy
- * stream delays all streams of the context. */
+/* Record that the program puts a wait into the stream with this name in this context. Fences behind the wait may not
+ * pass until this thread makes another call. A wait in the legacy stream delays all streams of the context. `context`
+ * NULL: every context that has the stream; for a default stream, the current context. */
 void streams_hold(struct streams *streams, CUstream stream, CUcontext context);
 
-/* Note that the program has made a context: it is another one than that of the same handle, if that one is ending. */
+/* Record that the program has created a context. If another context with the same handle is ending, the new context
+ * gets a row of its own. */
 void streams_born(struct streams *streams, CUcontext context);
 
 /* Count a reference to the primary context of a device. */
 void streams_retained(struct streams *streams, CUdevice device, CUcontext context);
 
-/* Note that the stream of that name may join a capture with the call that follows, and put an event behind its
- * unfinished work (R5); streams_joined is to follow the call. False: no memory (R6). */
+/* Record that the stream with this name may join a capture in the call that follows, and record an event behind its
+ * unfinished work (R5). Call streams_joined after that call. Return false if there is no memory (R6). */
 bool streams_join(struct streams *streams, struct gate *gate, CUstream stream);
 void streams_joined(struct streams *streams, struct gate *gate, CUstream stream);
 
-/* The rest with the lock of struct streams. */
+/* Callers of the following functions hold the lock of struct streams. */
 
-/* Return the row of a context; NULL: it is not known, or is ending. */
+/* Return the row of a context; NULL: the context is not registered, or is ending. */
 struct known_context *streams_find_context(struct streams *streams, CUcontext context);
-/* Return whether the context that has this epoch is there, and is not ending. */
+/* Return whether the context with this epoch is registered and is not ending. */
 bool streams_lives(struct streams *streams, CUcontext context, uint32_t epoch);
-/* Return the row of a context, made if need be; NULL: no memory. */
+/* Return the row of a context, created if necessary; NULL: no memory. */
 struct known_context *streams_note_context(struct streams *streams, CUcontext context);
-/* Return the row of a stream of that context; NULL: it is not known. */
+/* Return the row of a stream of this context; NULL: the stream is not registered. */
 struct known_stream *streams_find(struct streams *streams, const struct known_context *context, CUstream stream);
-/* Note that the row has work, or that it has none. */
+/* Record whether the row has work. */
 void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy);
-/* Note a capture, or a stream that may join one; the driver is called afterwards. False: no memory (R6). */
+/* Record a capture, or a stream that may join a capture. Call this before the driver's call. Return false if there is
+ * no memory (R6). */
 bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture);
-/* Record the event on a stream. With the lock. False: a capture that is open or may begin in between forbids it, or the
- * driver refuses. */
+/* Record the event in the row's stream. Return false if the driver refuses, or if a capture forbids the call. The
+ * capture may be open, or may begin during the call. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
-/* Return whether an event can be recorded behind all work of a context: the driver can, and no capture is open. */
+/* Return whether an event can be recorded behind all work of a context: the driver has cuCtxRecordEvent, and no capture
+ * is open. */
 bool streams_records_context(const struct streams *streams);
-/* Record the event behind all work of the row's context, which needs no room in a stream. With the lock. False: it
- * cannot be recorded. */
+/* Record the event behind all work of the row's context. Unlike streams_record, this does not wait for room in a
+ * stream. Return false if the event cannot be recorded. */
 bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event);
-/* Ask the driver about that stream of the row, of the current context: CUDA_ERROR_NOT_READY: it has unfinished work;
- * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a capture that is open or may begin forbids the question. */
+/* Query the driver about this stream of the row, whose context is current. Return the driver's answer;
+ * CUDA_ERROR_NOT_READY: the stream has unfinished work. Return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without a query if
+ * a capture forbids it that is open or may begin. */
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
-/* Put an event behind the unfinished work of the row, as a row of its own: from then on the end of that work is known
- * without the stream. A stream that is about to be destroyed (`leaves`), or has a wait of the program, may be full, and
- * perhaps only this thread can end that wait. So nothing is put into it if the driver can do without. */
+/* Record an event behind the unfinished work of the row, and give the event a row of its own, which shows the end of
+ * that work without the stream. A stream with a wait of the program may be full, and so may a stream that is about to
+ * be destroyed (`leaves`). Perhaps only this thread can end the wait. For these streams and for default streams, the
+ * event is recorded behind all work of the context, if the driver can do that. */
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
-/* Make each thread register the streams of the context again, and use no queue of it while it `departs`. */
+/* Make each thread register the streams of the context again. While `departs` is true, no thread uses its queue on
+ * them. */
 void streams_depart(struct known_context *known, bool departs);
-/* Return whether a thread is in a call of the driver with a queue of the context. None is and none will be, once this
- * is false after streams_depart. */
+/* Return whether a thread is in a driver call with a queue of the context. Once this is false after
+ * streams_depart(known, true), it stays false. */
 bool streams_in_call(const struct known_context *known);
-/* Forget a row and its queues. `events`: destroy its event, which else went with the context. */
+/* Remove a row and its queues. `events`: also destroy the row's event. Pass false if the event has ended with its
+ * context. */
 void streams_forget(struct streams *streams, struct known_stream *row, bool events);
-/* Forget a context, its rows and their queues. */
+/* Remove a context, the rows of its streams, and their queues. */
 void streams_forget_context(struct streams *streams, struct known_context *known);
-/* Forget the capture of that row: it is over. */
+/* Remove the entry of a capture that is over. `index`: its index in `captures`. */
 void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index);
 
 #endif

@@ -1,13 +1,13 @@
-/* Footprint of a graph: the most device memory that its allocation nodes need. */
+/* Footprint of a graph: the largest device memory that its allocation nodes need. */
 #ifndef SHAREPOD_FOOTPRINT_H
 #define SHAREPOD_FOOTPRINT_H
 
 #include <cuda.h>
 #include <stdint.h>
 
-/* Return the bytes of the pages in which the graph's allocations on the device lie, its child graphs' too. The driver
- * gives an allocation its address when its node is made, and may give it again once an earlier allocation of the graph
- * is freed: allocations of one address share their memory. */
+/* Return the bytes of all pages that contain allocations of the graph, or of its child graphs, on this device. The
+ * driver assigns an address when an allocation node is created. After an earlier allocation of the graph is freed, the
+ * driver may assign its address again. Allocations with the same address share their memory, so it counts once. */
 uint64_t footprint_of(CUgraph graph, CUdevice device);
 
 #endif

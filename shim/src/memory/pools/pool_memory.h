@@ -1,23 +1,23 @@
-/* Memory that the driver reserves on its own: pools and the per-device graph pool.
+/* Memory that the driver reserves on its own: memory pools, and the graph pool of each device.
  *
  * The graph pool of a device is the memory that cuGraphLaunch reserves for graphs with memory nodes, and keeps for the
  * next graph.
  *
  * Guarantees:
- * C7 reserved-counts: a pool counts with the bytes that it has reserved of the device, used or not, by the driver's own
+ * C7 reserved-counts: a pool counts with the bytes that it has reserved on the device, used or not, by the driver's
  *    figure.
  * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1). If the charge
- *    is refused, the call is made only if memory of the pool could serve it. Then no other call of the pool is under
- *    way, so that none takes that memory.
+ *    is refused, the call is made only if unused memory of the pool can serve it. No other call of the pool is then
+ *    under way, so that no other call takes this memory.
  * C9 no-read-while-ending: the hook makes no driver call about a pool that is being destroyed.
- * C10 shrinking-is-seen: memory that a pool has returned to the device stops counting with the next call, when the
- *    program queries free memory, when the agent recalls credits, and every POOL_LOOK_NS.
- * C11 shareable-never-shrinks: CUDA documents that a pool which other processes can import returns no memory before its
- *    end: it has no trim and no release threshold. So it may grow only within the limit:
- *    - if the whole expected step is refused, calls may use only memory that the pool has;
- *    - after a call that made the pool grow nevertheless, which cannot be undone, no call may grow it until the agent
- *      has granted bytes for it again;
- *    - the pool is destroyed once none of its memory is in use.
+ * C10 shrinking-is-seen: after a pool has returned memory to the device, the memory stops counting at the next of these
+ *     events: a call of the pool, a query of free memory, a recall of credits, or a check every POOL_LOOK_NS.
+ * C11 shareable-never-shrinks: by CUDA's documentation, a pool that other processes can import returns no memory before
+ *     its end. It has no trim and no release threshold. So it may grow only within the limit:
+ *    - If the whole expected step is refused, calls may use only memory that the pool already has.
+ *    - A call that made the pool grow over the limit cannot be undone. After it, no call may grow the pool until the
+ *      agent has granted bytes for the pool again.
+ *    - The pool is destroyed once none of its memory is in use.
  *
  * pool_registry.c registers the pools, pool_settle.c reads the driver's figures, pool_calls.c wraps calls.
  */
@@ -33,113 +33,121 @@
 
 enum pool_state {
     POOL_LIVE,
-    POOL_LINGERING, /* destroyed by the program with allocations left; the hook destroys it when it is empty */
-    POOL_ENDING,    /* the driver is being asked to destroy it (C9) */
-    POOL_VACANT     /* destroyed; its entry stays in the list, for the next pool */
+    POOL_LINGERING, /* the program has destroyed it while allocations were left; the hook destroys it when it is empty
+                     */
+    POOL_ENDING,    /* the hook is destroying it with a driver call (C9) */
+    POOL_VACANT     /* destroyed; its entry stays in the list and is used for the next pool */
 };
 
 enum pool_origin {
-    POOL_FOUND,     /* there without the program: a device's default pool, its graph pool */
-    POOL_MADE,      /* made by the program */
-    POOL_SHAREABLE, /* the same, and other processes can import it: the driver keeps its memory until its end (C11) */
-    POOL_ELSEWHERE  /* of host memory, or of another process: nothing of it counts here */
+    POOL_FOUND,     /* not created by the program: a device's default pool, or its graph pool */
+    POOL_MADE,      /* created by the program */
+    POOL_SHAREABLE, /* created by the program, and other processes can import it: the driver keeps its memory until it
+                       is destroyed (C11) */
+    POOL_ELSEWHERE  /* of host memory, or of another process: nothing of it is counted here */
 };
 
-/* A pool, or the graph pool of a device. With the lock of struct gpus, except for marked fields. Entries are never
- * freed, so that a pointer to one stays valid. */
+/* A pool, or the graph pool of a device. Guarded by the lock of struct gpus, except where noted. Entries are never
+ * freed, so a pointer to an entry stays valid. */
 struct pool_memory {
     struct pool_memory *next;
     CUmemoryPool pool; /* NULL: the graph pool of the device */
     CUdevice device;
-    int place; /* of its GPU in struct gpus; -1: not a GPU of the tenant, or not a GPU's memory */
+    int place; /* place of its GPU in struct gpus; -1: not a GPU of the tenant, or host memory */
     enum pool_origin origin;
     enum pool_state state;
-    _Atomic uint32_t readers; /* threads that read the driver's figures now, without the lock (C9) */
-    uint32_t busy;            /* calls under way */
-    _Atomic uint32_t calls;   /* calls begun plus calls ended; a futex for the threads that wait for an end */
-    bool alone;               /* one call has exclusive use of the pool: nothing was charged for it (C8) */
+    _Atomic uint32_t readers; /* number of threads that read the driver's figures now, without the lock (C9) */
+    uint32_t busy;            /* number of calls under way */
+    _Atomic uint32_t calls;   /* number of calls begun plus number of calls ended; a futex for threads that wait for the
+                                 end of a call */
+    bool alone;               /* one call, for which nothing was charged, has exclusive use of the pool (C8) */
     bool awaited;             /* a thread waits for a call to end */
-    bool overgrown;           /* grew beyond the limit in a call that could not be undone (C11) */
-    uint32_t trims;           /* how often the hook saw the graph pool trimmed */
-    uint64_t counted;         /* bytes of credits in use for it */
+    bool overgrown;           /* the pool grew over the limit in a call that could not be undone (C11) */
+    uint32_t trims;           /* number of trims of the graph pool that the hook has seen */
+    uint64_t counted;         /* bytes of credits in use for the pool */
     uint64_t seen;            /* bytes: the driver's figure after the last call */
     uint64_t pending;         /* bytes of `counted` that were charged for calls under way */
-    uint64_t most;            /* bytes: the program's own maximum of the pool; 0: no maximum */
-    uint64_t refused_until;   /* sys_now() until which the agent is not asked again */
+    uint64_t most;            /* bytes: maximum that the program has set for the pool; 0: none */
+    uint64_t refused_until;   /* sys_now() until which no request is sent to the agent for this pool */
 };
 
 /* One call that may make a pool grow, from pool_call_begin to pool_call_end. */
 struct pool_call {
     struct pool_memory *memory; /* NULL: nothing is counted, only the driver decides */
     uint64_t bytes;             /* bytes of the request */
-    uint64_t reserved;          /* bytes charged for it before it was made */
-    uint64_t before;            /* the driver's figure before the call; only if `learns` */
-    uint32_t calls;             /* memory->calls when this call had begun */
-    bool alone;                 /* nothing is charged for it: it has exclusive use of the pool (C8) */
-    bool learns;                /* its growth shows in what steps the driver grows pools */
+    uint64_t reserved;          /* bytes charged for the call before it was made */
+    uint64_t before;            /* bytes: the driver's figure before the call; only if `learns` */
+    uint32_t calls;             /* memory->calls at the beginning of this call */
+    bool alone;                 /* nothing is charged for the call, and it has exclusive use of the pool (C8) */
+    bool learns;                /* the growth of the pool by this call shows the step in which the driver grows pools */
 };
 
-/* How sure it is that memory which the pool has already can serve a call. */
+/* How certain it is that memory which the pool already has can serve a call. */
 enum pool_reuse {
-    REUSE_UNKNOWN, /* only if as many bytes are unused by the driver's figures */
-    REUSE_LIKELY,  /* also if the pool has as many bytes, used or not: this graph was launched before */
-    REUSE_SURE     /* this graph was launched before, and nothing was trimmed since */
+    REUSE_UNKNOWN, /* only if the driver's figures show that as many bytes are unused */
+    REUSE_LIKELY,  /* also if the pool has as many bytes, used or unused, because this graph was launched before */
+    REUSE_SURE     /* certain: this graph was launched before, and nothing was trimmed since */
 };
 
 /* pool_registry.c */
 
-/* Register a pool, unless it is known, and return it. `most`: bytes, its maximum, 0: none. NULL when the kernel gives
- * no memory. */
+/* Register a pool, unless it is registered, and return its entry; NULL: the kernel gives no memory. `most`: maximum of
+ * the pool in bytes; 0: none. */
 struct pool_memory *pool_register(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most);
-/* Register the graph pool of a device, unless it is known, and return it. NULL when the kernel gives no memory. */
+/* Register the graph pool of a device, unless it is registered, and return its entry; NULL: the kernel gives no memory.
+ */
 struct pool_memory *graph_pool_register(CUdevice device);
-/* Return the graph pool after this one; `after` NULL: the first. */
+/* Return the next graph pool after `after`; `after` NULL: the first one. Return NULL after the last one. */
 struct pool_memory *graph_pool_next(const struct pool_memory *after);
-/* Return whether the process may have graphs with memory nodes. One load. */
+/* Return whether a graph of the process may have memory nodes. Costs one load. */
 bool graph_pool_any(void);
-/* Return a pool. Register an unknown one for its device by the driver, else for `device`. NULL for a pool of host
- * memory. */
+/* Return the entry of a pool, registered if necessary: for its device if the driver reports it, else for `device`.
+ * Return NULL for a pool of host memory. */
 struct pool_memory *pool_find(CUmemoryPool pool, CUdevice device);
-/* Return a pool that the program made or imported; NULL: it did neither. */
+/* Return the entry of a pool that the program has created or imported; NULL for any other pool. */
 struct pool_memory *pool_find_made(CUmemoryPool pool);
 
-/* Return the current pool of a device, as the driver has it; NULL: none. */
+/* Return the driver's current pool of a device; NULL: none. */
 CUmemoryPool pool_current(CUdevice device);
-/* Forget which pools are current ones: after each call that may change that. */
+/* Drop the stored current pools. Call this after each call that may change a current pool. */
 void pool_current_changed(void);
 
 /* pool_calls.c */
 
-/* Charge a call that may take `bytes` more, before it is made (C8). May wait for the agent and for other calls. False:
- * the limit does not allow it. */
+/* Charge a call that may take `bytes` more, before the call is made (C8). May wait for the agent and for other calls of
+ * the pool. Return false if the limit does not allow the bytes. */
 bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_t bytes, enum pool_reuse may_reuse);
-/* Charge further growth, after the call. False: the limit does not allow it; the caller must undo the call if it can,
- * and then call pool_call_close. */
+/* After a call, charge growth beyond the charged bytes. Return false if the limit does not allow it. The caller must
+ * then undo the call if it can, and call pool_call_close. */
 bool pool_call_end(struct pool_call *call);
-/* End a call whose pool_call_end was refused: its growth is charged whatever the limit (C5). */
+/* End a call after pool_call_end has returned false. The pool's growth is charged even over the limit (C5). */
 void pool_call_close(struct pool_call *call);
 
 /* pool_settle.c */
 
-/* Count the driver's present figure. Growth is counted, whatever the limit (C5), only while no call is under way. */
+/* Count the bytes by the driver's present figure. Growth is counted only while no call is under way, and then even over
+ * the limit (C5). */
 void pool_settle(struct pool_memory *memory);
-/* Destroy a pool for the program that made it. A pool with allocations left lingers, counted, until it is empty.
- * Returns the driver's answer. */
+/* Destroy a pool of the program. A pool with allocations left lingers, and is counted, until it is empty. Return the
+ * driver's answer. */
 CUresult pool_destroy(struct pool_memory *memory);
-/* Get the driver's figure of a pool: bytes in use if `used`, else bytes reserved. False: the driver has none. */
+/* Get the driver's figure of a pool in bytes: the bytes in use if `used`, else the reserved bytes. Return false if the
+ * driver does not report it. */
 bool pool_figure(const struct pool_memory *memory, bool used, uint64_t *bytes);
-/* Give the pool's unused memory back to the device. True if that was something. */
+/* Return the pool's unused memory to the device. Return whether the pool shrank. */
 bool pool_trim(struct pool_memory *memory);
-/* Get the driver's figure of reserved bytes (`now`), and memory->calls from before the read. False: the pool has ended
- * or is ending (C9). */
+/* Get the driver's figure of reserved bytes (`*now`), and memory->calls before the read (`*calls`). Return false if the
+ * pool has ended or is ending (C9). */
 bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now);
-/* Lower `counted` to the driver's figure plus the possible growth of calls under way; return the difference. No effect
- * if a call began or ended since the figure was read, or has exclusive use of the pool: that call settles itself. With
- * the lock. */
+/* Lower `counted` to the driver's figure plus the possible growth of calls under way, and return the difference. Return
+ * 0 if a call began or ended after the figure was read, or if a call has exclusive use of the pool: that call updates
+ * `counted` itself. With the lock. */
 uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now);
-/* Settle all pools of a GPU (-1: of every GPU), and destroy lingering empty ones. True if bytes were freed. */
+/* Call pool_settle for all pools of a GPU (-1: of every GPU), and destroy lingering pools that are empty. Return
+ * whether bytes were freed. */
 bool pools_refresh(int place);
-/* Settle all pools every POOL_LOOK_NS while any is in use. Returns when to call again. Hook thread only. */
+/* Call pools_refresh for all GPUs every POOL_LOOK_NS while any pool is in use. Return the time of the next call. Only
+ * the hook thread calls this. */
 uint64_t pools_step(uint64_t now);
 
 #endif

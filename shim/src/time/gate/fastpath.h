@@ -1,7 +1,7 @@
-/* The fast path of the gate, inlined into the wrapped launches: the gate is open, and the thread has registered the
- * stream under its present word.
+/* Fast path of the gate, inlined into the wrapped launches. It applies if the gate is open and the thread has
+ * registered the stream under the present gate word.
  *
- * Guarantee: G2 of gate.h. Measured by benchmarks/hook_overhead.py.
+ * Guarantee: G2 of gate.h. benchmarks/hook_overhead.py measures it.
  */
 #ifndef SHAREPOD_FASTPATH_H
 #define SHAREPOD_FASTPATH_H
@@ -14,7 +14,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* Not left to the compiler, which stops inlining what many wrappers use: a call here costs a launch some 2 ns. */
+/* Forced, because the compiler does not inline a function that many wrappers use. A call would add 2 ns to a launch. */
 #define FAST static inline __attribute__((always_inline))
 
 /* Order the store to the slot before the load of the gate word (G3). */
@@ -25,8 +25,8 @@ FAST void gate_order(const struct gate *gate) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* Return the key by which this thread remembers the stream: a default stream by its one name and, if there may be
- * several, the current context; others by the handle alone. */
+/* Return the key by which this thread remembers the stream. The key of a default stream consists of its name (see
+ * stream_named) and, if several contexts may exist, the current context. The key of another stream is its handle. */
 FAST uint64_t gate_key(const struct gate *gate, CUstream stream, bool per_thread) {
     if (LIKELY(!stream_is_default(stream)))
         return remembered_key(stream, NULL);
@@ -36,7 +36,8 @@ FAST uint64_t gate_key(const struct gate *gate, CUstream stream, bool per_thread
     return remembered_key(stream_named(stream, per_thread), context);
 }
 
-/* Enter. Not NULL: inside a launch, and gate_leave_fast is to follow. NULL: nothing has happened. */
+/* Enter the gate. Return the thread's queue on the stream: the thread is now inside a launch, and gate_leave_fast must
+ * follow. Return NULL if the fast path does not apply: the thread has not entered. */
 FAST struct queue *gate_enter_fast(const struct gate *gate, struct slot *slot, CUstream stream, bool per_thread) {
     uint64_t key = gate_key(gate, stream, per_thread);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
@@ -48,26 +49,27 @@ FAST struct queue *gate_enter_fast(const struct gate *gate, struct slot *slot, C
     struct queue *queue = remembered_find(&slot->remembered, key);
     if (LIKELY(queue != NULL && atomic_load_explicit(&queue->word, memory_order_relaxed) == word &&
                !gate_barred(gate, word)))
-        return queue; /* the gate is open: a queue has no other word of the gate's */
+        return queue; /* the gate is open, because a queue is only registered under the word of an open gate */
     atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
     return NULL;
 }
 
-/* Leave without having launched. */
+/* Leave the gate without a launch. */
 FAST void gate_retreat_fast(struct slot *slot) {
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
 }
 
-/* Count a launch, inside the passage: the drain asks whether a fence is behind it. Return whether one is due. */
+/* Count a launch. Call this inside the passage: the drain compares this count with the fences to see whether a fence is
+ * behind the last launch. Return whether a fence is due. */
 FAST bool gate_count(struct queue *queue) {
     uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed) + 1;
     atomic_store_explicit(&queue->launched, launched, memory_order_relaxed);
     return launched >= queue->due;
 }
 
-/* Leave after the launch. `queue`: NULL: it is not counted. Return whether its queue is to be looked at: then
- * meter_launched is to follow. */
+/* Leave the gate after a launch. `queue` NULL: the launch is not counted. Return whether a fence is due; meter_launched
+ * must then follow. */
 FAST bool gate_leave_fast(struct slot *slot, struct queue *queue) {
     bool due = queue != NULL && gate_count(queue);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);

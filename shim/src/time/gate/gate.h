@@ -1,17 +1,20 @@
-/* The gate: one word that decides whether launches may pass, and a slot per thread that shows whether it is inside a
- * launch. This is the hook thread's side; passage.h is the side of the program's threads, fastpath.h their hot path.
+/* The gate: one word that decides whether launches may pass, and a slot per thread that shows whether the thread is
+ * inside a launch. This header has the functions of the hook thread; passage.h has those of the program's threads,
+ * fastpath.h their fast path.
  *
  * Guarantees:
- * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch and none
- *   enters until gate_open. Exception: launches that a stream capture records, which run nothing.
- * - G2 launch-costs-no-shared-write: with the gate open a launch costs one store to the thread's own slot before and
- *   one after, one to its own queue, and a load of the gate word. It takes no lock, no clock and no system call, and
- *   writes no shared cache line. The last launch of a window costs a fence (meter.h).
- * - G3 slot-before-word: a thread's store to its slot is visible before its load of the gate word. G1 rests on it. The
- *   closing thread pays for it, by membarrier; where seccomp forbids that, each launch does, by a full fence.
- * - G4 no-lost-wake-up: a thread that has announced its wait by gate_want is woken by the next opening.
- * - G5 barred: the agent can bar a metered opening while the hook thread has no processor. A later launch waits for the
- *   next opening. Each thread that was inside a launch leaves it.
+ * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch, and no
+ *   thread enters until gate_open. Exception: launches that a stream capture records, which run nothing.
+ * - G2 launch-costs-no-shared-write: with the gate open, a launch costs a store to the thread's own slot before it, a
+ *   store to that slot after it, a store to the thread's own queue, and a load of the gate word. It takes no lock,
+ *   reads no clock, makes no system call and writes no shared cache line. The last launch of a window also records a
+ *   fence (meter.h).
+ * - G3 slot-before-word: a thread's store to its slot is visible before the thread loads the gate word. G1 depends on
+ *   this order. The closing thread ensures it by membarrier. Where seccomp forbids membarrier, each launch ensures it
+ *   by a full fence.
+ * - G4 no-lost-wake-up: the next opening wakes every thread that has announced its wait by gate_want.
+ * - G5 barred: the agent can bar a metered opening while the hook thread has no processor. A launch that comes later
+ *   waits for the next opening. A thread that is inside a launch finishes that launch.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H
@@ -28,117 +31,126 @@
 #define SHAREPOD_GATE_SLOTS 16384
 #endif
 
-/* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2). More than
- * most containers allow; a slot takes memory when it is used. SLOT_RECENT: queues whose ends a thread foretells one by
- * one; of the others it knows the latest end. */
+/* GATE_SLOTS: threads that get a slot of their own, more than most containers allow. Further threads use one shared
+ * slot, so their launches write a shared cache line (no G2). A slot takes memory when it is first used. SLOT_RECENT:
+ * queues of a thread whose expected ends are kept one by one. Of the thread's other queues only the latest end is kept.
+ */
 enum { GATE_SLOTS = SHAREPOD_GATE_SLOTS, SLOT_RECENT = 16 };
 
-/* The gate word: 0 is "not set up", also the value of a wiped page; else a counter above these bits. Every opening,
- * every change of its terms and gate_exit add GATE_STEP, so that threads register their streams again. */
+/* Bits of the gate word. The word 0 means that the gate is not set up; a wiped page has the same value. The bits from
+ * GATE_STEP on are a counter. Every opening, every change of its terms and gate_exit add GATE_STEP, so that threads
+ * register their streams again. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
-/* The number of contexts, which decides whether a default stream is always the same one. 0 (unknown, also the value of
- * a wiped page) and SEVERAL mean that the driver must be asked for the current context. ONE: there is one device, and
- * only its primary context was ever requested. If another context exists nevertheless (by graphics calls, which the
- * hook does not wrap), it is noticed at the next opening of the gate. */
+/* Number of contexts, which decides whether a default stream handle always means the same stream. With UNKNOWN (also
+ * the value of a wiped page) and SEVERAL, the hook asks the driver for the current context. ONE: the machine has one
+ * device, and only its primary context was ever requested. The hook does not wrap graphics calls, which may create
+ * another context: the next opening of the gate finds such a context. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
-/* A thread at the gate. In cache lines of its own (G2). */
+/* A thread's slot, in cache lines of its own (G2). */
 struct slot {
-    struct remembered remembered;      /* its queues, by stream; its end and the next fields are one cache line */
-    _Atomic uint64_t sequence;         /* odd: inside a launch; half of it: launches */
-    _Atomic int thread;                /* its id; 0: a slot never used, or wiped by a fork */
-    _Atomic uint32_t waits;            /* which closing of the gate its thread waits out; 0: none */
-    _Atomic bool waits_for_fence;      /* its thread waits for a fence, and launches when that has passed */
-    _Atomic bool waits_due;            /* its thread waits until its launch is due: for one kernel at most */
-    _Atomic uint32_t unknown;          /* the closing before which it made launches with unknown end; 0: none */
-    _Atomic uint64_t ends_at;          /* ns: when the metered work of this thread is expected to end */
-    struct queue *queues, *ended;      /* queues of this thread, and those with ended streams; lock of struct streams */
-    struct queue *recent[SLOT_RECENT]; /* its queues that were looked at last; of two that share a place one */
-    uint64_t forgotten_end;            /* ns: the end that is expected of the others */
-    uint32_t foretold;                 /* the opening that it is about */
+    struct remembered
+        remembered;            /* the thread's queues, by stream; its end and the next members are in one cache line */
+    _Atomic uint64_t sequence; /* odd: the thread is inside a launch. Half of the value is the number of launches */
+    _Atomic int thread;        /* thread id; 0: the slot was never used, or a fork has wiped it */
+    _Atomic uint32_t waits;    /* number of the closing whose end the thread waits for; 0: none */
+    _Atomic bool waits_for_fence; /* the thread waits for a fence, and launches after that fence has passed */
+    _Atomic bool waits_due;       /* the thread waits until its launch is due: at most as long as one kernel takes */
+    _Atomic uint32_t unknown;     /* number of the closing before which it made launches of unknown duration; 0: none */
+    _Atomic uint64_t ends_at;     /* ns: expected end of this thread's metered work */
+    struct queue *queues, *ended; /* queues of this thread, and its queues whose streams have ended; guarded by the lock
+                                     of struct streams */
+    struct queue *recent[SLOT_RECENT]; /* the thread's recently used queues; two queues with the same hash share a
+                                          place, and the later one has it */
+    uint64_t forgotten_end;            /* ns: latest expected end of the queues that are not in `recent` */
+    uint32_t foretold;                 /* the opening to which forgotten_end belongs */
 } __attribute__((aligned(128)));
 
-/* Threads without a slot that can be inside a launch at once and are known by their ids. So a thread that is cancelled
- * there delays no closing. */
+/* Threads without a slot of their own that are known by id while they are inside a launch. Of a known thread the hook
+ * sees whether it still lives, so a cancelled thread does not delay a closing. */
 enum { SHARED_PLACES = 64 };
 
-#define GATE_NO_GRANT UINT64_MAX /* no agent can bar the opening */
+#define GATE_NO_GRANT UINT64_MAX /* no grant, so the agent cannot bar the opening */
 
 struct gate {
     _Atomic uint32_t word;
-    _Atomic uint32_t captures;  /* open stream captures; GATE_CAPTURING means that there are any */
-    _Atomic bool exits;         /* the program ends: each launch is waited for by its own thread */
-    _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
-    _Atomic bool keeps_short;   /* metered queues have launches just in time (Q5 of meter.h) */
-    _Atomic uint32_t contexts;  /* CONTEXTS_ */
-    const uint64_t *barred;     /* in the page of hints: openings up to this grant are barred (G5) */
-    const uint64_t *co_runs;    /* in the page of hints: odd while other tenants hold the GPUs at the same time */
-    _Atomic uint64_t grant;     /* under which it was opened; GATE_NO_GRANT: by the duty cycle */
-    _Atomic uint32_t closing __attribute__((aligned(64))); /* openings so far: which closing this or the next one is */
-    _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
-    _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
-    _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
-    _Atomic uint64_t drained;    /* when all work of the last opening had ended */
-    _Atomic uint64_t undrained;  /* the last check before that; 0: none */
-    _Atomic uint32_t slot_count; /* slots ever used */
-    _Atomic uint32_t next_claim; /* where the next search for a slot of an exited thread starts */
-    /* Threads beyond GATE_SLOTS share this one: the ids of threads inside a launch, 0 in a free place; the number of
-     * threads inside that found no place; launches passed. */
+    _Atomic uint32_t captures;  /* number of open stream captures; GATE_CAPTURING is set while it is not 0 */
+    _Atomic bool exits;         /* the program ends: each thread waits for its own launches */
+    _Atomic bool no_membarrier; /* membarrier is forbidden: each launch takes a full fence */
+    _Atomic bool keeps_short;   /* each launch into a metered queue passes only shortly before the earlier work ends (Q5
+                                   of meter.h) */
+    _Atomic uint32_t contexts;  /* CONTEXTS_UNKNOWN, CONTEXTS_ONE or CONTEXTS_SEVERAL */
+    const uint64_t *barred;     /* in the hints page: openings under this grant id or a lower one are barred (G5) */
+    const uint64_t *co_runs;    /* in the hints page: odd while other tenants co-run */
+    _Atomic uint64_t grant;     /* id of the grant of this opening; GATE_NO_GRANT: the duty cycle opened the gate */
+    _Atomic uint32_t closing __attribute__((aligned(
+        64))); /* openings so far plus 1: number of the present closing, or of the next one while the gate is open */
+    _Atomic uint32_t wanted;       /* number of the last closing whose end a thread has waited for */
+    _Atomic uint32_t next_closing; /* while the gate is open: number of the next closing */
+    _Atomic uint64_t deadline;     /* sys_now() at which the gate is going to close; SYS_NEVER: not known */
+    _Atomic uint64_t drained;      /* time at which all work of the last opening had ended */
+    _Atomic uint64_t undrained;    /* time of the last check that found this work unfinished; 0: no such check */
+    _Atomic uint32_t slot_count;   /* number of slots used so far */
+    _Atomic uint32_t next_claim;   /* where the next search for the slot of an exited thread starts */
+    /* The shared slot of threads beyond GATE_SLOTS. shared_threads: ids of threads inside a launch; 0: free.
+     * shared_inside: number of threads inside a launch that found no free place. shared_passed: launches passed. */
     _Atomic int shared_threads[SHARED_PLACES];
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];
 };
 
-/* From any thread. */
+/* Any thread may call the following functions. */
 
-/* Return whether the agent has barred the opening of that word (G5). For an open gate. */
+/* Return whether the agent has barred the opening that has this word (G5). Only for an open gate. */
 static inline bool gate_barred(const struct gate *gate, uint32_t word) {
     return (word & GATE_METERED) != 0 &&
            atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
                atomic_load_explicit(&gate->grant, memory_order_relaxed);
 }
-/* Return how often other tenants have begun or ceased to hold the GPUs at the same time; odd: some do. */
+/* Return how often other tenants have begun or ceased to co-run; odd: others co-run now. */
 static inline uint64_t gate_co_runs(const struct gate *gate) {
     return atomic_load_explicit((const _Atomic uint64_t *)gate->co_runs, memory_order_relaxed);
 }
-/* Return whether the agent has barred the last opening. For the hook thread. */
+/* Return whether the agent has barred the last opening. Only the hook thread calls this. */
 static inline bool gate_taken(const struct gate *gate) {
     return atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
            atomic_load_explicit(&gate->grant, memory_order_relaxed);
 }
 
-/* Set how many stream captures are open. With the lock of struct streams. */
+/* Set the number of open stream captures. The caller holds the lock of struct streams. */
 void gate_set_captures(struct gate *gate, uint32_t captures);
 
-/* For the hook thread alone. */
+/* Only the hook thread may call the following functions. */
 
-/* Prepare the gate, before the thread runs. `slots`: slots to leave unused, see passage.c. `barred`, `co_runs`: in the
- * page of hints. The gate is set up once its word is not 0. */
+/* Prepare the gate before the hook thread runs. `slots`: number of slots to leave unused, see passage_slots_seen.
+ * `barred`, `co_runs`: addresses in the hints page. The gate is set up once its word is not 0. */
 void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, const uint64_t *co_runs);
-/* Open the gate: launches pass until gate_close. `deadline`: when that is expected; SYS_NEVER: not known. `grant`: its
- * id, or GATE_NO_GRANT. */
+/* Open the gate: launches pass until gate_close. `deadline`: expected time of gate_close; SYS_NEVER: not known.
+ * `grant`: id of the grant, or GATE_NO_GRANT. */
 void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
-/* Set new terms while the gate is open. */
+/* Set new terms while the gate is open. Parameters as of gate_open. */
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
-/* From now on each launch is waited for by its own thread (P4): the hook thread makes no more driver calls. */
+/* From now on each thread waits for its own launches (P4), because the hook thread makes no more driver calls. */
 void gate_exit(struct gate *gate);
-/* Close the gate. Launches may be under way until gate_clear returns true (G1, G3). */
+/* Close the gate. Threads may be inside launches until gate_clear returns true (G1, G3). */
 void gate_close(struct gate *gate);
-/* Return whether no thread is inside a launch. After gate_close a true answer stays true (G1). */
+/* Return whether no thread is inside a launch. After gate_close, a result of true stays true until gate_open (G1). */
 bool gate_clear(struct gate *gate);
-/* Return whether a thread waits for the gate that is closed now. A thread that waits no more, because it was cancelled
- * or because its signal handler has jumped away, counts until the next opening at most. */
+/* Return whether a thread waits for the gate, which is closed. A thread that no longer waits, because it was cancelled
+ * or its signal handler jumped away, still counts until the next opening. */
 bool gate_wanted(const struct gate *gate);
-/* Return whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` threads that
- * should have by now. */
+/* Return whether a living thread has not run yet since its wait ended or may end: for this opening, for a fence, or
+ * until its launch was due. `forget`: do not count threads that wait for the opening or for a fence, because they
+ * should have run by now. */
 bool gate_waking(struct gate *gate, bool forget);
-/* Note that a thread waits for the end of that closing (G4). A late note does not undo that of a later closing. */
+/* Record that a thread waits for the end of the closing with this number (G4). A record for an earlier closing does not
+ * replace one for a later closing. */
 void gate_want(struct gate *gate, uint32_t closing);
-/* Return how many launches have entered so far. */
+/* Return the number of launches that have entered so far. */
 uint64_t gate_launches(const struct gate *gate);
-/* Return how many launches have left so far. At a closed gate a thread that has entered finds that and steps back: only
- * this count is right there. */
+/* Return the number of launches that have left so far. At a closed gate only this number is exact: a thread that enters
+ * a closed gate steps back, and gate_launches counts it until then. */
 uint64_t gate_finished(const struct gate *gate);
 
 #endif

@@ -1,13 +1,13 @@
-/* The passage: a launch on its way through the gate. This is the side of the program's threads; gate.h has the hook
- * thread's.
+/* The passage: a thread's path through the gate, from entering to leaving a launch. This header has the functions of
+ * the program's threads; gate.h has the functions of the hook thread.
  *
  * Guarantees:
- * - P1 an admitted launch is visible to gate_clear until passage_leave (G1).
- * - P2 registered-before-launch: its stream is in the registry before it is admitted, so that a drain waits for its
- *   work.
- * - P3 a launch inside another launch of the same thread is covered by the outer passage.
- * - P4 after gate_exit a passage ends when the launched work has ended, so that the hook thread has nothing left to
- *   drain.
+ * - P1 After a launch is admitted, gate_clear sees the thread inside it until passage_leave (G1).
+ * - P2 registered-before-launch: the stream is registered before the launch is admitted, so that a drain waits for the
+ *   launch's work.
+ * - P3 The passage of a launch also covers launches that the same thread makes inside that launch.
+ * - P4 After gate_exit, a thread leaves a passage only when the launched work has ended. So the hook thread has nothing
+ *   left to drain.
  */
 #ifndef SHAREPOD_PASSAGE_H
 #define SHAREPOD_PASSAGE_H
@@ -19,36 +19,37 @@
 #include "time/gate/gate.h"
 #include "time/streams.h"
 
-/* This thread's slot, or NULL. */
+/* The calling thread's slot; NULL: it has none. */
 extern __thread struct slot *passage_slot __attribute__((tls_model("initial-exec")));
 
 /* A launch between passage_enter and passage_leave. */
 struct passage {
-    CUresult refused;    /* not CUDA_SUCCESS: the launch's result, nothing was entered */
-    struct gate *gate;   /* that was entered; NULL: the launch is not gated */
-    struct slot *slot;   /* NULL: through the shared one, or not gated */
-    int place;           /* in the shared one; SHARED_PLACES: none */
+    CUresult refused;    /* CUDA_SUCCESS, or the error that the launch must return: the gate was then not entered */
+    struct gate *gate;   /* gate that was entered; NULL: the launch is not gated */
+    struct slot *slot;   /* the thread's slot; NULL: the launch uses the shared slot, or is not gated */
+    int place;           /* index in shared_threads; SHARED_PLACES: none */
     struct queue *queue; /* NULL: launches are not counted */
-    CUstream named;      /* by its one name, see stream_named */
-    bool waited;         /* the gate was closed when it came */
+    CUstream named;      /* name of the stream, see stream_named */
+    bool waited;         /* the gate was closed when the thread arrived */
 };
 
-/* Enter for a launch into that stream. `per_thread`: the handle is as the _ptsz functions read it. Waits while the gate
- * is closed. For what the fast path does not cover, see fastpath.h. */
+/* Enter the gate for a launch into this stream. `per_thread`: the handle has its meaning in the _ptsz functions. Waits
+ * while the gate is closed. Used where the fast path does not apply (fastpath.h). */
 struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread);
-/* Leave after the launch. Under a metered grant this may wait for earlier work. */
+/* Leave the gate after the launch. Under a metered grant this may wait for earlier work. */
 void passage_leave(struct passage *passage);
-/* Leave without having launched. */
+/* Leave the gate without a launch. */
 void passage_abandon(struct passage *passage);
-/* Note, inside a passage, that the launch puts work on this stream too. False: no memory to remember it. */
+/* Record, inside a passage, that the launch also puts work into this stream. Return false if there is no memory for
+ * that. */
 bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread);
-/* Wait, while the gate is open, for the opening after the closing to come, or until this opening is prolonged beyond
+/* Wait until the opening after the closing with this number begins, or until this opening is prolonged beyond
  * `deadline`. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline);
 
-/* Return how many slots a gate that is set up again must leave alone. */
+/* Return the number of slots that a gate must leave unused if it is set up again. */
 uint32_t passage_slots_seen(void);
-/* Forget the slots, in a child of fork. */
+/* Reset this thread's slot and the number of used slots, in a child of fork. */
 void passage_after_fork(void);
 
 #endif

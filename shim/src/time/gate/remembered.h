@@ -1,12 +1,13 @@
-/* The queues that a thread has launched into, by stream, which each launch looks up: an open hash table with linear
- * probing. It is in the slot while a few streams are known, then in memory from the kernel, and doubles whenever it is
- * half full.
+/* Table of the queues that a thread has launched into, by stream; each launch looks its queue up. It is a hash table
+ * with open addressing and linear probing. A small table is in the thread's slot. A larger one is in memory from the
+ * kernel; it doubles whenever it is half full.
  *
  * Guarantees:
- * - R9 every stream that the thread has launched into is found, among any number, by one or a few adjacent probes.
- * Where the kernel gives no memory for the table, or two streams have one key, a queue is `lost`, and the registry is
- * asked (R8).
- * - R10 it contains no queue that has been freed. A queue whose stream has ended may be in it: its `word` shows that.
+ * - R9 Any stream that the thread has launched into is found by a few adjacent probes, for any number of streams. If
+ *   the kernel gives no memory for the table, or two streams have the same key, `lost` is set: a queue may be missing
+ *   here, and the registry is searched (R8).
+ * - R10 The table contains no queue that has been freed. It may contain a queue whose stream has ended; the queue's
+ *   `word` is then 0.
  */
 #ifndef SHAREPOD_REMEMBERED_H
 #define SHAREPOD_REMEMBERED_H
@@ -18,42 +19,46 @@
 struct queue;
 
 struct remembered_place {
-    uint64_t key; /* 0: free */
+    uint64_t key; /* 0: this place is free */
     struct queue *queue;
 };
 
-enum { REMEMBERED_OWN = 32, REMEMBERED_PLACE = sizeof(struct remembered_place) }; /* places in the slot; bytes of one */
+enum {
+    REMEMBERED_OWN = 32,
+    REMEMBERED_PLACE = sizeof(struct remembered_place)
+}; /* number of places in the slot; bytes of a place */
 
-/* Factor of the hash. Bits 32 and up of the product say where a key belongs. */
+/* Factor of the hash. The bits from 32 up of key times factor select the key's place. */
 #define REMEMBERED_FACTOR 0x9e3779b97f4a7c15ull
 
-/* Zeroed: empty. Also read by launch_entry.h. */
+/* Table of one thread. All zero: empty. launch_entry.h reads it too. */
 struct remembered {
     struct remembered_place own[REMEMBERED_OWN] __attribute__((aligned(64)));
-    uint64_t away; /* bytes from `own` to the places in use; 0: `own` itself */
-    uint64_t mask; /* bytes from the first place to the last; 0: nothing was remembered, or a fork has wiped the slot */
-    uint32_t count; /* used places */
-    bool lost;      /* a queue was not put in, or made way for another */
+    uint64_t away;  /* bytes from `own` to the places in use; 0: the places in use are `own` */
+    uint64_t mask;  /* bytes from the first place to the last; 0: the table is empty, or a fork has wiped the slot */
+    uint32_t count; /* number of used places */
+    bool lost;      /* a queue could not be stored, or was replaced by another queue */
 };
 
-/* Return the key of a stream, by its one name, which is never NULL. `context`: of a default stream, if there may be
- * several contexts; else NULL. Handles are addresses of the program: the highest bit is free. */
+/* Return the key of a stream. `stream`: its name (see stream_named), never NULL. `context`: of a default stream, if
+ * several contexts may exist; else NULL. The highest bit marks keys with a context: no handle has that bit, because
+ * handles are addresses of the program. */
 static inline uint64_t remembered_key(const void *stream, const void *context) {
     uint64_t key = (uintptr_t)stream;
     return context == NULL ? key : (key ^ (uintptr_t)context) | 1ull << 63;
 }
 
-/* Return the place at so many bytes from the first. */
+/* Return the place that is `bytes` bytes after the first place. */
 static inline struct remembered_place *remembered_at(const struct remembered *table, uint64_t bytes) {
     return (struct remembered_place *)((uintptr_t)table->own + table->away + bytes);
 }
 
-/* Return where a key belongs, in bytes from the first place. */
+/* Return the bytes from the first place to the place in which the search for this key starts. */
 static inline uint64_t remembered_first(const struct remembered *table, uint64_t key) {
     return (key * REMEMBERED_FACTOR >> 32) & table->mask;
 }
 
-/* Return the queue of a key; NULL: none is remembered. For the slot's thread. */
+/* Return the queue with this key; NULL: none is stored. Only the slot's thread calls this. */
 static inline __attribute__((always_inline)) struct queue *remembered_find(const struct remembered *table,
                                                                            uint64_t key) {
     uint64_t at = remembered_first(table, key);
@@ -63,10 +68,11 @@ static inline __attribute__((always_inline)) struct queue *remembered_find(const
     return place->queue;
 }
 
-/* Remember the queue under that key, instead of another one of the same key. With the lock of struct streams, in the
- * slot's thread. */
+/* Store the queue under this key; it replaces another queue with the same key. Called in the slot's thread, with the
+ * lock of struct streams. */
 void remembered_add(struct remembered *table, uint64_t key, struct queue *queue);
-/* Forget the queue, if it is remembered under that key. With that lock, in the slot's thread, or after its exit. */
+/* Remove the queue if it is stored under this key. Called with the lock of struct streams, in the slot's thread or
+ * after its exit. */
 void remembered_remove(struct remembered *table, uint64_t key, const struct queue *queue);
 
 #endif

@@ -1,9 +1,9 @@
-/* Durations of graphs: learned while launches are metered, so that a graph that does not fit the rest of the quantum
- * can wait for the next.
+/* Durations of graphs, measured under metered grants. A graph that does not fit into the rest of the quantum can then
+ * wait for the next quantum.
  *
  * Guarantees:
- * - Nothing is measured while the tenant holds alone, or while no end of the quantum is known.
- * - Durations while other tenants co-run are kept separate from other durations.
+ * - Nothing is measured while the tenant holds the GPU alone, or while the end of the quantum is not known.
+ * - Durations measured while other tenants co-run are kept separate from other durations.
  * - The duration of a graph is dropped when the graph is destroyed or updated, because its handle may be reused.
  * - Finding a graph takes the same time for any number of graphs.
  */
@@ -21,16 +21,16 @@
 #include "time/streams.h"
 
 struct known_graph {
-    struct hash_link link; /* first */
+    struct hash_link link; /* first member */
     CUgraphExec exec;
-    uint64_t duration[2];  /* ns, alone and while other tenants run at the same time; 0: not measured yet */
-    uint64_t co_runs;      /* as `pace_others`, before the launch that is measured */
-    CUcontext context;     /* of the events */
-    uint32_t epoch;        /* which context of that handle */
-    uint32_t launches;     /* metered ones */
-    CUevent before, after; /* around a launch; NULL: none yet, or a thread has them */
-    bool measuring;        /* a thread is launching between the events */
-    bool pending;          /* the events are recorded, and not read yet */
+    uint64_t duration[2];  /* ns, of launches alone and of launches while other tenants co-run; 0: not measured yet */
+    uint64_t co_runs;      /* value of gate_co_runs before the launch that is measured */
+    CUcontext context;     /* context of the events */
+    uint32_t epoch;        /* epoch of that context */
+    uint32_t launches;     /* number of metered launches */
+    CUevent before, after; /* events before and after a launch; NULL: not created yet, or in use by a thread */
+    bool measuring;        /* a thread is launching the graph between the two events */
+    bool pending;          /* the events are recorded, and their times are not read yet */
 };
 
 struct graphs {
@@ -39,26 +39,27 @@ struct graphs {
     struct hashed known; /* struct known_graph */
 };
 
-/* The events that a thread has in hand while it launches a graph. */
+/* Events that a thread uses while it launches a graph. */
 struct graph_measure {
-    bool taken; /* the launch is to be measured */
+    bool taken; /* this launch is measured */
     CUcontext context;
     uint32_t epoch;
     CUevent before, after;
 };
 
-/* Return how long the graph is expected to take, ns; 0: not known. `co_runs`: of the gate. */
+/* Return the expected duration of the graph, ns; 0: not known. `co_runs`: value of gate_co_runs. */
 uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec, uint64_t co_runs);
-/* Begin a metered launch into the stream of the queue, before the driver's call. `co_runs`: of the gate. */
+/* Begin a metered launch into the queue's stream. Call this before the driver's call. `co_runs`: value of gate_co_runs.
+ */
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                                        const struct queue *queue, uint64_t co_runs);
-/* Record an event of the measure on the stream of the queue, made if need be. False: the driver makes none, or the
- * context has ended. */
+/* Record an event of the measurement in the queue's stream, and create it if necessary. Return false if the driver
+ * refuses, or if the context has ended. */
 bool graph_times_record(CUevent *event, const struct graph_measure *measure, struct queue *queue, CUstream stream);
-/* End a launch that is measured. `recorded`: both events are. */
+/* End a launch that is measured. `recorded`: both events were recorded. */
 void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                         const struct graph_measure *measure, bool recorded);
-/* Forget the graph: it has ended, or is another one. */
+/* Remove the graph's entry, because the graph was destroyed or changed. */
 void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
 
 #endif

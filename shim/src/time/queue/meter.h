@@ -1,19 +1,24 @@
-/* The meter: bounds the queue of unfinished GPU work, keeps it short under a metered grant, and predicts its end.
- * pace.h decides; the meter records fences, waits for them and reads the clock.
+/* The meter bounds the queue of a thread's unfinished launches on a stream. Under a metered grant it keeps the queue
+ * short and predicts when the work ends. The meter records fences, waits for them and reads the clock; pace.h decides
+ * when.
+ *
+ * A window is the launches between two fences. A queue is wide while the grant is not metered: its windows are larger.
+ * An opening is the time between gate_open and gate_close.
  *
  * Guarantees:
- * - Q1 at most PACE_FENCES windows of launches are unfinished on a stream, wide ones (PC5) where the grant is not
- *   metered.
- * - Q2 no launch begins that is expected to run after the end of the quantum, except one after a wait of another
- *   opening.
- * - Q3 every wait ends: with its fence, with the opening, or after PATIENCE (see meter.c). The awaited kernel may
- *   itself wait for this thread's next action.
- * - Q4 before ungated work is put behind a metered launch, there is a fence behind that launch (D3).
- * - Q5 in a queue that is kept short, a window of launches begins when the one before is about to end (PC4).
- * - Q6 a tenant that holds alone does not wait for a fence behind a wait that the program has put into the stream,
- *   while fewer than two windows are unfinished. Such waits are for a value, a semaphore or a function, and from the
- *   first of these on also for an event. Beyond that it waits for a window longer than the launches take, once for each
- *   such wait.
+ * - Q1 At most PACE_FENCES windows of a queue are unfinished. PC1, PC4 and PC5 (pace.h) limit their size.
+ * - Q2 A launch is held back if the work launched before it is expected to last until the quantum ends. Exceptions: the
+ *   first launch of an opening after a complete drain, and launches after an unsuccessful wait (PC3).
+ * - Q3 Every wait ends: with its fence, with the opening, or after PATIENCE (meter.c). Without PATIENCE, a kernel that
+ *   waits for this thread's next action would never end.
+ * - Q4 Before ungated work follows a metered launch into a stream, the hook records a fence behind that launch, so that
+ *   no drain waits for the ungated work (D3, drain.h).
+ * - Q5 In a queue that is kept short, a window begins when the window before it is about to end (PC4).
+ * - Q6 A program may put a wait into a stream: for a value, a semaphore or a host function. The fence behind that wait
+ *   may not pass until this thread continues. So in a wide queue the thread does not wait for such a fence while the
+ *   unfinished launches are expected to take less than two windows. Beyond that it waits until 50 ms after the fence is
+ *   due, at most once for each wait of the program. After the first such wait of the process, waits for events count as
+ *   well.
  */
 #ifndef SHAREPOD_METER_H
 #define SHAREPOD_METER_H
@@ -21,32 +26,35 @@
 #include "time/gate/gate.h"
 #include "time/streams.h"
 
-/* Begin the opening for the queue of a stream that is about to be launched into, if it or its terms are new to the
- * queue. `word`: of the gate. */
+/* Begin an opening for a queue that is about to be launched into, if the opening or its terms are new to the queue.
+ * `word`: the gate word. */
 void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue, uint32_t word);
-/* Return whether the next launch into the stream is too early for a queue that is kept short (Q5). */
+/* Return whether it is too early for the next launch into a queue that is kept short (Q5). */
 bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue);
-/* Wait until it is not, or until the opening ends. Outside of a passage. */
+/* Wait until the next launch is due, or until the opening ends. Call this outside a passage. */
 void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *queue);
-/* Return whether the work launched into the stream is expected to last until the quantum ends (Q2). */
+/* Return whether the next launch must be held back, because the work launched into the stream is expected to last until
+ * the quantum ends (Q2). */
 bool meter_holds_back(struct gate *gate, struct queue *queue);
-/* Go on after a launch that is due, outside of its passage. May wait for earlier work (Q1, Q3). */
+/* Record a fence after a launch that is due, and plan the next window. Call this outside the launch's passage. May wait
+ * for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue);
-/* Fence the thread's launches into its own default stream of the current context, before it waits at the gate: no other
- * thread can detect their end. Behind a wait of the program's there is no fence: the stream may be full. */
+/* Record a fence behind the thread's launches into its own default stream of the current context. Call this before the
+ * thread waits at the gate: no other thread can see when those launches end. No fence is recorded behind a wait of the
+ * program, because the stream may be full. */
 void meter_before_wait(const struct gate *gate, struct streams *streams, const struct slot *slot);
-/* Fence the launches into that stream, or into streams that wait for it, before ungated work is put behind them (Q4).
- * `slot`: NULL: the thread has none. */
+/* Record fences behind the launches into this stream and into streams that wait for it, before ungated work is put
+ * behind them (Q4). `slot`: the thread's slot, or NULL if it has none. */
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread);
-/* The same for all streams of a context. */
+/* Record fences behind the launches into all streams of a context, before ungated work. */
 void meter_before_ungated_context(const struct gate *gate, struct streams *streams, CUcontext context);
 
 /* Return when the work launched under metered grants is expected to end, estimated from the last fences of all threads.
- * A time in the past: no work is known to be unfinished. For the hook thread. */
+ * A time in the past: no work is known to be unfinished. Only the hook thread calls this. */
 uint64_t meter_expected_end(const struct gate *gate);
-/* Return whether a thread has launched work in this opening whose duration no fence has shown yet. For the hook
- * thread. */
+/* Return whether a thread has launched work in this opening whose duration no fence has shown yet. Only the hook thread
+ * calls this. */
 bool meter_end_unknown(const struct gate *gate);
 
 #endif

@@ -1,26 +1,30 @@
-/* The pace of one thread on one stream: a model of the queue of unfinished launches, updated by fences. It decides how
- * many launches pass until the next fence, when to wait for a fence, and when to hold launches back. Values in, values
- * out: no CUDA, no clock, no memory of its own; tested by tests/property/test_pace.py.
+/* Model of one thread's queue of unfinished launches on one stream, updated by fences. It decides how many launches
+ * pass until the next fence, when to wait for a fence, and when to hold launches back. Functions get values and return
+ * values: no CUDA call, no clock, no allocated memory. tests/property/test_pace.py tests it.
+ *
+ * A window is the launches between two fences. A wide queue is the queue of a tenant that holds the GPU alone. An
+ * opening is the time between gate_open and gate_close. A wait is unsuccessful if it ends before its fence has passed,
+ * while the gate is still open.
  *
  * Guarantees, with Q1 and Q2 of meter.h:
- * - PC1 at most PACE_FENCES fences are pending, with at most PACE_WINDOW_MOST launches before each (PACE_WIDE_MOST in a
- *   wide queue), except for launches that pass after an unsuccessful wait.
- * - PC2 a launch that is expected to begin after the end of the quantum is held back.
- * - PC3 after an unsuccessful wait launches pass: one (a window in a wide queue), after another twice as many, at most
- *   PACE_FREE_MOST.
- * - PC4 in a queue that is kept short a window is due PACE_LEAD before the expected end of the one before, and takes no
- *   longer than PACE_LEAD unless it is one launch.
- * - PC5 a window of a wide queue, whose tenant holds alone, takes at most PACE_WIDE_LONG once the duration of launches
- *   is known, unless it is one launch. A queue that is no longer wide has narrow windows from the next launch on.
- * - PC6 an opening before the earlier launches have drained adds nothing to them; a second such opening in a row counts
- *   as an unsuccessful wait.
- * - PC7 the time for which the thread stood still does not count as time of the GPU: a late observation gives only
+ * - PC1 At most PACE_FENCES fences are pending. At most PACE_WINDOW_MOST launches pass before each fence, in a wide
+ *   queue PACE_WIDE_MOST. Exception: launches after an unsuccessful wait.
+ * - PC2 A launch that is expected to begin after the end of the quantum is held back.
+ * - PC3 After an unsuccessful wait launches pass without a fence: one launch, in a wide queue one window. After each
+ *   further unsuccessful wait the number doubles, to at most PACE_FREE_MOST.
+ * - PC4 In a queue that is kept short, a window is due PACE_LEAD before the expected end of the window before it. A
+ *   window of more than one launch takes no longer than PACE_LEAD.
+ * - PC5 Once the duration of launches is known, a window of more than one launch takes at most PACE_WIDE_LONG in a wide
+ *   queue. After a queue stops being wide, its windows are narrow from the next launch on.
+ * - PC6 If an opening begins before the launches of the opening before it have drained, the model counts these launches
+ *   only once. A second such opening in a row counts as an unsuccessful wait.
+ * - PC7 Time for which the thread stood still does not count as GPU time. An observation that comes late gives only
  *   bounds for the duration of a launch.
- * - PC8 durations measured while other tenants co-run, even briefly, do not change those of launches that run alone,
- *   and vice versa.
- * - PC9 while the older fence is behind a wait of the program, PACE_WINDOW_MOST launches pass before each fence.
+ * - PC8 Durations measured while other tenants co-run, even briefly, do not change the durations of launches that run
+ *   alone, and vice versa.
+ * - PC9 While the older fence is behind a wait of the program, PACE_WINDOW_MOST launches pass before each fence.
  *
- * Points in time are ns of one clock; they never run backwards.
+ * Points in time are in ns of one clock that never runs backwards.
  */
 #ifndef SHAREPOD_PACE_H
 #define SHAREPOD_PACE_H
@@ -28,52 +32,57 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* PACE_FENCES: windows of launches that may be unfinished. PACE_WINDOW_MOST: launches that share the cost of a fence.
- * PACE_WIDE_MOST: the same in a wide queue; a driver queues two such windows before a launch waits by itself.
- * PACE_FREE_MOST: launches between two unsuccessful waits. */
+/* PACE_FENCES: windows that may be unfinished. PACE_WINDOW_MOST: launches in a window, which share the cost of one
+ * fence. PACE_WIDE_MOST: launches in a window of a wide queue; the driver queues two such windows before a launch call
+ * blocks. PACE_FREE_MOST: launches between two unsuccessful waits. */
 enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_WIDE_MOST = 512, PACE_FREE_MOST = 1 << 14 };
 
-#define PACE_NEVER UINT64_MAX      /* a deadline that is not known */
-#define PACE_LEAD 500000ull        /* ns: a launch into a short queue is so early that a late wake-up leaves no gap */
-#define PACE_WIDE_LONG 50000000ull /* ns: two such windows end before a newcomer's share is checked */
+/* A deadline that is not known. */
+#define PACE_NEVER UINT64_MAX
+/* ns by which a launch into a short queue is early, so that a late wake-up leaves no gap on the GPU. */
+#define PACE_LEAD 500000ull
+/* ns, longest window of a wide queue: two such windows end before the agent checks the share of a new tenant. */
+#define PACE_WIDE_LONG 50000000ull
 
-/* Launches since the last fence, and before fences that are not known to have passed. */
+/* Launches since the last fence, and launches before fences that are not known to have passed. */
 struct pace_queue {
-    uint64_t begun_at[PACE_FENCES]; /* when the fence before each was recorded: its launches began after that */
-    uint64_t fenced_at;             /* when the last fence was recorded, or the opening began */
-    uint32_t unfinished;            /* launches behind the last fence that was waited for */
-    uint16_t sizes[PACE_FENCES];    /* launches before each of the fences, since the one before it */
-    uint16_t count;                 /* launches since the last fence */
-    uint8_t fences;                 /* unseen, 0 to PACE_FENCES */
-    bool put_off;                   /* the wait for the older of two fences is due with the next launch */
-    bool carried;                   /* from an earlier opening, which has not drained */
+    uint64_t begun_at[PACE_FENCES]; /* times at which the fence before each of these fences was recorded: the launches
+                                       of a fence began after that */
+    uint64_t fenced_at;             /* time at which the last fence was recorded, or the opening began */
+    uint32_t unfinished;            /* number of launches behind the last fence that was waited for */
+    uint16_t sizes[PACE_FENCES];    /* number of launches between each of the fences and the fence before it */
+    uint16_t count;                 /* number of launches since the last fence */
+    uint8_t fences;                 /* number of fences not seen to have passed, 0 to PACE_FENCES */
+    bool put_off;                   /* the wait for the older of two fences is due at the next launch */
+    bool carried;                   /* the launches come from an earlier opening that has not drained */
 };
 
-/* How many launches pass. */
+/* Number of launches that pass. */
 struct pace_window {
-    uint16_t size;          /* between two fences, at most; grows and shrinks with how long they take */
-    uint16_t quota;         /* until the next fence */
-    uint16_t free_launches; /* without a wait, after the last wait in vain */
-    uint16_t free_left;     /* the unused part of free_launches */
+    uint16_t size;          /* most launches between two fences; grows and shrinks with the time that they take */
+    uint16_t quota;         /* launches between the last fence and the next one */
+    uint16_t free_launches; /* launches that pass without a wait after the last unsuccessful wait */
+    uint16_t free_left;     /* unused part of free_launches */
     bool full;              /* the launched work is expected to last until the quantum ends */
-    bool keeps_short;       /* windows of half a millisecond, launched just in time */
-    bool wide;              /* windows of 20 to 50 ms: the tenant is alone */
+    bool keeps_short;       /* windows take PACE_LEAD, and each passes shortly before the window before it ends */
+    bool wide;              /* windows take 20 to 50 ms, because the tenant holds the GPU alone */
 };
 
-/* Estimates from the fences. */
+/* Estimates from the times of fences. */
 struct pace_estimate {
-    uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
-    uint64_t other_ns;      /* the same, of launches alone if `shared`, else of launches that share the GPU */
-    uint64_t co_runs;       /* number of starts and ends of co-running at the last check; odd: others run */
-    uint64_t ends_at;       /* expected end of the launched work */
-    uint64_t waited_at;     /* when the last fence was seen, or the opening began */
-    uint64_t graph_ns;      /* how long the last graph is expected to take */
-    uint64_t graphs_end_at; /* when the graphs launched in this opening are expected to end */
-    bool shared;            /* `launch_ns` is of launches while other tenants run at the same time */
-    bool touched;           /* others have run since `waited_at`, if only for a while */
-    bool learned;           /* in this opening */
-    bool start_known;       /* the last fence was seen when it passed: the work behind it began then */
-    bool seen_late;         /* the last fence had passed some time before the thread looked */
+    uint64_t launch_ns; /* ns for which a launch occupies the GPU; 0: not known */
+    uint64_t other_ns; /* the same for the other kind of launches: launches alone if `shared`, else launches while other
+                          tenants co-run */
+    uint64_t co_runs;  /* value of gate_co_runs at the last check; odd: other tenants co-run */
+    uint64_t ends_at;  /* expected end of the launched work */
+    uint64_t waited_at;     /* time at which the last fence was seen to have passed, or the opening began */
+    uint64_t graph_ns;      /* expected duration of the last graph */
+    uint64_t graphs_end_at; /* expected end of the graphs launched in this opening */
+    bool shared;            /* `launch_ns` is the duration of launches while other tenants co-run */
+    bool touched;           /* other tenants have co-run since `waited_at`, even if briefly */
+    bool learned;           /* a duration was measured in this opening */
+    bool start_known;       /* the last fence was seen at the moment when it passed, so the work behind it began then */
+    bool seen_late;         /* the last fence had passed some time before the thread saw it */
     bool blocked_at_close;  /* the thread waited for the GPU when the opening ended */
 };
 
@@ -83,54 +92,57 @@ struct pace {
     struct pace_estimate estimate;
 };
 
-/* When something was seen to have passed. */
+/* Time at which an event was seen to have passed. */
 struct pace_look {
-    uint64_t before; /* the last check before it had passed; 0: no check before */
+    uint64_t before; /* time of the last check that found it not passed; 0: no such check */
     uint64_t at;
 };
 
-/* Note how often other tenants have begun or ceased to run at the same time; odd: they do. Before each of the other
- * calls for which time has passed. */
+/* Record how often other tenants have begun or ceased to co-run (value of gate_co_runs; odd: others co-run). Call this
+ * before each other function, if time has passed. */
 void pace_others(struct pace *pace, uint64_t co_runs);
-/* Begin an opening that ends at `deadline`. `drained`: the end of all work of an earlier one. */
+/* Begin an opening that ends at `deadline`. `drained`: end of all work of an earlier opening. */
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_look drained);
-/* Return whether launches of earlier openings are not known to have ended. */
+/* Return whether launches of earlier openings may be unfinished. `drained`: time at which all work was last known to
+ * have ended. */
 bool pace_undrained(const struct pace *pace, uint64_t drained);
-/* Begin an opening, in place of pace_open, while launches of earlier ones have not ended. */
+/* Begin an opening while launches of earlier openings are unfinished. Replaces pace_open. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline);
-/* Set whether the queue is wide; pace_open or pace_plan is to follow. */
+/* Set whether the queue is wide. Call pace_open or pace_plan afterwards. */
 void pace_widen(struct pace *pace, bool wide);
 /* Set whether the queue is kept short from the next window on. */
 void pace_keep_short(struct pace *pace, bool keeps_short);
-/* Return when the next launch is due. In a queue that is kept short: PACE_LEAD before the expected end of the launched
- * work; else `now`. */
+/* Return the time at which the next launch is due. In a queue that is kept short: PACE_LEAD before the expected end of
+ * the launched work. In other queues: `now`. */
 uint64_t pace_next_launch(const struct pace *pace, uint64_t now);
-/* Note that all that was launched has ended. */
+/* Record that all launched work has ended. */
 void pace_ran_dry(struct pace *pace, uint64_t now);
 /* Return whether the next launch must be held back until the terms change. */
 bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline);
-/* Return how many launches pass until a fence is due. */
+/* Return the number of launches that pass until a fence is due. */
 uint32_t pace_passing(const struct pace *pace);
-/* Count launches. Return whether a fence must be recorded behind them, after a delayed wait. */
+/* Count launches. Return whether a fence must be recorded behind them. A wait that was put off comes first. */
 bool pace_launched(struct pace *pace, uint32_t launches);
-/* Record a fence. Return whether to wait for the older one now. */
+/* Record that a fence was recorded. Return whether to wait for the older fence now. */
 bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline);
-/* Record that no fence can be recorded: counting launches starts again. */
+/* Record that no fence can be recorded: the count of launches starts again at 0. */
 void pace_unfenced(struct pace *pace);
-/* Return when the older fence is expected to pass. */
+/* Return the time at which the older fence is expected to pass. */
 uint64_t pace_due(const struct pace *pace, uint64_t now);
-/* Note that the older of two fences has passed. */
+/* Record that the older of two fences has passed. */
 void pace_passed(struct pace *pace, struct pace_look seen);
-/* Note that a wait ended before its fence: the gate was closed, or the wait was in vain. */
+/* Record that a wait ended before its fence had passed. `closed`: the gate was closed; else the wait was unsuccessful.
+ */
 void pace_gave_up(struct pace *pace, bool closed);
-/* Let a window of launches pass without a wait: the older fence is behind a wait of the program's (Q6 of meter.h). */
+/* Let PACE_WINDOW_MOST launches pass without a wait, because the older fence is behind a wait of the program (Q6,
+ * meter.h). */
 void pace_let_pass(struct pace *pace);
-/* Plan the launches until the next fence. Return whether none fits. */
+/* Plan the launches until the next fence. Return whether no launch fits before the deadline. */
 bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline);
 
-/* Return whether a graph that takes `duration` would be over by the end of the quantum. */
+/* Return whether a graph that takes `duration` ns would end before the quantum ends. */
 bool pace_graph_fits(const struct pace *pace, uint64_t now, uint64_t deadline, uint64_t duration);
-/* Note the launch of a graph that is expected to take `duration`. */
+/* Record the launch of a graph that is expected to take `duration` ns. */
 void pace_graph(struct pace *pace, uint64_t now, uint64_t duration);
 
 #endif

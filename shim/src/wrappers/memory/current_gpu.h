@@ -4,8 +4,8 @@
 
 #include <cuda.h>
 
-/* Get the current context (`context` may be NULL) and the place of its GPU in struct gpus; -1: not a GPU of the tenant.
- * Returns the driver's answer, or that of process_enter. */
+/* Get the current context (`context` may be NULL) and the place of its GPU in struct gpus (-1: not a GPU of the
+ * tenant). Return the driver's answer, or the error of process_enter. */
 CUresult current_gpu(CUcontext *context, int *place);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "driver/entries.h"
 
-/* Return the wrapper of an entry; NULL: the hook only calls it. */
+/* Return the wrapper of an entry; NULL: the hook only calls the entry and does not wrap it. */
 void *wrapper_of(enum entry entry);
 
 #endif

@@ -1,6 +1,5 @@
 /* Passage of wrapped calls through the process's gate. enter_fast and leave_fast are inlined into launches of kernels
- * and graphs (G2); PASSTHROUGH is for calls where nanoseconds do not matter.
- */
+ * and graphs (G2). PASSTHROUGH is the body of other wrappers, where nanoseconds do not matter. */
 #ifndef SHAREPOD_PASSTHROUGH_H
 #define SHAREPOD_PASSTHROUGH_H
 
@@ -10,27 +9,30 @@
 #include "time/queue/meter.h"
 #include "time/gate/passage.h"
 
-/* Enter by the fast path. Not NULL: inside a launch, and leave_fast is to follow. `slot`: passage_slot; a thread that
- * has a slot has a process. */
+/* Enter the gate by the fast path. Return the thread's queue on the stream: the thread is inside a launch, and
+ * leave_fast must follow. Return NULL if the fast path does not apply. `slot`: passage_slot. A thread that has a slot
+ * runs in a process that is set up. */
 FAST struct queue *enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
     return LIKELY(slot != NULL) ? gate_enter_fast(&the_process->gate, slot, stream, per_thread) : NULL;
 }
 
-/* Leave after the launch; under a metered grant this may wait. */
+/* Leave the gate after the launch. Under a metered grant this may wait for earlier work. */
 FAST void leave_fast(struct slot *slot, struct queue *queue) {
     if (gate_leave_fast(slot, queue))
         meter_launched(&the_process->gate, slot, queue);
 }
 
-/* Enter where the fast path did not: set the process up if need be, wait while the gate is closed. */
+/* Enter the gate after enter_fast has returned NULL. Set up the process if necessary, and wait while the gate is
+ * closed. */
 struct passage enter_slowly(CUstream stream, bool per_thread);
-/* Enter by the fast path, else slowly. */
+/* Enter the gate by the fast path if it applies, else by enter_slowly. */
 struct passage enter(CUstream stream, bool per_thread);
 
-/* Go past the gate with a call that makes the device do nothing that is shared. A drain will not wait for it (D3). */
+/* Prepare a call that bypasses the gate, because it does not occupy the GPU's multiprocessors: record fences first, so
+ * that no drain waits for the call (D3). */
 struct passage pass_by(CUstream stream, bool per_thread);
 
-/* Body of a wrapper: through the gate if `runs`, else past it. */
+/* Body of a wrapper. `runs`: the call passes the gate; else it bypasses the gate. */
 #define PASSTHROUGH(runs, symbol, stream, per_thread, ...)                              \
     struct passage passage = {.refused = process_enter()};                              \
     if (passage.refused == CUDA_SUCCESS)                                                \
