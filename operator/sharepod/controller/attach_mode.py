@@ -1,9 +1,10 @@
-"""Attach mode: whether new Pods of SharePods have their GPUs attached by claims.
+"""Attach mode: whether new Pods of SharePods get their GPUs by a ResourceClaim, or by the runtime class and CSI.
 
 Guarantees:
-- With the setting `csi` nothing is read or written.
-- An API server that does not answer changes nothing.
-- Evidence that allocations are not honoured counts for `NOT_HONOURED_S`; then claims are tried again.
+- With the setting `csi` no call of the API server is made.
+- While the API server does not answer, the mode stays as it is.
+- After an allocation was refused or not honoured, new Pods get their GPUs by CSI for `NOT_HONOURED_S`. Then claims are
+  tried again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from .decisions.attaching import Attaching, AttachReason, AttachSituation, attac
 from .state.cluster_state import ClusterState
 
 PERIOD_S = 5.0
-"""Seconds between two checks: the greatest delay until a changed node is noticed."""
+"""Seconds between two checks, and so the longest delay until a change of a node has an effect."""
 NOT_HONOURED_S = 600.0
-"""Seconds for which Pods are attached by CSI after an allocation was not honoured. A fixed cause is noticed within ten
-minutes; a lasting cause delays one Pod by its `bind_timeout` every ten minutes."""
+"""Seconds for which Pods are attached by CSI after an allocation was not honoured. Ten minutes: claims are used again
+at most this long after the cause is fixed. A cause that lasts delays one Pod per ten minutes, by `bind_timeout`."""
 
 log = structlog.get_logger(__name__)
 
@@ -37,8 +38,8 @@ class AttachMode:
         setting: The operator's setting.
         state: The cluster state, for the nodes' conditions.
         client: The API server.
-        served: Returns whether claims were listed.
-        acts: Asked before each check: a process that does not act needs no mode.
+        served: Returns True if the API server has listed ResourceClaims.
+        acts: Returns True while this process acts as the leader. Otherwise nothing is checked.
         on_changed: Called when the mode or its reason has changed.
         clock: Monotonic seconds.
     """
@@ -67,7 +68,7 @@ class AttachMode:
         """Present mode."""
 
     def by_claims(self) -> bool:
-        """Return whether a Pod created now has its GPUs attached by a claim."""
+        """Return True if a Pod that is created now gets its GPUs by a claim."""
         return self.now.by_claims
 
     def not_honoured(self, why: str) -> None:
@@ -76,7 +77,7 @@ class AttachMode:
         self._decide()
 
     async def run(self) -> None:
-        """Look every `PERIOD_S` until cancelled."""
+        """Check the mode every `PERIOD_S` until cancelled."""
         while True:
             if self._acts():
                 await self.look()

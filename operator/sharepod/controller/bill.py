@@ -3,8 +3,8 @@
 It reads GPUStatements or, for `--by owner`, SharePods, and writes nothing.
 
 Guarantees:
-- An unreadable statement or SharePod is named on standard error, the others are billed, and the exit status is 1.
-- Wrong prices are refused, naming the field, before anything is read.
+- An unreadable statement or SharePod is named on standard error. All others are billed, and the exit status is 1.
+- Wrong prices are refused, with the name of the field, before the API server is called.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFound
 from sharepod.setting_faults import first_fault
 
 _PAGE = 100
-"""Statements in one page of a list: of large ones, some 90 MB."""
+"""Statements in one page of a list. A page of large statements has about 90 MB."""
 _PATH = f"/apis/{API_VERSION}/{STATEMENT_PLURAL}"
 
 

@@ -4,8 +4,9 @@ their own.
 Kopf can serve the same health (`kopf run --liveness=...`), but its server has no limits.
 
 Guarantees:
-- Another thread renders the metrics: 0.25 s for 2,000 namespaces.
-- Rendering takes at most a quarter of the time, however many clients ask: the last text is sent in between.
+- The metrics are rendered in another thread, so the event loop does not wait: 0.25 s for 2,000 namespaces.
+- Rendering takes at most a quarter of the time, however many clients scrape: between two renderings each client gets
+  the last text.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from sharepod.web.metrics_access import MetricsGuard
 from . import metrics
 
 _RESTS = 3
-"""Time for which a text is sent, in multiples of its rendering time."""
+"""How long a rendered text is sent, in multiples of its rendering time. With 3, rendering takes a quarter of the time.
+"""
 
 log = structlog.get_logger(__name__)
 
 
 class Watched(Protocol):
-    """Part of the operator that the endpoints show."""
+    """Methods of the operator that the endpoints call."""
 
     def measure(self) -> None:
         """Update the gauges that are computed at each scrape."""
@@ -59,7 +61,7 @@ class MetricsText:
         self._shown_until = float("-inf")
 
     async def read(self) -> bytes:
-        """Return the present text, or a recent one."""
+        """Return the metrics as text, rendered now or within the last `_RESTS` rendering times."""
         async with self._making:
             began = self._clock()
             if began >= self._shown_until:
@@ -78,7 +80,7 @@ def _text_of(registries: list[CollectorRegistry]) -> bytes:
 
 
 async def serve_metrics(address: str, port: int, operator: Watched, guard: MetricsGuard | None) -> None:
-    """Serve `/metrics` until cancelled, to clients that `guard` admits; None: to all."""
+    """Serve `/metrics` until cancelled, to clients that `guard` admits. With `guard` None all clients are served."""
 
     text = MetricsText(operator)
 

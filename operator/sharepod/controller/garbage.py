@@ -1,15 +1,15 @@
-"""Garbage collection with short pauses of the event loop, however many objects are known.
+"""Garbage collection with short pauses of the event loop, however many objects the operator knows.
 
-Python's own full collection visits every live object: 0.3 s with 10,000 SharePods (359,000 objects). Here the survivors
-of a collection are not visited again, so each collection visits only newer objects. A collection starts after a number
-of new objects (a burst makes 200,000 a second), and after a time. The time is needed because Python subtracts freed
-objects from the count of new ones: replacing older objects counts as nothing.
+Python's own full collection visits every live object: 0.3 s with 10,000 SharePods (359,000 objects). Here a collection
+does not visit objects that survived an earlier collection, so it visits only new objects. There are two triggers:
+- A number of new objects: a burst creates 200,000 a second.
+- A period: Python subtracts freed objects from the number of new objects, so replaced objects do not count.
 
 Guarantees:
-- A collection visits at most `_YOUNG` times `_LOOKS` new objects, objects created while it waited, and objects that
-  replaced older ones within `_PERIOD_S`.
-- Reference cycles are freed within that many new objects. Cycles that were alive at a collection are freed within a
-  day.
+- A collection visits at most `_YOUNG` times `_LOOKS` new objects, plus two kinds: objects created while it waited, and
+  objects that replaced older objects within `_PERIOD_S`.
+- A reference cycle of new objects is freed after that many further new objects. A cycle that was alive at a collection
+  is freed within a day.
 - Objects outside cycles are freed at once, as usual.
 """
 

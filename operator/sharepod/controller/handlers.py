@@ -1,4 +1,4 @@
-"""Kopf's handlers of the operator, at module level: `kopf run -m sharepod.controller.handlers` runs it.
+"""Kopf's handlers of the operator, at module level: `kopf run -m sharepod.controller.handlers` runs the operator.
 
 Kopf starts and stops the operator, and calls its login and health handlers. Kopf watches no objects: see
 docs/decisions/0021-kopf-without-watches.md. With the webhook enabled, Kopf also answers the API server's reviews of
@@ -6,7 +6,7 @@ Pods.
 
 Guarantees:
 - The operator starts with Kopf, and releases its Lease and ends before Kopf ends.
-- A failed part of the operator ends Kopf, with a non-zero exit status.
+- If a part of the operator fails, Kopf ends with a non-zero exit status.
 - Kopf waits for an unreachable API server without limit.
 """
 

@@ -1,9 +1,10 @@
-"""Health of the operator: its probes, its gauges, and whether its watches are fresh enough to act.
+"""Health of the operator: its probes, its gauges, and whether its watches are fresh enough for placement.
 
 Guarantees:
-- The health probe fails only where a restart can help.
-- A process whose credentials, or whose trust in the API server, are rejected for long ends, and logs the reason.
-- Waiting SharePods show when stale watches stop placement.
+- The health probe fails only if a restart of the process can help.
+- The process ends, with a log line, if for `_REJECTED_S` the API server rejects its credentials or presents an
+  untrusted certificate.
+- While stale watches stop placement, the status of waiting SharePods reports it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class RejectedError(Exception):
-    """API server that has rejected this process's credentials, or shown another certificate, for too long."""
+    """Rejected credentials, or an untrusted certificate of the API server, for more than `_REJECTED_S`."""
 
 
 class OperatorHealth:
@@ -47,11 +48,11 @@ class OperatorHealth:
         state: The cluster state.
         watches: Freshness of the watches.
         clients: All clients of the API server.
-        leadership: Whether this process leads.
+        leadership: Reports whether this process leads.
         loop: The placement loop, which is woken once the watches are fresh again.
-        memos: Receive the reasons for waiting tenants.
+        memos: The tenants' memos, where the reason is recorded for waiting tenants.
         queues: The work queues, by their names in the gauges.
-        acts: Returns whether this process acts.
+        acts: Returns True while this process acts as the leader.
         enqueue_tenant: Called with each tenant whose status has to change.
         webhook_unready: Returns why the webhook does not serve; None if it does, or is off.
         clock: Seconds that include suspension of the machine.
@@ -85,10 +86,12 @@ class OperatorHealth:
         self._clock = clock
         self._believed = True
         self.looked_at = clock()
-        """Time of the last call of `look`: the event loop ran until then."""
+        """Time of the last call of `look`, which proves that the event loop ran at that time."""
 
     def look(self) -> None:
-        """Check credentials and beliefs; called each second. Raise `RejectedError` if the process is to end."""
+        """Check the credentials and the freshness of the watches. The caller must call this each second. Raise
+        `RejectedError` if the process must end.
+        """
         self.looked_at = self._clock()
         self._check_credentials()
         self.check_beliefs()
@@ -102,7 +105,9 @@ class OperatorHealth:
             )
 
     def check_beliefs(self) -> None:
-        """Wake the placement loop once the watches are fresh again; log when they become stale."""
+        """Wake the placement loop once all watches are fresh again. While a watch is stale, log it and notify the
+        waiting SharePods.
+        """
         believed = self._watches.believed()
         if believed and not self._believed:
             log.info("watches are heard again: placing")
@@ -115,7 +120,7 @@ class OperatorHealth:
         self._believed = believed
 
     def _tell_waiting(self, kinds: list[str]) -> None:
-        """Notify the waiting SharePods without an answer why they get none."""
+        """Set the stale watches as the reason of each waiting tenant that has no refusal yet. Enqueue that tenant."""
         late = ", ".join(kinds)
         headline = f"no watch event of {late} for {BELIEF_S:.0f} s; the operator places nothing until there is one"
         for tenant in self._loop.waiting():
@@ -142,7 +147,9 @@ class OperatorHealth:
             metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
 
     def unready(self) -> str | None:
-        """Return which kinds have not been listed, or that the webhook does not serve yet; None if it is ready."""
+        """Return why the operator is not ready: kinds that are not yet listed, or a webhook that does not serve. None
+        if ready.
+        """
         return self._watches.unready() or self._webhook_unready()
 
     def leads(self) -> bool:

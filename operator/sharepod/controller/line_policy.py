@@ -1,7 +1,8 @@
-"""Watcher of the policy that refuses Pods with a resource line and no claim: whether the cluster enforces it.
+"""Watcher of one admission policy, which refuses Pods with a resource line and no claim: reports whether it is
+enforced.
 
-Nodes advertise the resources of the line only if it does. A Pod whose line was not turned into a claim must never be
-bound, and without the resources no scheduler binds it.
+Nodes advertise the resources of the line only while the policy is enforced. Without the policy, a Pod whose line was
+not turned into a claim could be created. No scheduler binds such a Pod while no node advertises the resources.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from sharepod.kube import ApiError, NotFoundError
 from .apiserver.client import POLICIES, POLICY_BINDINGS, Client
 
 PERIOD_S = 5.0
-"""Seconds between two checks: the delay until lines work after an admin has applied the manifests."""
+"""Seconds between two checks, and so the longest delay until lines work after an admin has applied the manifests."""
 
 log = structlog.get_logger(__name__)
 
 
 class LinePolicy:
-    """Watcher of the policy and its binding, by two GETs every `PERIOD_S`: either may be deleted without the other.
+    """Watcher of the policy and of its binding. It reads both every `PERIOD_S`, because either may be deleted without
+    the other.
 
     Args:
         client: The API server.
-        acts: Asked before each check: a process that does not act needs no answer.
+        acts: Returns True while this process acts as the leader. Otherwise nothing is checked.
         on_changed: Called when the answer has changed.
     """
 
@@ -36,17 +38,17 @@ class LinePolicy:
         self._acts = acts
         self._on_changed = on_changed
         self.in_force: bool | None = None
-        """True while the policy and a binding that denies exist; None until the API server has answered."""
+        """True while the policy and a binding with the action Deny exist. None until the API server has answered."""
 
     async def run(self) -> None:
-        """Look every `PERIOD_S` until cancelled."""
+        """Check the policy every `PERIOD_S` until cancelled."""
         while True:
             if self._acts():
                 await self.look()
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Query the API server. Without an answer the cached answer stays."""
+        """Read the policy and its binding. If the API server does not answer, `in_force` stays as it is."""
         try:
             binding = await self._client.get(POLICY_BINDINGS, PLAIN_PODS_POLICY)
             await self._client.get(POLICIES, PLAIN_PODS_POLICY)

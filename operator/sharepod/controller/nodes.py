@@ -2,12 +2,15 @@
 admins.
 
 Guarantees:
-- A GPUNode is created for every Node with the label of a pool and for no other. An Event names a label of no pool.
+- A GPUNode is created for every Node whose pool label names a pool, and for no other Node. If the label has another
+  value, an Event on the Node reports the value.
 - A GPUNode is deleted only when its Node is deleted, or has left the pool, and its ledger is empty.
-- A Node with shared GPUs advertises the resources of the line once the policy on Pods with a line is enforced. Removed
-  resources are advertised again. A Node that has left the pool no longer advertises them.
-- A Node that does not advertise enough yet delays a share by `_ADVERTISED_S` at most.
-- force-release is honoured for tenants that have ended; for others it is refused, with an Event.
+- A Node with shared GPUs advertises the resources of the line once the policy on Pods with a line is enforced. If
+  another client removes these resources from the Node's status, they are written again. A Node that has left the pool
+  no longer advertises them.
+- A share waits for at most `_ADVERTISED_S` until its Node advertises enough of these resources.
+- The annotation force-release releases only tenants that have ended. A tenant that runs keeps its row, and an Event
+  names it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ _LOOK_AGAIN_S = 1.0
 """Seconds until the next check of a deleted node with tenants, or of a node that leaves pool `scheduler`. No watch
 shows that a deleted node returns without the pool label."""
 _ADVERTISED_S = 5.0
-"""Seconds for which Pods wait until their Node advertises enough; then kube-scheduler decides. It takes one write."""
+"""Most seconds for which a Pod's gate stays closed because its Node advertises too little of the line's resources.
+After that the gate opens and kube-scheduler decides. Normally the wait takes one write."""
 
 _UNLABELLED = (
     f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
@@ -73,10 +77,10 @@ _DEVICE_PLUGIN_SHORT = (
     "NVIDIA's device plugin also assigns these GPUs, so no SharePod is placed here; "
     f"condition {CONDITION_DEVICE_PLUGIN} has the commands"
 )
-"""Events: one short sentence. The condition has the whole text."""
+"""Note of the Event: one short sentence. The condition's message has the whole text."""
 
 _NAMED = 200
-"""Characters of wrong entries of an annotation in an Event."""
+"""Most characters of an annotation's wrong entries that an Event quotes."""
 _CORDON_FIX = "write an index or UUID from `kubectl sharepod gpus -o wide`"
 _POOL_FIX = f"write {', '.join(Pool)}: kubectl label node {{1}} --overwrite {POOL_LABEL}={{0}}"
 
@@ -85,9 +89,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Enough:
-    """Ledger for which a Node was seen to advertise enough.
+    """Version of a ledger for which its Node was seen to advertise enough of the line's resources.
 
-    `uids`: of the Node and the GPUNode. `amounts`: of each resource, that the rows needed.
+    `uids`: of the Node and the GPUNode. `amounts`: amount of each resource that the rows of that version need.
     """
 
     uids: tuple[str, str]
@@ -115,19 +119,21 @@ class NodeReconciler:
         self._settings = settings
         self._clock = clock
         self._away: dict[str, float] = {}
-        """By node: since when its agent is away."""
+        """By node: time since which its agent is away."""
         self._short: dict[str, float] = {}
-        """By node: since when it advertises too little."""
+        """By node: time since which it advertises too little for its ledger."""
         self._enough: dict[str, _Enough] = {}
-        """By node: the ledger for which it was seen to advertise enough."""
+        """By node: the latest version of its ledger for which it was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
-        """By node and GPU, or annotation: the last Event about it."""
+        """By (node, GPU's UUID or annotation's name): text of the last Event about that GPU or annotation."""
         self.lines_in_force: bool | None = None
-        """Pods with a resource line are given claims, or refused; None while that is not known."""
+        """True if the cluster enforces the policy that refuses a Pod with a resource line and no claim. None while
+        unknown."""
         self.attaching: Attaching | None = None
-        """How the GPUs of new Pods of SharePods are attached; None while that is not known."""
+        """How the GPUs of new Pods of SharePods are attached. None while unknown."""
         self.take_in: Callable[[Iterable[GpuNodeFacts]], Awaitable[bool]] = _nothing_to_take_in
-        """Stores the counts of GPUNodes before their deletion; returns whether all are stored."""
+        """Stores the consumption counts of GPUNodes in GPUStatements before the GPUNodes are deleted. Returns True if
+        all counts are stored."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -135,8 +141,9 @@ class NodeReconciler:
         await self.queue.run()
 
     def check_agents(self, *, acting: bool) -> None:
-        """Record which agents have appeared or disappeared, and enqueue their nodes if `acting`. To be called about
-        every second."""
+        """Record which agents have become alive or away since the last call. If `acting`, enqueue their nodes. The
+        caller must call this about once a second.
+        """
         names = [node.name for node in self._state.nodes]
         for name in self._state.agents.changed(names):
             log.info("agent came or went", node=name, away=self._state.agent_away(name))
@@ -149,11 +156,11 @@ class NodeReconciler:
     async def reconcile(self, name: str) -> None:
         """Reconcile one node. Raises `ApiError` and `NotLeadingError`.
 
-        1. Honour or refuse force-release.
-        2. Without its Node: delete the GPUNode once its ledger is empty.
-        3. Without its GPUNode: create it.
-        4. Otherwise: follow the pool label, announce GPUs, advertise the resources of the line. Write the conditions on
-           the device plugin, the agent and the attachment of GPUs.
+        1. Carry out or refuse the annotation force-release.
+        2. If the Node does not exist: delete the GPUNode once its ledger is empty.
+        3. If the GPUNode does not exist: create it.
+        4. If both exist: copy the pool label, write Events about GPUs, advertise the resources of the line, and write
+           the conditions on the device plugin, the agent and the attachment of GPUs.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
@@ -169,7 +176,8 @@ class NodeReconciler:
         else:
             if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
-                if gpunode.spec.pool is Pool.SCHEDULER:  # no change of the node shows that its last claim is free
+                # no event of the Node or GPUNode shows the end of its last claim
+                if gpunode.spec.pool is Pool.SCHEDULER:
                     self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)
             self._announce_cordons(gpunode)
@@ -195,7 +203,7 @@ class NodeReconciler:
                 self._events.normal(KIND, gpunode, "GpuRecovered", "Watch", text)
 
     def _announce_cordons(self, gpunode: GpuNodeFacts) -> None:
-        """Write an Event about entries of the cordon annotation that name no GPU of the node, once."""
+        """Write one Event about the entries of the cordon annotation that name no GPU of the node."""
         wrong = unknown_cordons(gpunode.cordoned, gpunode.status.gpus)
         key, named = (gpunode.name, CORDONED_ANNOTATION), ", ".join(wrong)[:_NAMED]
         text = f'annotation {CORDONED_ANNOTATION}: "{named}" is no GPU of the node; {_CORDON_FIX}' if wrong else ""
@@ -207,7 +215,7 @@ class NodeReconciler:
             self._unfit.pop(key, None)
 
     async def _advertise(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """Write the resources of the line into the Node's status, unless they are there."""
+        """Write the amounts of the line's resources into the Node's status, if it has other amounts."""
         if self.lines_in_force is None or gpunode.error is not None or node.error is not None:
             return
         wanted = self._wanted(gpunode)
@@ -217,13 +225,13 @@ class NodeReconciler:
         body = {"metadata": {"uid": node.uid}, "status": {"capacity": amounts, "allocatable": amounts}}
         try:
             self._state.put_node(await self._client.patch_status(NODES, node.name, body))
-        except (ConflictError, NotFoundError):  # another Node has this name now, and is handled when it is seen
+        except (ConflictError, NotFoundError):  # the Node was deleted or replaced; the watch reports it
             return
         log.info("advertised the resources of the line", node=node.name, amounts=amounts)
 
     async def _withdraw(self, node: Json) -> None:
-        """Remove the resources of the line from the status of a Node that has left the pool. With them kube-scheduler
-        would bind a Pod whose line was not turned into a share."""
+        """Remove the resources of the line from the status of a Node that has left the pool. With these resources
+        kube-scheduler would bind a Pod there whose line was not turned into a claim."""
         status = node.get("status") or {}
         if not any(name in (status.get(kind) or {}) for kind in ("capacity", "allocatable") for name in RESOURCES):
             return
@@ -232,12 +240,16 @@ class NodeReconciler:
         body = {"metadata": {"uid": uid}, "status": {"capacity": nothing, "allocatable": nothing}}
         try:
             await self._client.patch_status(NODES, name, body)
-        except (ConflictError, NotFoundError):  # it was deleted, and another has its name
+        except (ConflictError, NotFoundError):  # the Node was deleted or replaced
             return
         log.info("the node has left the pool: it no longer advertises the resources of the line", node=name)
 
     def advertises_enough(self, name: str) -> bool:
-        """Return whether a Node advertises enough for the shares in its ledger; if not, write the amounts at once."""
+        """Return True if a Node advertises enough of the line's resources for the shares in its ledger.
+
+        Otherwise enqueue the node, which writes the amounts, and return False. After `_ADVERTISED_S` without enough,
+        return True. Also return True where no line is in use or the objects cannot be read.
+        """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if (
             not self.lines_in_force
@@ -260,8 +272,9 @@ class NodeReconciler:
         return True
 
     def _needs_more(self, seen: _Enough, gpunode: GpuNodeFacts) -> bool:
-        """Return whether a ledger may need more of the resources than when its Node was seen to advertise enough.
-        Unchanged rows are the same objects."""
+        """Return True if the present ledger may need more of the line's resources than the ledger in `seen`. Rows are
+        compared by identity, because an unchanged row is the same object.
+        """
         before, rows = seen.rows, gpunode.rows
         if seen.generation == gpunode.generation:
             return False
@@ -278,7 +291,9 @@ class NodeReconciler:
         return advertised(ours, self._lines_on(gpunode), in_force=bool(self.lines_in_force))
 
     def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:
-        """Yield the lines with a row on a node, and the lines of Pods that are bound to it without a row."""
+        """Yield the resource lines on a node: of each row with a line, and of each Pod that is bound there without a
+        row.
+        """
         seen = self._state.seen_claims
         for uid, row in gpunode.rows.items():
             if (of_row := self._line_of(uid, row, gpunode.name)) is not None:
@@ -289,13 +304,13 @@ class NodeReconciler:
                 yield LineOnNode(plain.carried, None)
         account = self._state.cluster.node(gpunode.name)
         for uid, usage in account.pods.items() if account is not None else ():
-            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # such as a row that an admin released
+            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # an admin may have released its row
                 left = self._state.pods.get(uid)
                 if left is not None and left.carried and left.node == gpunode.name:
                     yield LineOnNode(left.carried, None)
 
     def _line_of(self, uid: str, row: Tenant, node: str) -> LineOnNode | None:
-        """Return the line of a row on a node; None if it has none."""
+        """Return the resource line of a row on a node. None if the row's Pod has no line, has ended or is elsewhere."""
         claim, pod = self._state.seen_claims.claims.get(uid), self._state.pod_of(uid)
         if claim is not None and claim.by_line:
             user = self._state.seen_claims.pods.get(claim.made_for or "")
@@ -314,7 +329,9 @@ class NodeReconciler:
         self._state.put_gpunode(made)
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
-        """Handle a Node that was deleted or has left the pool: advise while it has tenants, else delete the GPUNode."""
+        """Handle a Node that was deleted or has left the pool. While the ledger has tenants, set AgentAlive to False
+        with advice on a Node that has left the pool. Delete the GPUNode once its ledger is empty.
+        """
         for known in (self._away, self._short, self._enough):
             known.pop(name, None)
         self._unfit = {key: text for key, text in self._unfit.items() if key[0] != name}
@@ -341,7 +358,7 @@ class NodeReconciler:
         if left is not None:
             await self._withdraw(left)
         if gpunode.status.consumption and not await self.take_in([gpunode]):
-            self.queue.add_after(name, _LOOK_AGAIN_S)  # its counts would be lost with it
+            self.queue.add_after(name, _LOOK_AGAIN_S)  # a deletion now would lose the counts
             return
         try:
             await self._client.delete(GPUNODES, name, uid=gpunode.uid, resource_version=str(gpunode.version))
@@ -351,10 +368,11 @@ class NodeReconciler:
             log.info("deleted GPUNode: its Node is deleted and its ledger is empty", node=name)
 
     async def _force_release(self, gpunode: GpuNodeFacts) -> None:
-        """Work off the annotation force-release.
+        """Process the annotation force-release, which lists tenants.
 
-        The tenants that it names are enqueued: their reconciler removes their rows. Tenants that still run are named
-        in an Event. The annotation is removed once no row that it names is left.
+        Each listed tenant with a row is enqueued; its reconciler removes the row if the tenant has ended. A listed
+        tenant that still runs keeps its row, and an Event names its SharePod or Pod. The annotation is removed once no
+        listed tenant has a row.
         """
         if not gpunode.forced:
             return
@@ -379,7 +397,7 @@ class NodeReconciler:
             self.queue.add_after(gpunode.name, 1.0)
 
     def _running(self, tenant: str, row: Tenant) -> Iterator[str]:
-        """Yield the work that runs, or is to run, with a row that an admin wants to release."""
+        """Yield the SharePod and the Pods that run, or are about to run, with a row that an admin wants to release."""
         sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if (
             sharepod is not None
@@ -395,13 +413,15 @@ class NodeReconciler:
             yield from (f"Pod {user.namespace}/{user.name}" for user in users if user.runs and not user.deleting)
 
     async def _show_agent(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """Set AgentAlive to False, with advice, on a Node that is ready without its agent; to True when it is back."""
+        """Set AgentAlive to False, with advice, on a GPUNode whose Node is ready and whose agent has been away for
+        `agent_duration`. Set it to True when the agent is back.
+        """
         known = next((item for item in gpunode.status.conditions if item.type == CONDITION_AGENT_ALIVE), None)
         away = node.ready and self._state.agent_away(node.name)
         if not away:
             self._away.pop(node.name, None)
         else:
-            # The agent of a new node needs time to start, and this process time to see the Leases.
+            # The agent of a new node needs time to start, and a new operator needs time to read the Leases.
             due = self._away.setdefault(node.name, self._clock()) + self._settings.agent_duration
             if self._clock() < due:
                 self.queue.add_after(node.name, due - self._clock() + 0.1)
@@ -412,8 +432,9 @@ class NodeReconciler:
             await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=True, reason="LeaseRenewed", text="")
 
     async def _show_device_plugin(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """Set DevicePluginPresent to True, with advice, while the device plugin could also assign the GPUs; to False
-        after that."""
+        """Set DevicePluginPresent to True, with advice, while NVIDIA's device plugin could assign the node's GPUs to
+        other Pods. Set it to False afterwards. Write nothing if the plugin was never seen.
+        """
         present = node.double_booked
         known = any(item.type == CONDITION_DEVICE_PLUGIN for item in gpunode.status.conditions)
         if not present and not known:
@@ -427,7 +448,9 @@ class NodeReconciler:
             self._events.warning(KIND, gpunode, CONDITION_DEVICE_PLUGIN, "Watch", _DEVICE_PLUGIN_SHORT)
 
     async def _show_attaching(self, gpunode: GpuNodeFacts) -> None:
-        """Show how GPUs are attached to new Pods of SharePods; not where claims never were in question."""
+        """Write the condition on the attachment of GPUs to new Pods. Write nothing where the setting has always been
+        `csi`.
+        """
         how = self.attaching
         known = next((item for item in gpunode.status.conditions if item.type == CONDITION_BY_CLAIMS), None)
         if how is None or (known is None and how.reason is AttachReason.SETTING):
@@ -438,7 +461,7 @@ class NodeReconciler:
         )
 
     async def _show_agent_away(self, gpunode: GpuNodeFacts, reason: str, text: str, short: str) -> None:
-        """Set AgentAlive to False, and write a short Event, unless both is done."""
+        """Set AgentAlive to False and write a short Event, unless the condition already has this reason."""
         if await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=False, reason=reason, text=text):
             self._events.warning(KIND, gpunode, "AgentAway", "Watch", short)
 
@@ -454,9 +477,11 @@ class NodeReconciler:
     async def _write_condition(
         self, gpunode: GpuNodeFacts, kind: str, *, true: bool, reason: str, text: str, again: bool = False
     ) -> bool:
-        """Write one of the operator's conditions; return False if it has this reason already, unless `again`.
+        """Write one of the operator's conditions. Return True if it was written, and False if the GPUNode already has
+        the condition with this reason. `again`: write in that case too.
 
-        One apply contains all conditions of the operator: the API server removes conditions that an apply omits.
+        Each apply contains all conditions of the operator, because server-side apply removes the conditions that it
+        omits.
         """
         present = (self._state.gpunodes.named(gpunode.name) or gpunode).status.conditions
         if not again and any(item.type == kind and item.reason == reason for item in present):
@@ -485,7 +510,7 @@ class NodeReconciler:
 
 
 def _near(pool: str) -> str:
-    """Return the pool that a misspelt one is most like."""
+    """Return the name of the pool that is most similar to a misspelt name."""
     return get_close_matches(pool, tuple(Pool), n=1, cutoff=0.0)[0]
 
 

@@ -1,9 +1,9 @@
 """Operator: all its parts, wired together, from the start of the process to its end.
 
 Guarantees:
-- It acts only while it leads, and only after each watch has sent the events from before its leadership.
-- It places nothing while a watch is silent for longer than `watch_freshness.BELIEF_S`.
-- A failed part ends `run` with its name.
+- The operator acts only while it leads, and only after each watch has delivered all events from before its leadership.
+- The operator places nothing while any watch has been silent for longer than `watch_freshness.BELIEF_S`.
+- If a part fails, `run` ends with an error that names the part.
 - On shutdown it first stops acting, then releases its Lease.
 """
 
@@ -65,7 +65,7 @@ log = structlog.get_logger(__name__)
 
 
 def boot_seconds() -> float:
-    """Return the seconds since this machine started, the time that it was suspended included."""
+    """Return the seconds since this machine started, including the time that it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -97,7 +97,8 @@ class Operator:
         self._active = False
         self._garbage = Garbage(clock)
         self._term = 0
-        """Counts the times that leadership was gained or lost, or everything was replaced."""
+        """Number of changes so far: leadership gained, leadership lost, or the cluster state replaced after versions
+        went back."""
         self._term_begun = asyncio.Event()
         pods, timeout = settings.pods(), settings.write_timeout
         self.lease_client = Client(config, read_timeout=timeout, write_timeout=timeout, tries=1)
@@ -291,7 +292,7 @@ class Operator:
         self._parts = self._all_parts()
 
     def _all_parts(self) -> list[OperatorPart]:
-        """Return the parts that every operator has, in the order in which they are started and cleared."""
+        """Return the parts that every operator has. They are started and cleared in this order."""
         return [
             OperatorPart("lease", self.leadership.run),
             OperatorPart("activation", self._activate),
@@ -342,25 +343,29 @@ class Operator:
         self.state.seen_claims.forget_unused()
 
     def _replaced(self) -> None:
-        """Start from scratch: conclusions from a history that no longer exists are invalid."""
+        """Drop all conclusions and begin again. Called when the API server's versions went back (etcd restored from a
+        backup).
+        """
         if self.leadership.acting():
             self._lost()
             self._gained()
 
     async def _activate(self) -> None:
-        """Begin to act after each gain of leadership: once the watches have caught up, handle everything."""
+        """Begin to act after leadership was gained: wait until the watches have caught up, then enqueue every
+        object.
+        """
         while True:
             await self._term_begun.wait()
             self._term_begun.clear()
             term = self._term
             await self.watches.catch_up()
-            await self.line_policy.look()  # the first Pod that is made carries its line where lines are in use
+            await self.line_policy.look()  # so that also the first created Pod has its line where lines are in use
             if term != self._term or not self.leadership.acting():
                 continue
             await self.attach_mode.look()
             if term != self._term or not self.leadership.acting():
                 continue
-            self.node_reconciler.check_agents(acting=False)  # all are enqueued next
+            self.node_reconciler.check_agents(acting=False)  # every node is enqueued below
             self.budgets.begin()
             self.loop.take_over()
             self._active = True
@@ -412,7 +417,7 @@ class Operator:
             await self._reviews.close()
 
     def webhook(self) -> WebhookServer | None:
-        """Return the server that Kopf is to take reviews of Pods from; None without a port."""
+        """Return the server by which Kopf receives reviews of Pods. None if the setting `webhook_port` is 0."""
         if self.certificates is None:
             return None
         from .webhook.server import WebhookServer
@@ -420,7 +425,9 @@ class Operator:
         return WebhookServer(self.certificates, self._settings.bind_address, self._settings.webhook_port)
 
     def _certificates(self) -> CertificateKeeper:
-        """Create the rotation of the webhook's certificates: its libraries take 9 MB, and are loaded only here."""
+        """Create the rotation of the webhook's certificates. Its libraries take 9 MB and are imported only in this
+        method.
+        """
         from .webhook.certificate_keeper import CertificateKeeper
 
         return CertificateKeeper(
@@ -432,5 +439,5 @@ class Operator:
 
 
 async def _reviewing(config: Any) -> Connection:
-    """Open the connection for asking the API server who may read the metrics."""
+    """Open the connection by which the operator asks the API server whether a client may read the metrics."""
     return Connection(config, "sharepod-operator")

@@ -1,18 +1,23 @@
-"""Reconciler of the holders of one node: Pods that take GPUs from NVIDIA's device plugin, for tenants to share.
+"""Reconciler of holders: Pods of the operator that take GPUs from NVIDIA's device plugin, so that tenants can share
+them.
+
+One key of the queue is one node: all its holders are reconciled together.
 
 Guarantees:
-- Pod first, row second: a created holder is found again by its Pod, whichever process dies in between.
-- A holder without a GPU for `holder_pending`, or that cannot be created for this long, is withdrawn. Its tenant avoids
-  the node for a while.
-- A holder whose GPU has had no tenant for `holder_idle` is returned: first its row becomes Releasing, then its Pod is
+- To create a holder, the operator creates the Pod first and the ledger row second. If the operator dies in between, the
+  next operator finds the Pod and writes its row.
+- A holder whose Pod gets no GPU within `holder_pending` is withdrawn. A holder whose creation fails for
+  `holder_pending` is given up; a creation that the API server refuses is given up at once. In each case the holder's
+  tenant avoids the node for a while and is placed again.
+- A holder whose GPU has had no tenant for `holder_idle` is returned: its row becomes Releasing, then its Pod is
   deleted.
-- A holder is returned within seconds if a Pod that waits for whole GPUs could have its GPU.
-- A GPU that is reserved for a moving or preempting tenant is not returned. A GPU that is reserved for the head of the
-  queue is returned only if a Pod that waits for whole GPUs could have it.
-- A holder has lost its GPU if the kubelet reports it without a GPU for `holder_pending`, or the agent does not report
-  the GPU for this long.
-- Tenants of a GPU without a holder are ended, each by its Pod, and placed again by their restartPolicy.
-- A Pod's absence is confirmed by a GET before any consequence.
+- While a Pod waits for whole GPUs and could have such a GPU, `_WANTED_S` replaces `holder_idle`.
+- The GPU of a reservation for a moving or preempting tenant is not returned. The GPU of the head-of-queue reservation
+  is returned only while a Pod that waits for whole GPUs could have it.
+- A Held holder has lost its GPU in two cases: for `holder_pending` the agent reports the GPU as not assigned to any
+  Pod, or the agent's report does not contain the GPU. Its row then becomes Releasing.
+- A tenant with a GPU of no Held holder is ended by the deletion of its Pod. It is placed again by its restartPolicy.
+- A holder's Pod counts as deleted only after a GET has confirmed it.
 """
 
 from __future__ import annotations
@@ -47,7 +52,8 @@ _LOST = "the holder of its GPU no longer exists, so NVIDIA's device plugin may g
 _NOT_REPORTED = "the agent of {} no longer reports {}: the driver does not show it"
 
 _WANTED_S = 2.0
-"""Seconds that a holder keeps a GPU that a Pod waits for: within this time its tenant is placed."""
+"""Seconds that a holder keeps an unused GPU while a Pod waits for whole GPUs. The tenant for which the holder was
+created is placed within this time."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,14 +62,14 @@ class HolderReconciler:
     """Reconciler of the holders of nodes, by the node's name.
 
     Args:
-        state: The cluster state; receives created Pods.
+        state: The cluster state. The reconciler records created Pods in it.
         client: The API server.
         ledger: Writes the holders' rows, as `rows` returns them.
         events: For admins, about GPUNodes.
-        memos: Receive the nodes that a tenant must avoid.
+        memos: The tenants' memos, where the reconciler records the nodes that a tenant must avoid.
         settings: Settings of the operator.
         clock: Monotonic seconds.
-        retry: Called with a tenant whose holder was given up, to place it elsewhere.
+        retry: Called with the tenant of a holder that was withdrawn or given up, to place that tenant elsewhere.
     """
 
     def __init__(
@@ -89,13 +95,15 @@ class HolderReconciler:
         self._ended: set[str] = set()
         """Ids of holders whose Pods' end is confirmed, until their rows are removed."""
         self._without: set[str] = set()
-        """Ids of holders that have not been shown with their GPU for too long."""
+        """Ids of holders that have lost their GPU: the agent's report has not shown the GPU as theirs for
+        `holder_pending`."""
         self._since: dict[tuple[str, HolderState], float] = {}
-        """By id and state: since when a holder has no GPU, or its GPU has no tenant."""
+        """By holder's id and state: time since which a Pending holder has no GPU, or the GPU of a Held holder has no
+        tenant."""
         self._unshown_since: dict[str, float] = {}
-        """By id: since when a holder is shown without its GPU."""
+        """By holder's id: time since which the agent's report shows the holder without its GPU."""
         self._failing_since: dict[str, float] = {}
-        """By name: since when a holder that is wanted cannot be created."""
+        """By holder's name: time of the first failed attempt to create it."""
         self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -113,14 +121,14 @@ class HolderReconciler:
         self._without.clear()
 
     def want(self, request: PlacementRequest, place: NewHolder) -> None:
-        """Let holders be created that make a place for a request."""
+        """Enqueue the creation of `place.count` holders on a node, so that a request can be placed on their GPUs."""
         names = (f"{HOLDER_PREFIX}{uuid.uuid4().hex[:12]}" for _ in range(place.count))
         wanted = [WantedHolder(name=name, node=place.node, tenant=str(request.tenant)) for name in names]
         log.info("a holder is wanted", node=place.node, tenant=request.tenant, names=[each.name for each in wanted])
         self._seen.want(wanted)
 
     def rows(self, base: GpuNodeFacts) -> tuple[PluginHolder, ...]:
-        """Return the holders as the ledger of a node should have them."""
+        """Return the holders' rows that the ledger of a node should contain."""
         pods = self._seen.on(base.name)
         if not base.spec.holders and not pods:  # as on each node without GPUs of the device plugin
             return ()
@@ -137,11 +145,12 @@ class HolderReconciler:
     async def reconcile(self, node: str) -> None:
         """Reconcile the holders of one node. Raises `ApiError` and `NotLeadingError`.
 
-        1. Confirm which Pods of holders have ended; remove those Pods.
+        1. Confirm which Pods of holders have ended; delete the ended Pods.
         2. Decide which holders to withdraw or to return, and write the rows.
-        3. End the tenants of GPUs without a holder.
+        3. End the tenants whose GPUs have no Held holder.
         4. Delete the Pods of Releasing holders.
-        5. Create the wanted holders: last, because an API server that creates no Pods may still delete them.
+        5. Create the wanted holders. This step is last, because an API server that refuses new Pods may still delete
+           Pods.
         """
         gpunode = self._state.gpunodes.named(node)
         await self._confirm_ends(node, gpunode)
@@ -156,18 +165,20 @@ class HolderReconciler:
             await self._create(wanted)
 
     def _in_use(self, gpunode: GpuNodeFacts) -> set[str]:
-        """Return the UUIDs of the GPUs that tenants have, by the ledger or by a decision."""
+        """Return the UUIDs of the node's GPUs that have a tenant: by a row of the ledger, or by a reservation not yet
+        written.
+        """
         rows = (row.gpus for row in gpunode.spec.tenants)
         decided = (row.gpus for row in self._state.cluster.reservations(gpunode.name))
         return {str(gpu) for gpus in (*rows, *decided) for gpu in gpus}
 
     def _kept(self, node: str, *, wanted: bool) -> set[str]:
-        """Return the UUIDs of the GPUs that are reserved for future tenants.
+        """Return the UUIDs of the node's GPUs that are reserved for a tenant to be placed later.
 
         Args:
-            node: Its name.
-            wanted: A Pod waits for whole GPUs. It precedes the head of the queue, but not tenants for which others were
-                preempted.
+            node: Name of the node.
+            wanted: True while a Pod waits for whole GPUs. The head-of-queue reservation is then left out, because such
+                a Pod precedes it. Reservations for preempting and moving tenants are always included.
         """
         cluster = self._state.cluster
         head = cluster.head_reservation if wanted else None
@@ -221,7 +232,9 @@ class HolderReconciler:
     # Ends
 
     async def _confirm_ends(self, node: str, gpunode: GpuNodeFacts | None) -> None:
-        """Confirm by live reads which holders without a known Pod have ended."""
+        """Find the holders whose Pod is missing in the cluster state, and confirm by a GET which of these Pods have
+        ended.
+        """
         for pod in self._seen.lost_on(node):
             if await self._has_ended(pod.name, pod.uid):
                 self._ended.add(pod.uid)
@@ -238,7 +251,9 @@ class HolderReconciler:
             self._forget_all_but(gpunode)
 
     async def _has_ended(self, name: str, uid: str) -> bool:
-        """Return whether a holder's Pod has ended; remove an ended Pod, record a live one."""
+        """Read a holder's Pod live. Return True if it is deleted or has ended; an ended Pod is deleted. If the Pod is
+        alive, record it in the cluster state and return False.
+        """
         try:
             raw = await self._client.get(PODS, name, self._seen.namespace)
         except NotFoundError:
@@ -258,7 +273,7 @@ class HolderReconciler:
             return
 
     def _forget_all_but(self, gpunode: GpuNodeFacts) -> None:
-        """Forget holders of which neither a row nor a Pod is left."""
+        """Drop the notes about holders of which neither a row nor a Pod is left."""
         rows = {row.id for item in self._state.gpunodes for row in item.spec.holders}
         self._ended &= rows
         self._without &= rows
@@ -268,11 +283,13 @@ class HolderReconciler:
         self._since = {key: at for key, at in self._since.items() if key[0] in rows}
 
     def _look_for_lost(self, gpunode: GpuNodeFacts) -> None:
-        """Find the holders that have lost their GPU although no other Pod has it.
+        """Find the Held holders that have lost their GPU although no other Pod has it, and add them to `_without`.
 
-        A kubelet that has lost its record of devices reports the GPU as unassigned, and the agent keeps it closed. A
-        GPU that has fallen off the bus, or was in the node before its re-registration, is missing from the agent's
-        report. An agent that is away, or reports that it knows nothing, proves neither.
+        - A kubelet that has lost its record of devices reports the GPU as unassigned. The agent then serves no tenant
+          on it.
+        - A GPU that has fallen off the bus is missing from the agent's report. So is a GPU that was in the node only
+          before the Node was registered again.
+        - An agent that is away, or not ready, proves neither case: the holder's time starts again.
         """
         now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
         knows = not self._state.agent_away(gpunode.name) and not any(
@@ -296,7 +313,9 @@ class HolderReconciler:
     # Giving back
 
     def _give_back(self, gpunode: GpuNodeFacts) -> None:
-        """Mark the holders to return: without a GPU for too long, or with an unused GPU."""
+        """Mark the holders to return: holders that got no GPU in time, and holders whose GPU has had no tenant for too
+        long.
+        """
         node, now, in_use = self._state.nodes.named(gpunode.name), self._clock(), self._in_use(gpunode)
         ours = node is not None and node.pool == Pool.DEVICE_PLUGIN
         wanted = self._is_wanted_whole(gpunode)
@@ -325,7 +344,9 @@ class HolderReconciler:
             self._tell_given_back(gpunode, pod, pending=pending)
 
     def _is_wanted_whole(self, gpunode: GpuNodeFacts) -> bool:
-        """Return whether a Pod that waits for whole GPUs could have the GPU of a holder without tenants."""
+        """Return True if a waiting Pod for whole GPUs would fit on the node with the holders' GPUs, but not without
+        them.
+        """
         cluster, account = self._state.cluster, self._state.cluster.node(gpunode.name)
         if account is None:
             return False
@@ -354,7 +375,9 @@ class HolderReconciler:
     # Lost GPUs
 
     async def _end_homeless(self, gpunode: GpuNodeFacts) -> None:
-        """End the tenants with a GPU that no holder has: it may be another pod's by now."""
+        """Delete the Pods of tenants with a GPU that no Held holder has: the device plugin may have given that GPU to
+        another Pod.
+        """
         if gpunode.spec.pool is not Pool.DEVICE_PLUGIN:
             return
         held = {row.uuid for row in gpunode.spec.holders if row.state is HolderState.HELD}

@@ -1,9 +1,11 @@
-"""Allocation of the claims by which nodes test themselves: without share, row or node.
+"""Allocation of self-test claims, with which an agent tests whether its node attaches a claim's devices. Such a claim
+has no share, no row in a ledger and no fixed node.
 
 Guarantees:
 - Only claims of class `self-test.sharepod.dev` in the operator's own namespace are allocated here.
-- The finalizer precedes the allocation, and both name the version of the claim that was read live before.
-- An allocation that kube-scheduler has removed, because the Pod fits nowhere, is written again after a pause.
+- The finalizer is written before the allocation. Both writes name the resourceVersion that a GET returned just before.
+- If kube-scheduler removes the allocation because the Pod fits nowhere, the allocation is written again, at most every
+  `_TAKEN_S`.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ from .settings import OperatorSettings
 from .state.claims_seen import ClaimsSeen
 
 _AGAIN_S = 1.0
-"""Seconds until the retry for a claim that changed under a write."""
+"""Seconds until the retry for a claim that changed between its read and its write."""
 _TAKEN_S = 60.0
-"""Seconds between two allocations of one claim: kube-scheduler takes it away each time it tries the Pod in vain."""
+"""Least seconds between two allocations of one claim. kube-scheduler removes the allocation each time it finds no node
+for the Pod, so without this pause both would write in a loop."""
 
 log = structlog.get_logger(__name__)
 
 
 class SelfTestClaims:
-    """Reconciler of such claims by uid.
+    """Reconciler of self-test claims by uid.
 
     Args:
         seen: The claims that the watch shows.
         client: The API server.
-        settings: Of the operator: its namespace, and how many claims are worked on at a time.
+        settings: The operator's settings. Used are its namespace and `writers`, the number of claims worked on at a
+            time.
         clock: Monotonic seconds.
         wall: Seconds since the epoch.
     """
@@ -55,7 +59,7 @@ class SelfTestClaims:
         self._clock = clock
         self._wall = wall
         self._allocated: dict[str, float] = {}
-        """When each claim was allocated by this process, by uid."""
+        """By claim's uid: time at which this process last allocated it."""
         self.queue: WorkQueue[str] = WorkQueue("self-test claim", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -69,7 +73,7 @@ class SelfTestClaims:
                 self.queue.add_resync(claim.uid)
 
     async def reconcile(self, uid: str) -> None:
-        """Allocate a claim that is not allocated. Raise `ApiError` and `NotLeadingError`."""
+        """Allocate a claim if it has no allocation. Raises `ApiError` and `NotLeadingError`."""
         known = self._seen.claims.get(uid)
         if known is None:
             self._allocated.pop(uid, None)

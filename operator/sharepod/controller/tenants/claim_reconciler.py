@@ -1,4 +1,5 @@
-"""Reconciler of one claim: takes a snapshot, gets the next step from `claim_steps`, performs it, notifies the owner.
+"""Reconciler of one claim: takes a snapshot, gets the next step from `claim_steps`, performs the step, and notifies the
+owner.
 
 Guarantees:
 - One claim is handled at most once at a time.
@@ -44,17 +45,21 @@ from .snapshots import LOOK_AGAIN_S, Snapshots
 log = structlog.get_logger(__name__)
 
 MOST_TOLD = 256
-"""Most Pods of one claim that get its Events, waiting Pods first: Kubernetes assigns a claim to no more at a time."""
+"""Most Pods that get the Events of one claim, waiting Pods first. Kubernetes reserves a claim for at most 256 Pods at a
+time."""
 
 
 class ClaimReconciler:
-    """Reconciler of claims by uid. `clock`: monotonic seconds; `wall`: since the epoch; `advertises`: whether a node
-    advertises enough for the lines of the shares there."""
+    """Reconciler of claims by uid.
+
+    `clock`: monotonic seconds. `wall`: seconds since the epoch. `listed`: returns True once all claims were listed.
+    `advertises`: returns True if a node advertises enough of the line's resources for the shares in its ledger.
+    """
 
     loop: PlacementLoop
     """Set once, before `run`."""
     on_share_of_line: Callable[[str], None]
-    """Set once, before `run`. Called with a node on which a share by a line may have changed."""
+    """Set once, before `run`. Called with a node when a share requested by a resource line may have changed there."""
 
     def __init__(
         self,
@@ -77,7 +82,8 @@ class ClaimReconciler:
         self._settings = settings
         self._clock = clock
         self._listed = listed
-        """True once all claims were listed: before that, an unknown claim may exist."""
+        """Returns True once all claims were listed. Before that, a claim that is missing in the cluster state may
+        exist."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
         self._scheduled = ScheduledShares(state, ledger, self._writer)
         self._snapshots = Snapshots(state, settings, clock, wall, advertises=advertises)
@@ -88,7 +94,7 @@ class ClaimReconciler:
         await self.queue.run()
 
     async def reconcile(self, uid: str) -> None:
-        """Bring one claim a step further. Raises `ApiError` and `NotLeadingError`."""
+        """Perform the next step of one claim. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(uid)
         # 1. Take a snapshot. A live read confirms the claim's deletion, unless the watch has shown it.
         snapshot = self._take(uid, memo)
@@ -96,7 +102,7 @@ class ClaimReconciler:
             if not await self._is_deleted(uid, snapshot.reserved, memo):
                 return
             snapshot = self._take(uid, memo)
-        # 2. Decide the next step, and 3. do it.
+        # 2. Decide the next step, and 3. perform it.
         scheduled = snapshot.claim is not None and snapshot.claim.scheduled
         step = scheduled_claim_steps.next_step(snapshot) if scheduled else claim_steps.next_step(snapshot)
         await self._act(snapshot, uid, memo, step)
@@ -111,13 +117,15 @@ class ClaimReconciler:
     # Known state
 
     def _take(self, uid: str, memo: TenantMemo) -> ClaimSnapshot:
-        """Return the facts of a claim now, and record in the memo since when its states hold."""
+        """Return the facts of a claim now. Record in its memo the times since which its states hold, such as "refused
+        by kube-scheduler".
+        """
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
         claim = seen.claims.get(uid)
         reserved = self._snapshots.reserved(uid, memo)
         pods = seen.users(claim) if claim is not None else ()
         pod = waiting_pod(self._state, claim) if claim is not None else None
-        if pod is not None and pods[0] is not pod:  # it decides
+        if pod is not None and pods[0] is not pod:  # the waiting Pod decides, so it comes first
             pods = (pod, *(other for other in pods if other is not pod))
         if claim is not None and claim.allocation is not None:
             mine.allocated = mine.allocated or any(holds(item, claim.allocation) for item in reserved)
@@ -138,7 +146,7 @@ class ClaimReconciler:
             overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
         elif pod is not None and mine.waits is not None:
             said_before = mine.waits[2]
-            # kube-scheduler uses the same message if it cannot allocate another driver's claim.
+            # kube-scheduler uses the same message if it cannot allocate another driver's claim of this Pod.
             elsewhere = _for_something_else(said_before) or (bool(said_before) and seen.needs_others(pod))
             due = mine.waits[1] + self._patience_s(pod, elsewhere=elsewhere)
             overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
@@ -166,13 +174,16 @@ class ClaimReconciler:
         )
 
     def _patience_s(self, pod: ClaimPodFacts, *, elsewhere: bool) -> float:
-        """Return for how many seconds a Pod may hold a place without being bound. `elsewhere`: kube-scheduler's message
-        at the time of placement may have another cause."""
+        """Return for how many seconds a Pod may keep its place without being bound.
+
+        `elsewhere`: True if kube-scheduler already refused the Pod before it got the place, for a cause that the place
+        does not remove.
+        """
         foreign = pod.scheduler != DEFAULT_SCHEDULER
         return self._settings.bind_timeout if foreign or elsewhere else self._settings.start_timeout
 
     async def _is_deleted(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
-        """Confirm that a claim with a row is deleted."""
+        """Return True if a claim that has a row is deleted, as confirmed by its watch or by a GET."""
         memo.tenant_deleted = memo.tenant_deleted or self._state.seen_claims.saw_deleted(uid)
         if not memo.tenant_deleted:
             if not self._listed():
@@ -188,7 +199,7 @@ class ClaimReconciler:
     async def _act(
         self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: ClaimStep | ScheduledClaimStep
     ) -> None:
-        """Do the step."""
+        """Perform the step."""
         log.debug("step", claim=uid, step=step)
         if not isinstance(step, Place):
             self._resize_or_leave(snapshot, uid, memo)
@@ -228,7 +239,9 @@ class ClaimReconciler:
                 self._remove(snapshot, uid, memo, step)
 
     async def _may_deallocate(self, claim: ClaimFacts, memo: TenantMemo, now: float) -> bool:
-        """Remove the reservation for a waiting Pod; return whether kube-scheduler has seen the removal."""
+        """Remove the claim's reservation for a waiting Pod, if it has one. Return True once `LOOK_AGAIN_S` has passed
+        since then: kube-scheduler has then seen the removal and can no longer bind that Pod.
+        """
         mine = memo.claim
         if claim.consumers:
             mine.withdrawn = now if await self._writer.withdraw(claim) else None
@@ -241,7 +254,9 @@ class ClaimReconciler:
     def _taken_back(
         self, snapshot: ClaimSnapshot, claim: ClaimFacts, memo: TenantMemo, node: str | None, message: str
     ) -> None:
-        """Record why an allocation was removed; with a node, avoid that node for a while."""
+        """Record why an allocation was removed. If `node` is given, make all claims of the Pod avoid that node for a
+        while.
+        """
         log.info("took an allocation back", claim=f"{claim.namespace}/{claim.name}", node=node, why=message)
         metrics.PODS_TAKEN_BACK.inc()
         memo.claim.taken_back = True
@@ -252,7 +267,9 @@ class ClaimReconciler:
             self._avoid(claim, memo, node, message)
 
     def _avoid(self, claim: ClaimFacts, memo: TenantMemo, node: str, message: str) -> None:
-        """Make all claims of a Pod avoid a node that the Pod does not fit, and withdraw their places."""
+        """Make all claims of a Pod avoid a node that the Pod does not fit. The Pod's other claims give up their places
+        too.
+        """
         until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
         pod = waiting_pod(self._state, claim)
         siblings = self._state.seen_claims.of_pod(pod) if pod is not None else iter((claim,))
@@ -280,8 +297,9 @@ class ClaimReconciler:
 
     @staticmethod
     def _was_refused(snapshot: ClaimSnapshot, memo: TenantMemo, step: RemoveRow) -> bool:
-        """Return whether a row is removed because kube-scheduler has deallocated the claim of a Pod that does not
-        fit."""
+        """Return True if a row is removed because kube-scheduler itself has deallocated the claim: its Pod does not fit
+        the node.
+        """
         mine, claim = memo.claim, snapshot.claim
         if claim is None or claim.allocation is not None or not snapshot.waited_for:
             return False
@@ -289,7 +307,9 @@ class ClaimReconciler:
         return step.reason is RemovalReason.NEVER_BOUND and mine.allocated and not ours
 
     def _resize_or_leave(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
-        """Queue the claim for another share while its annotation requests one, else remove it from the loop's queue."""
+        """If the claim's annotation requests another share, enqueue it in the placement loop for that share. Otherwise
+        remove the claim from the loop's queue.
+        """
         claim = snapshot.claim
         row = next((item for item in snapshot.reserved if item.written is not None and not item.releasing), None)
         wants = (
@@ -334,7 +354,12 @@ class ClaimReconciler:
             self._tell(snapshot, claim, note)
 
     def _of_leader(self, claim: ClaimFacts) -> tuple[Refusal | None, str | None]:
-        """Return the refusal of the claim that requests the places of a Pod, or why no place is requested."""
+        """Return why a claim has no place that does not request places itself: one claim of its Pod requests them for
+        all.
+
+        The first value is the refusal of that claim, the second a reason for which no place is requested. Both are None
+        if placement has not answered yet.
+        """
         pod = waiting_pod(self._state, claim)
         if pod is None:
             return None, None
@@ -367,8 +392,8 @@ class ClaimReconciler:
 
 
 def _for_something_else(refusal: str) -> bool:
-    """Return whether kube-scheduler refused a Pod for a cause that allocating its claims does not change:
-    kube-scheduler then does not retry the Pod."""
+    """Return True if kube-scheduler refused a Pod for a cause other than its claims. An allocation does not change that
+    cause, so kube-scheduler does not retry the Pod after it."""
     return bool(refusal) and not claim_steps.names_claims(refusal)
 
 

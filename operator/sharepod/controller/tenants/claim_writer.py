@@ -1,11 +1,13 @@
 """Writer of ResourceClaims: allocates claims, removes allocations, shows shares in `status.devices`.
 
 Guarantees:
-- Every write names uid and resourceVersion: it changes only the version of the claim that it was computed from.
-- The finalizer precedes the allocation, so that kube-controller-manager deallocates the claim at its end.
-- A write that the API server calls invalid is an error, which is retried after growing pauses.
-- A Pod with a resource line names its GPUs; only this process may write that annotation.
-- After a lost answer a live read precedes any other write.
+- Every write names the claim's uid and resourceVersion. If the claim has changed since it was read, the API server
+  refuses the write.
+- The finalizer is written before the allocation. So when the claim is deleted, kube-controller-manager deallocates it
+  first.
+- If the API server refuses a write as invalid, the method raises an error, and its caller retries after growing pauses.
+- An annotation of a Pod with a resource line names the Pod's GPUs. Only the operator may write that annotation.
+- If a write fails or its answer is lost, the claim is read live before any other write.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ log = structlog.get_logger(__name__)
 
 
 class ClaimWriter:
-    """Writer of claims. Every method may raise an `ApiError` or `NotLeadingError`. `wall`: seconds since the epoch."""
+    """Writer of claims. `wall`: seconds since the epoch.
+
+    Every method may raise an `ApiError` or `NotLeadingError`. A method that returns False has written nothing, because
+    the claim has changed since it was read. It has then read the claim again, so the caller must decide from the new
+    facts.
+    """
 
     def __init__(self, seen: ClaimsSeen, client: Client, wall: Callable[[], float]) -> None:
         self._seen = seen
@@ -38,9 +45,8 @@ class ClaimWriter:
         self._wall = wall
 
     async def allocate(self, claim: ClaimFacts, node: str, row: Tenant, consumer: ClaimPodFacts | None) -> bool:
-        """Allocate a claim to the GPUs of a row; reserve it for `consumer`, if given.
-
-        Return False if it is not as it was last seen; it is read again.
+        """Allocate a claim to the GPUs of a row. If `consumer` is given, reserve the claim for that Pod. Return True if
+        both are written.
         """
         protected = await self._protected(claim)
         if protected is None or protected.request is None:
@@ -58,9 +64,8 @@ class ClaimWriter:
         return await self._write(claim, lambda: self._patch_status(claim, status))
 
     async def allocate_share(self, claim: ClaimFacts, node: str, row: Tenant) -> bool:
-        """Allocate the claim of a SharePod's Pod to the GPUs of the SharePod's row.
-
-        Return False if it is not as it was last seen; it is read again.
+        """Allocate the claim of a SharePod's Pod to the GPUs of the SharePod's row. Return True if the allocation is
+        written.
         """
         protected = await self._protected(claim)
         if protected is None:
@@ -69,7 +74,9 @@ class ClaimWriter:
         return await self._write(protected, lambda: self._patch_status(protected, status))
 
     async def _protected(self, claim: ClaimFacts) -> ClaimFacts | None:
-        """Return the claim with its finalizer, which is added if need be; None if it is not as it was last seen."""
+        """Return the claim with the finalizer, which is added if it is missing. None if the claim has changed since it
+        was read.
+        """
         if CLAIM_FINALIZER not in claim.finalizers:
             first: Json = {"op": "add", "path": "/metadata/finalizers", "value": [CLAIM_FINALIZER]}
             another: Json = {"op": "add", "path": "/metadata/finalizers/-", "value": CLAIM_FINALIZER}
@@ -85,38 +92,40 @@ class ClaimWriter:
         return claim
 
     async def withdraw(self, claim: ClaimFacts) -> bool:
-        """Take the reservation of a claim back. Return False if it is not as it was last seen; it is read again."""
+        """Remove all entries from the claim's `status.reservedFor`. Return True if they are removed."""
         return await self._write(claim, lambda: self._patch_status(claim, {"reservedFor": None}))
 
     async def deallocate(self, claim: ClaimFacts) -> bool:
-        """Take an allocation back. Return False if the claim is not as it was last seen; it is read again."""
+        """Remove the claim's allocation and `status.devices`. Return True if they are removed."""
         return await self._write(claim, lambda: self._patch_status(claim, {"allocation": None, "devices": None}))
 
     async def hold(self, claim: ClaimFacts, node: str, uid: str) -> bool:
-        """Add the operator's entry for a row on `node`. `uid`: of its GPUNode.
+        """Add the operator's entry, the hold, to `status.reservedFor`. Return True if it is added.
 
-        Return False if the claim is not as it was last seen; it is read again.
+        Args:
+            claim: The claim.
+            node: Node whose ledger has the claim's row.
+            uid: Uid of that node's GPUNode.
         """
         entries = [*claim.reserved_for, hold_entry(node, uid)]
         return await self._write(claim, lambda: self._patch_status(claim, {"reservedFor": entries}))
 
     async def let_go(self, claim: ClaimFacts) -> bool:
-        """Take the operator's entry out; with the last entry the allocation.
-
-        Return False if the claim is not as it was last seen; it is read again.
+        """Remove the operator's entry from `status.reservedFor`. If no other entry is left, remove the allocation too.
+        Return True if this is written.
         """
         left = [entry for entry in claim.reserved_for if not is_hold(entry)]
         status: Json = {"reservedFor": left} if left else {"reservedFor": None, "allocation": None}
         return await self._write(claim, lambda: self._patch_status(claim, status))
 
     async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | SpecError | None) -> None:
-        """Write `status.devices`, if it differs."""
+        """Write `status.devices` for a row, unless the claim already shows the same, apart from times."""
         wanted = devices(node, row, resize, claim.shown, self._now())
         if without_times(wanted) != without_times(claim.shown):
             await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
 
     async def name_gpus(self, pod: ClaimPodFacts, row: Tenant) -> None:
-        """Write the GPUs of a row into the annotation of the Pod with its line, unless they are there."""
+        """Write the UUIDs of a row's GPUs into the annotation of the Pod with the resource line, unless they are there."""
         gpus = ",".join(row.gpus)
         if pod.gpus == gpus:
             return
@@ -137,7 +146,9 @@ class ClaimWriter:
             return  # the Pod has changed, and its next reconciliation writes again
 
     async def deleted(self, claim_name: str, namespace: str, uid: str) -> bool:
-        """Confirm by a live read that a claim is deleted; record it if it exists."""
+        """Read a claim live. Return True if it is deleted. If it exists, record it in the cluster state and return
+        False.
+        """
         try:
             raw = await self._client.get(CLAIMS, claim_name, namespace)
         except NotFoundError:
@@ -148,13 +159,14 @@ class ClaimWriter:
         return self._seen.claims.get(uid) is None
 
     async def _write(self, claim: ClaimFacts, write: Callable[[], Awaitable[Json]]) -> bool:
-        """Make one write and record the resulting claim. Return False if it was refused because the claim has
-        changed."""
+        """Make one write and record the resulting claim. Return True if it was written, and False if the API server
+        refused it because the claim has changed. After any failure the claim is read again."""
         try:
             made = await write()
         except (ConflictError, NotFoundError, InvalidError) as error:
             await self._refresh(claim)
-            if isinstance(error, InvalidError) and error.of_object:  # it would be refused again: later, and later
+            # the same write would be refused again: the caller waits
+            if isinstance(error, InvalidError) and error.of_object:
                 log.error("claim cannot be written", claim=f"{claim.namespace}/{claim.name}", error=str(error))
                 raise
             return False

@@ -1,13 +1,13 @@
 """Evictor: evicts Pods with unenforced shares, if the administrator has set that policy.
 
 Guarantees:
-- Only a bound Pod with an offence is evicted, once its agent has reported one for `unenforced_grace`. An offence is a
-  process without the hook or with another hook, or time or memory beyond the share.
+- A Pod is evicted only if it is bound and its node's agent has reported an offence for `unenforced_grace`. An offence
+  is a process without the hook or with another hook, or use of time or memory beyond the share.
 - At most `evictions_per_minute` Pods are evicted in the whole cluster. A refused eviction does not count.
 - An eviction names the Pod's uid, so no other Pod is evicted.
-- A PodDisruptionBudget delays an eviction by `eviction_patience` at most: the tenant controls its budgets, and its
-  neighbours bear the delay. After that the Pod is deleted.
-- Either way the Pod has its terminationGracePeriodSeconds, and its SharePod ends as Evicted.
+- A PodDisruptionBudget delays an eviction by `eviction_patience` at most. After that the Pod is deleted, because the
+  tenant could otherwise protect itself by a budget at the expense of its neighbours.
+- Evicted or deleted, the Pod keeps its terminationGracePeriodSeconds, and its SharePod ends as Evicted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from sharepod.rate_limit import RateLimiter
 _TOO_MANY = 429
 """HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 _RETRY_S = 5.0
-"""Seconds until a refused eviction is tried again: a budget frees one pod in about the time another needs to start."""
+"""Seconds until a refused eviction is tried again. A PodDisruptionBudget allows the next eviction once a replacement
+Pod has started, which takes about this long."""
 _ASKED_PER_S = 10.0
-"""Most eviction calls per second, including refused ones; the maximum of `evictions_per_minute`."""
+"""Most eviction calls per second, including refused calls. It equals the largest allowed value of
+`evictions_per_minute`."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +53,9 @@ class Evictor:
     async def check(
         self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, memo: TenantMemo
     ) -> float | None:
-        """Evict the Pod of one tenant if that is due.
+        """Evict the Pod of one tenant if its eviction is due. Raises `ApiError`.
 
-        Return in how many seconds to check again, None if there is nothing to wait for. Raises `ApiError`.
+        Return the seconds until the next check. None if no check is needed before the tenant changes.
         """
         finding = _offence(seen)
         if finding is None or pod is None or pod.node is None or pod.deleting or pod.ended:
@@ -89,10 +91,10 @@ class Evictor:
                 await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
                 how = "delete"
         except ApiError as error:
-            if 400 <= error.status < 500:  # otherwise it may have been granted
+            if 400 <= error.status < 500:  # after any other error the eviction may have been granted
                 self._limiter.give_back(self._clock(), now)
             if isinstance(error, NotFoundError | ConflictError):
-                return _RETRY_S  # deleted, or replaced by another pod: the watch reports it
+                return _RETRY_S  # the Pod was deleted or replaced: the watch reports it
             if error.status != _TOO_MANY:
                 raise
             if eviction.refused_since is None:
@@ -113,6 +115,6 @@ class Evictor:
 
 
 def _offence(seen: TenantStatus | None) -> Finding | None:
-    """Return the gravest offence that is reported; None if there is none."""
+    """Return the gravest reported offence. None if none is reported."""
     findings = {item.reason: item for item in seen.findings} if seen is not None else {}
     return next((findings[reason] for reason in OFFENCES if reason in findings), None)

@@ -1,12 +1,14 @@
-"""Plain Pods that are their own tenants: the differences from SharePods.
+"""Plain Pods with a resource line whose share a CSI volume attaches: the differences from SharePods. Such a Pod is its
+own tenant.
 
-The Pod is the only object: it has no status for SharePod, and only the Pod's controller creates another Pod.
+The Pod is the tenant's only object. It has no status field for SharePod's facts, so Events report them. Only the Pod's
+controller creates the next Pod.
 
 Guarantees:
-- Events on the Pod show what it waits for, and what it got.
-- A Pod that has lost its row is ended: its GPUs may be assigned to another tenant.
+- Events on the Pod report why it waits, and the share that it got.
+- A Pod that has lost its row is deleted, because its GPUs may be assigned to another tenant.
 - No share is booked for a plain Pod while nodes do not advertise the line.
-- A controller's next Pod avoids for a while a node that its former Pod did not fit.
+- If a Pod did not fit a node, the next Pods of its controller avoid that node for a while.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ _NOT_IN_FORCE = (
     "manifests/plain-volume"
 )
 _MOST_OWNERS = 1000
-"""Controllers of which it is remembered where their Pods did not fit."""
+"""Most controllers for which the avoided nodes are remembered."""
 
 
 def is_line(snapshot: TenantSnapshot, tenant: str) -> bool:
-    """Return whether a tenant is a plain Pod, even if only its row is left."""
+    """Return True if a tenant is a plain Pod. Its row is enough to know this."""
     if snapshot.sharepod is not None:
         return snapshot.sharepod.plain
     return any(item.wanted.pod_uid == tenant for item in snapshot.reserved)
@@ -45,18 +47,21 @@ class LinePods:
     """Handling of plain Pods. Methods that call the API server may raise an `ApiError`. `clock`: monotonic seconds."""
 
     in_force: Callable[[], bool] = staticmethod(lambda: True)
-    """Returns whether nodes advertise the line."""
+    """Returns True if nodes advertise the resources of the line."""
 
     def __init__(self, pod_control: PodControl, events: Events, clock: Callable[[], float]) -> None:
         self._pod_control = pod_control
         self._events = events
         self._clock = clock
         self._avoided: OrderedDict[str, dict[str, tuple[str, float]]] = OrderedDict()
-        """By controller: the nodes that its Pods did not fit, why, and until when to stay away."""
+        """By controller's uid, then by node that its Pods did not fit: the reason, and the time until which to avoid
+        the node."""
 
     def may_be_placed(self, sharepod: SharePodFacts | None, memo: TenantMemo) -> bool:
-        """Return whether a tenant may be placed now: a plain Pod only while nodes advertise the line, without which it
-        would never be bound. It avoids nodes that its controller's former Pods did not fit."""
+        """Return True if a tenant may be placed now. A plain Pod may be placed only while nodes advertise the line's
+        resources; otherwise kube-scheduler would never bind it. Its memo also gets the nodes that its controller's
+        former Pods did not fit.
+        """
         if sharepod is None or not sharepod.plain:
             return True
         for node, (why, until) in self._avoided.get(sharepod.owner or "", {}).items():
@@ -65,7 +70,7 @@ class LinePods:
         return self.in_force()
 
     def taken_back(self, sharepod: SharePodFacts, step: TakeBackPod, memo: TenantMemo) -> None:
-        """Record and announce that a Pod was withdrawn."""
+        """Write an Event that a Pod was withdrawn, and make the next Pods of its controller avoid the node."""
         pin = step.pod.pin
         next_one = "its controller makes another" if sharepod.owner is not None else "create it again"
         where = f" from {pin}" if pin is not None else ""
@@ -78,7 +83,9 @@ class LinePods:
                 self._avoided.popitem(last=False)
 
     async def ended(self, snapshot: TenantSnapshot, memo: TenantMemo, step: Ending) -> Ending | None:
-        """Return how a SharePod ends; delete a plain Pod, which must not run without its row."""
+        """Return `step` for a SharePod. For a plain Pod return None, as it has no status to write; if it has lost its
+        row, delete it first.
+        """
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or not sharepod.plain:
             return step
@@ -88,7 +95,7 @@ class LinePods:
         return None
 
     def announce(self, snapshot: TenantSnapshot, memo: TenantMemo) -> None:
-        """Announce what the Pod waits for, or what it got."""
+        """Write an Event about the reason for which the Pod waits, or about the share that it got."""
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or pod is None or pod.deleting or pod.ended:
             return

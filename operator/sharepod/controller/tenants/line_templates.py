@@ -1,15 +1,16 @@
-"""Templates of the claims of Pods with a resource line, one in each namespace with such a waiting Pod. Also replaces
-claims that were deleted while their Pods wait.
+"""ResourceClaimTemplates for Pods with a resource line: one template in each namespace where such a Pod waits. This
+module also creates claims again that were deleted while their Pods wait.
 
 Guarantees:
-- A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
-- A different template of that name, older than the policy that protects the name, is replaced, even if claims were made
-  from it. Their Pods are notified.
+- A namespace gets its template once a Pod there waits for the claim of its line. If the template is deleted while a Pod
+  waits, it is created again.
+- A foreign template of that name is replaced, even if claims were created from it; the Pods of these claims are
+  notified. Such a template can only be older than the admission policy that protects the name.
 - A namespace without Pods with a line gets no template.
 - A refusal by the API server, such as a quota's, is reported to the waiting Pods, and retried after growing pauses.
-- A namespace where a third party prevents the creation of claims is checked ever more rarely.
-- A deleted claim that a waiting Pod's status names is created again under its name. Otherwise kube-controller-manager,
-  which created it, believes for an hour that it exists (its mutation cache, Kubernetes 1.30 to 1.36).
+- Checks of a namespace without progress become less frequent, from every `LOOK_AGAIN_S` to every minute.
+- If the claim that a waiting Pod's status names is deleted, it is created again under its name. kube-controller-manager
+  would not do this for an hour: its mutation cache still contains the claim (Kubernetes 1.30 to 1.36).
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _DEVICES: Json = {
 
 
 class LineTemplates:
-    """Reconciler of the templates by namespace. `workers`: namespaces worked on at a time."""
+    """Reconciler of the templates by namespace. `workers`: number of namespaces worked on at a time."""
 
     def __init__(self, seen: ClaimsSeen, client: Client, events: Events, workers: int) -> None:
         self._seen = seen
         self._client = client
         self._events = events
         self._looks: dict[str, int] = {}
-        """Consecutive checks with a waiting Pod, by namespace that was checked before."""
+        """By namespace: number of consecutive checks that found a waiting Pod."""
         self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
 
     async def run(self) -> None:
@@ -59,7 +60,9 @@ class LineTemplates:
         await self.queue.run()
 
     def want(self, namespace: str) -> None:
-        """Check a namespace in which a Pod waits for its claim; with a delay if the template should exist."""
+        """Check a namespace in which a Pod waits for its claim. The check is delayed if the template should exist
+        already.
+        """
         if namespace in self._looks:
             self.queue.add_after(namespace, LOOK_AGAIN_S)
         else:
@@ -89,7 +92,7 @@ class LineTemplates:
         self.queue.add_after(namespace, _BACKOFF.pause_s(self._looks[namespace]))
 
     async def _have_template(self, namespace: str) -> None:
-        """Create the template, unless it exists or is forbidden."""
+        """Create the template, unless it exists or the API server forbids its creation."""
         try:
             await self._make(namespace)
         except AlreadyExistsError:
@@ -115,7 +118,7 @@ class LineTemplates:
         log.info("made the template of resource lines", namespace=namespace)
 
     async def _make_claim(self, pod: ClaimPodFacts) -> bool:
-        """Create the claim of a Pod's line again, unless it exists; return whether to retry."""
+        """Create the claim of a Pod's line again, unless it exists. Return True if the caller must retry."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
         metadata = {
             "name": pod.claim_of_line,
@@ -131,7 +134,7 @@ class LineTemplates:
         try:
             self._seen.put_claim(await self._client.create(CLAIMS, body, pod.namespace))
         except AlreadyExistsError:
-            return False  # its watch brings it
+            return False  # the watch reports the existing claim
         except ForbiddenError as error:
             log.info("no claim", namespace=pod.namespace, pod=pod.name, error=str(error))
             self._tell(
@@ -152,5 +155,5 @@ class LineTemplates:
 
 
 def _is_ours(template: Json) -> bool:
-    """Return whether a template, as stored in the API server, is the one without sizes."""
+    """Return True if a template, as stored in the API server, is SharePod's own: the template without sizes."""
     return bool(((template.get("spec") or {}).get("spec") or {}).get("devices") == _DEVICES)

@@ -1,11 +1,12 @@
-"""Paced retries: the refused Pods of a namespace are retried a few per second, whatever their number.
+"""Paced retries: Pods of one namespace that the API server refused are created again, a few per second, whatever their
+number.
 
 Guarantees:
-- At most `TRIES_PER_S` retries of one namespace fall due in any second. So thousands of SharePods over a quota load the
-  API server no more than a few.
-- A retry falls due in the first second after its own pause that has a try left.
-- After one retry succeeds, the two longest waiting Pods are retried at once: Pods that fit a raised quota run within
-  seconds.
+- At most `TRIES_PER_S` retries of one namespace fall due in any second. So thousands of SharePods beyond a quota load
+  the API server no more than `TRIES_PER_S` do.
+- A retry falls due in the first second, at or after the end of its own pause, with fewer than `TRIES_PER_S` retries.
+- When one retry succeeds, the two Pods that have waited longest are retried at once. So Pods that fit a raised quota
+  run within seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import count
 TRIES_PER_S = 10
 """Retries of one namespace that fall due in one second."""
 _TRIED_AT_ONCE = 2
-"""Further Pods that are retried at once after one succeeds."""
+"""Number of Pods that are retried at once when another Pod's retry succeeds."""
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class _Refused:
     due: Counter[int] = field(default_factory=Counter)
     """Number of retries that fall due in each second."""
     second: int = 0
-    """Second up to which `due` was forgotten."""
+    """First second that `due` still contains; older seconds were dropped."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Tenants that wait for their retry, in order of their last refusal."""
 
@@ -43,7 +44,9 @@ class PacedRetries:
         """Namespace of each tenant that waits for its retry."""
 
     def next_try(self, namespace: str, tenant: str, now: float, pause: float) -> float:
-        """Return when a tenant that was refused is tried again: in `pause` seconds, or later."""
+        """Return the time at which a refused tenant is tried again: `pause` seconds after `now`, or later if that
+        second is full.
+        """
         refused = self._refused.setdefault(namespace, _Refused())
         refused.waiting.pop(tenant, None)
         refused.waiting[tenant] = None
@@ -58,9 +61,9 @@ class PacedRetries:
         return max(earliest, float(second))
 
     def taken(self, namespace: str, tenant: str, waits: Callable[[str], bool]) -> list[str]:
-        """Return the tenants to retry at once because the retry of another succeeded.
+        """Return the tenants to retry at once because the retry of `tenant` succeeded.
 
-        `waits`: whether a tenant still waits for its retry; others are forgotten.
+        `waits`: returns True if a tenant still waits for its retry. Other tenants are skipped and forgotten.
         """
         self.forget(tenant)
         next_ones: list[str] = []
@@ -72,7 +75,7 @@ class PacedRetries:
         return next_ones
 
     def forget(self, tenant: str) -> None:
-        """Forget a tenant that is deleted, or no longer waits."""
+        """Forget a tenant that is deleted or no longer waits for a retry."""
         namespace = self._namespace_of.pop(tenant, None)
         if namespace is None:
             return

@@ -1,15 +1,19 @@
 """Pod control: creates the Pods of SharePods, opens their gates, withdraws, deletes and reads them.
 
 Guarantees:
-- The Pod of a SharePod that was too large to keep is made from the stored SharePod, if that is unchanged since.
-- A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
-- A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed. Its refusal is reported.
-- Only an error that the API server finds in the Pod itself is final. A denial by a quota, a policy or a webhook is
-  retried.
+- A SharePod that is too large to keep in memory is read live when its Pod is created. If its spec has changed since the
+  watch showed it, no Pod is created; the watch causes the next step.
+- A Pod is created with `fieldValidation=Strict` and under the SharePod's name. So if two operators try, only one Pod is
+  created.
+- A gate is opened at most once: the patch applies only to the Pod with this uid while its gate is closed. A refusal of
+  the patch is reported.
+- A SharePod fails only if the API server finds an error in the Pod itself. A denial by a quota, a policy or a webhook
+  is retried.
 - Every delete names the uid.
-- A creation or gate opening without an answer, while the API server answers others, is reported and has a longer
-  timeout the next time (`unanswered.py`). So a slow webhook does not block a Pod or its gate permanently.
-- A withdrawn Pod is marked, then deleted, each at a version at which it was not bound, and stays until `let_go`.
+- A creation or gate opening may get no answer while the API server answers other calls. It is then reported, and has a
+  longer timeout the next time (`unanswered.py`). So a slow webhook does not block a Pod or its gate permanently.
+- To withdraw a Pod, the operator first adds a mark and a finalizer, then deletes the Pod. Both calls name a
+  resourceVersion at which the Pod was not bound. The finalizer keeps the Pod until `let_go`.
 """
 
 from __future__ import annotations
@@ -50,12 +54,13 @@ from .paced_retries import PacedRetries
 from .unanswered import Patience
 
 _TERMINATING_RETRY_S = 1.0
-"""Seconds until the next try to create a Pod whose name belongs to a Pod in deletion: most deletions take seconds."""
+"""Seconds until the next try to create a Pod while a former Pod of the same name is being deleted. Most deletions take
+seconds."""
 _DELETE_AGAIN_S = 10.0
-"""Seconds after which an accepted deletion that no watch has shown is repeated."""
+"""Seconds after which a deletion is repeated that the API server has accepted and no watch has shown."""
 _BACKOFF = Backoff(2.0, 60.0)
-"""Seconds until a Pod that was refused is created again. The longest: how much later than necessary a quota that was
-raised is noticed where few wait for it."""
+"""Pause after a refused creation of a Pod, in seconds: first and longest. Where few Pods wait, a raised quota takes
+effect at most the longest pause later."""
 
 _HANGS = (
     "the API server has not answered in time, but answers other calls: most likely it waits for an admission webhook "
@@ -71,8 +76,8 @@ class PodControl:
     """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`.
 
     Args:
-        by_claims: Returns the attachment of GPUs for new Pods: True by claims, False by CSI.
-        lines_in_force: Returns whether nodes advertise the resources of the line: then Pods carry them.
+        by_claims: Returns True if new Pods get their GPUs by claims, False if by CSI.
+        lines_in_force: Returns True if nodes advertise the resources of the line. Pods of SharePods then request them.
     """
 
     def __init__(
@@ -95,10 +100,10 @@ class PodControl:
         self._patience = Patience()
 
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
-        """Create the Pod of a SharePod behind its gate, or find it created.
+        """Create the Pod of a SharePod behind its scheduling gate, or adopt it if it exists.
 
-        Return how the SharePod ends if its Pod can never be created. If it cannot be created for now, `memo.blocked` is
-        set to the reason. `now`: monotonic seconds.
+        Return the end of the SharePod if its Pod can never be created, else None. If the Pod cannot be created for now,
+        `memo.blocked` is set to the reason. `now`: monotonic seconds.
         """
         whole = await self._whole(sharepod)
         if whole is None:
@@ -144,16 +149,17 @@ class PodControl:
         return None
 
     async def _whole(self, sharepod: SharePodFacts) -> Json | None:
-        """Return the SharePod from which its Pod is made: a large SharePod is not kept, but read live.
+        """Return the whole SharePod, from which its Pod is made. A SharePod that is too large to keep in memory is read
+        live.
 
-        None if it is deleted, or its request has changed: the watch then causes another step.
+        Return None if it is deleted or its spec has changed. The watch then causes the next step.
         """
         if sharepod.raw_text:
             return sharepod.raw
         try:
             raw = await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace)
         except NotFoundError:
-            return None  # its watch reports this
+            return None  # the watch reports the deletion
         if is_as_read(raw, sharepod):
             return raw
         self._state.put_sharepod(raw)
@@ -166,10 +172,11 @@ class PodControl:
     async def open_gate(
         self, sharepod: SharePodFacts, pod: PodFacts, node: str, row: Tenant, memo: TenantMemo, now: float
     ) -> bool:
-        """Open a Pod's gate. Return False if it is not open.
+        """Open a Pod's scheduling gate. Return True if the gate is open.
 
-        This has two causes. The Pod has changed since it was last seen, and is read again; or the API server refuses
-        the opened Pod, and `memo.blocked` is set to the reason.
+        False has two causes:
+        - The Pod has changed since it was last seen. It has then been read again.
+        - The API server refuses the Pod with an open gate. `memo.blocked` is then set to the reason.
         """
         operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
         try:
@@ -182,7 +189,7 @@ class PodControl:
                 self._refused_share(sharepod, pod, node, memo, error.message, now)
             return False
         except (ForbiddenError, UnauthorizedError, UnavailableError) as error:
-            if self._client.hangs_alone(error):  # the gate may be open: the share stays
+            if self._client.hangs_alone(error):  # the gate may have been opened, so the share stays reserved
                 memo.gate_unanswered = True
                 self._events.warning(
                     sharepod.kind, sharepod, BlockedReason.FORBIDDEN, "Bind", f"its gate stays closed: {_HANGS}"
@@ -205,12 +212,15 @@ class PodControl:
         self.refuse_share(sharepod, pod, memo, text, now)
 
     def refuse_share(self, sharepod: SharePodFacts, pod: PodFacts, memo: TenantMemo, why: str, now: float) -> None:
-        """Note that a Pod cannot have its share for now: it is tried again after a pause. `now`: monotonic seconds."""
+        """Record that a Pod cannot have its share for now, with the reason `why`. It is tried again after a pause.
+        `now`: monotonic seconds.
+        """
         self._block(sharepod, memo, BlockedReason.FORBIDDEN, why, now, pod=pod.uid)
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
-        """Adopt a pod of that name that another operator created for the same SharePod; else report the owner of the
-        name."""
+        """Handle a Pod that exists under the SharePod's name. Adopt it if it belongs to this SharePod; otherwise set
+        `memo.blocked` to a message that names the conflict.
+        """
         try:
             raw = await self._client.get(PODS, sharepod.name, sharepod.namespace)
         except NotFoundError:
@@ -250,10 +260,15 @@ class PodControl:
         emit(sharepod.kind, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts, memo: TenantMemo, now: float, *, disrupts: bool = False) -> float | None:
-        """Begin to delete a Pod, once. Return the seconds until the next check if the deletion is already accepted.
+        """Delete a Pod. Return None after the call, or the seconds until it may be repeated if it was made within
+        `_DELETE_AGAIN_S`.
 
-        `disrupts`: the Pod is not at fault, and its condition DisruptionTarget shows this, where disruption budgets
-        allow its eviction. `now`: monotonic seconds.
+        Args:
+            pod: The Pod.
+            memo: Memo of its tenant.
+            now: Monotonic seconds.
+            disrupts: True if the Pod ends through no fault of its own. It is then evicted, so that its condition
+                DisruptionTarget shows this. If a PodDisruptionBudget refuses the eviction, it is deleted.
         """
         if memo.deleted is not None and memo.deleted[0] == pod.uid and now < memo.deleted[1] + _DELETE_AGAIN_S:
             return memo.deleted[1] + _DELETE_AGAIN_S - now
@@ -269,7 +284,9 @@ class PodControl:
         return None
 
     async def _evict(self, pod: PodFacts) -> bool:
-        """Evict a Pod; return False if a PodDisruptionBudget, or the existence of two, forbids it."""
+        """Evict a Pod. Return False if the API server refuses, because of a PodDisruptionBudget or because two budgets
+        select it.
+        """
         try:
             await self._client.evict(pod.name, pod.namespace, uid=pod.uid)
         except UnavailableError:
@@ -277,7 +294,9 @@ class PodControl:
         return True
 
     async def take_back(self, pod: PodFacts) -> bool:
-        """Delete an unbound Pod. Return False if this version of it is no longer the latest, or it is deleted."""
+        """Mark and delete an unbound Pod. Return True if both are done. Return False if the Pod has changed or is
+        deleted; it has then been read again.
+        """
         try:
             version = str(pod.version)
             if not pod.marked:
@@ -293,14 +312,14 @@ class PodControl:
         return True
 
     async def let_go(self, pod: PodFacts) -> None:
-        """Remove the finalizer of a Pod: a withdrawn Pod then disappears."""
+        """Remove the operator's finalizer from a Pod. A withdrawn Pod then disappears."""
         counts = pod.of_job and not pod.deleting
         with contextlib.suppress(InvalidError, ConflictError, NotFoundError):
             await self._client.patch_json(PODS, pod.name, let_go(pod.uid, pod.finalizers, counts=counts), pod.namespace)
         await self._refresh(pod)
 
     async def _refresh(self, pod: PodFacts) -> None:
-        """Read a Pod live into the cluster state."""
+        """Read a Pod live and record the result in the cluster state."""
         try:
             raw = await self._client.get(PODS, pod.name, pod.namespace)
         except NotFoundError:
@@ -311,7 +330,7 @@ class PodControl:
         self._state.put_pod(raw, sure=True)
 
     async def absent(self, name: str, namespace: str, tenant: str) -> bool:
-        """Confirm by a live read that the tenant has no Pod, or a Pod that has ended."""
+        """Read live. Return True if the tenant has no Pod, or its Pod has ended."""
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:
@@ -326,7 +345,9 @@ class PodControl:
         return pod.ended
 
     async def not_on(self, node: str, name: str, namespace: str, tenant: str) -> bool:
-        """Confirm by a live read that the tenant has no Pod on that node, and no Pod pinned to it."""
+        """Read live. Return True if the tenant has no Pod that is bound or pinned to that node. A withdrawn Pod does
+        not count.
+        """
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:

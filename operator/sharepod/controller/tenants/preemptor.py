@@ -1,14 +1,16 @@
-"""Preemptor: carries out preemptions: evicts the chosen Pods, and notifies both sides.
+"""Preemptor: carries out preemptions that placement has chosen. It evicts the victims' Pods, and notifies the waiting
+tenant and the victims.
 
 Guarantees:
-- Before the first eviction, the API server has answered for each Pod that it may be evicted. If a PodDisruptionBudget
-  forbids one, no Pod is evicted and another set is chosen.
+- Before the first eviction, a dry run of the Eviction API must have succeeded for each victim's Pod. If a
+  PodDisruptionBudget forbids one eviction, no Pod is evicted and another set of victims is chosen.
 - A Pod is evicted by the Eviction API, by its uid, with its own grace period. It is never deleted against a
   PodDisruptionBudget.
 - No Pod is evicted for a tenant that no longer waits.
 - Namespaces take turns: evictions that wait for one namespace's admission webhook delay no others.
-- Neither side's Events name objects of the other's namespace.
-- After a crash between any two calls each Pod is ending or untouched: the next operator continues from there.
+- The Events of a tenant never name objects of another namespace.
+- After a crash between any two calls, each victim's Pod is either ending or unchanged. The next operator continues from
+  that state.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ AnyPod = PodFacts | ClaimPodFacts
 
 
 class Preemptor:
-    """Executor of preemptions by key, the preempting tenant. `clock`: monotonic seconds."""
+    """Executor of preemptions. Its queue's key is the preempting tenant. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Preemptor:
         self.queue: WorkQueue[str] = WorkQueue("preemption", self._carry_out, _WORKERS, self._owner_of)
 
     def begin(self, preemption: OngoingPreemption) -> None:
-        """Notify both sides of a preemption, and evict its victims."""
+        """Notify the waiting tenant and the victims of a preemption, and enqueue the evictions."""
         request, plan = preemption.request, preemption.plan
         for tenant in plan.lower:
             metrics.VICTIMS.labels("lowered").inc()
@@ -90,7 +92,7 @@ class Preemptor:
         await self.queue.run()
 
     async def _carry_out(self, tenant: str) -> None:
-        """Evict the victims of one preemption. Raises `ApiError`, then it is tried again."""
+        """Evict the victims of one preemption. Raises `ApiError`; the queue then tries again."""
         for dry_run in (True, False):
             for victim, pod in self._victims(tenant):
                 preemption = self._preemptions.of(tenant)
@@ -99,7 +101,7 @@ class Preemptor:
                 try:
                     await self._client.evict(pod.name, pod.namespace, uid=pod.uid, dry_run=dry_run)
                 except (NotFoundError, ConflictError):
-                    continue  # deleted, or replaced by another pod: the watch reports it
+                    continue  # the Pod was deleted or replaced: the watch reports it
                 except ApiError as error:
                     if error.status != _TOO_MANY:
                         raise
@@ -110,13 +112,15 @@ class Preemptor:
                     self._evicted(preemption, victim, pod)
 
     def _owner_of(self, tenant: str) -> str:
-        """Return the namespace of the first victim: its webhooks may delay the eviction."""
+        """Return the namespace of the first victim, as the owner of the key: a slow webhook there then delays only its
+        own evictions.
+        """
         preemption = self._preemptions.of(tenant)
         victims = preemption.plan.evict if preemption is not None else ()
         return self._namespace_of(victims[0]) if victims else ""
 
     def _victims(self, tenant: str) -> Sequence[tuple[str, AnyPod]]:
-        """Return the victims of a preemption that are not ending yet, each Pod once."""
+        """Return (tenant, Pod) of each victim's Pod that is not ending yet. A Pod with several claims occurs once."""
         preemption = self._preemptions.of(tenant)
         found: dict[str, tuple[str, AnyPod]] = {}
         for victim in preemption.plan.evict if preemption is not None else ():
@@ -126,7 +130,7 @@ class Preemptor:
         return list(found.values())
 
     def moved(self, move: OngoingMove, node: str) -> None:
-        """Notify both sides of a move whose tenant is placed again on a node."""
+        """Notify the moved tenant, which is placed again on `node`, and the tenant for which it moved."""
         mover, waits = move.mover, move.waits
         if waits is None:
             self._tell(mover.tenant, "Moved", "Move", f"has a place on {node} now")
@@ -166,7 +170,7 @@ class Preemptor:
         self._tell(request.tenant, "Preempting", "Preempt", text)
 
     def _named(self, namespace: str, tenants: Sequence[str]) -> str:
-        """Return tenants as text: of one namespace by name, all others by number."""
+        """Return tenants as text for a namespace: tenants of that namespace by name, the others as a number."""
         own = sorted(self._name_of(tenant) for tenant in tenants if self._namespace_of(tenant) == namespace)
         others = len(tenants) - len(own)
         words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]
@@ -200,12 +204,12 @@ class Preemptor:
 
 
 def _whom(request: PlacementRequest, namespace: str) -> str:
-    """Return the waiting tenant as text for a namespace: by name only in its own."""
+    """Return the waiting tenant as text for readers in a namespace. Its name is included only in its own namespace."""
     return request.name if request.namespace == namespace else "a tenant of another namespace"
 
 
 def _for_whom(request: PlacementRequest, namespace: str) -> str:
-    """Return the preempting tenant as text for a namespace: by name only in its own."""
+    """Return the preempting tenant as text for readers in a namespace. Its name is included only in its own namespace."""
     if request.namespace == namespace:
         return f"{request.name} of higher priority"
     return "a tenant of higher priority of another namespace"

@@ -1,11 +1,12 @@
-"""Reconciler of one tenant: takes a snapshot, gets the next step from `lifecycle`, performs it, writes the status.
+"""Reconciler of one tenant: takes a snapshot, gets the next step from `lifecycle`, performs the step, writes the
+status.
 
 Guarantees:
 - One tenant is handled at most once at a time.
 - Every step can be repeated: the next reconciliation completes what a crash between any two calls left undone.
-- Absence is confirmed by a GET before it has consequences, with two exceptions. A SharePod's deletion is confirmed
-  once, and not at all if its watch has shown it. A row of a Pod that was seen to end or to be deleted needs no GET. Its
-  agent confirms the end before the share is released.
+- Before the operator acts on a missing object, a GET confirms that the object is missing. There are two exceptions. A
+  SharePod's deletion is confirmed once, and not at all if the watch has shown it. A row whose Pod was seen to end or to
+  be deleted needs no GET, because the node's agent confirms the end before the share is released.
 """
 
 from __future__ import annotations
@@ -63,18 +64,22 @@ _FOLLOWING: dict[type, tuple[type, ...]] = {
     AllocateClaim: (steps.OpenGate,),
     steps.OpenGate: (steps.Wait,),
 }
-"""Steps that follow another in the same turn: nothing has to happen, or be shown, between them."""
+"""By step: the steps that may follow it at once in the same reconciliation. Between the two, the operator need not wait
+for another party and need not write a status."""
 _FOLLOWED = tuple(_FOLLOWING)
 
 
 class TenantReconciler:
-    """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds; `wall`: since the epoch;
-    `advertises`: whether a node advertises enough for the lines of the shares there."""
+    """Reconciler of tenants. A key is the uid of a SharePod or of a plain Pod.
+
+    `clock`: monotonic seconds. `wall`: seconds since the epoch. `advertises`: returns True if a node advertises enough
+    of the line's resources for the shares in its ledger.
+    """
 
     loop: PlacementLoop
     """Set once, before `run`."""
     on_lowered: Callable[[str], None] = staticmethod(lambda _node: None)
-    """Called with the node of a tenant whose Pod's line exceeds its row."""
+    """Called with a node where a Pod's resource line exceeds its row, because the share was lowered."""
 
     def __init__(
         self,
@@ -128,9 +133,9 @@ class TenantReconciler:
                 if not memo.tenant_deleted:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # the state may have changed during the read
-        # 2. Decide the next step, and 3. perform it. A created Pod requests its place at once, and a Pod whose claim
-        # was allocated gets its gate opened at once. Watch events during a step appear in the next snapshot; they cause
-        # no further turn.
+        # 2. Decide the next step, and 3. perform it. Some steps follow at once: a place is requested for a Pod that was
+        # just created, and a gate opens after its claim was allocated. The next snapshot contains the watch events that
+        # arrive during a step, so these events cause no further reconciliation.
         step = lifecycle.decide(snapshot)
         finish = await self._act(snapshot, tenant, memo, step)
         while isinstance(step, _FOLLOWED) and finish is None and not memo.is_blocked(snapshot.now):
@@ -145,7 +150,7 @@ class TenantReconciler:
             return
         self._tell_lowered(snapshot)
         # 4. Write the status after the step, and 5. evict if the policy requires it.
-        if not isinstance(step, steps.Wait | steps.Place):  # those two change nothing that a snapshot shows
+        if not isinstance(step, steps.Wait | steps.Place):  # Wait and Place change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
         sharepod = snapshot.sharepod
         if sharepod is not None and sharepod.plain:
@@ -159,21 +164,23 @@ class TenantReconciler:
                 self._run_ended(memo, finish)
 
     def back_off_from_node(self, node: str, tenant: str, why: str) -> None:
-        """Make a tenant avoid a node whose ledger the API server refused to change for it."""
+        """Make a tenant avoid a node: the API server refused to write the tenant's row into that node's ledger."""
         memo, now = self._memos.of(tenant), self._clock()
         pause = memo.next_pause_s(self._settings.bind_timeout)
         memo.not_before = now + pause
         memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
 
     def _tell_lowered(self, snapshot: TenantSnapshot) -> None:
-        """Report the node that has to advertise more of the line's resources than its GPUs have."""
+        """Call `on_lowered` with each node where the Pod's line exceeds the tenant's row. That node has to advertise
+        more of the line's resources than its GPUs have.
+        """
         if snapshot.pod is not None and snapshot.pod.carried:
             for reserved in snapshot.reserved:
                 if LineOnNode(snapshot.pod.carried, reserved.written).beyond and reserved.written is not None:
                     self.on_lowered(reserved.node)
 
     def _run_ended(self, memo: TenantMemo, end: EndRun) -> None:
-        """Count the recorded end of a run, and make the next run avoid a kubelet that refused this one."""
+        """Count the end of a run. If the kubelet refused its Pod, make the next run avoid that node."""
         metrics.RUNS_ENDED.labels(end.cause).inc()
         if end.cause is EndCause.REJECTED and end.node is not None:
             until = self._clock() + end.pause_s + self._settings.bind_timeout
@@ -181,7 +188,9 @@ class TenantReconciler:
 
     @staticmethod
     def _undecided(snapshot: TenantSnapshot, memo: TenantMemo, step: steps.Step) -> bool:
-        """True if there is nothing to show yet: no answer of placement, none in the ledger, or an unreadable row."""
+        """Return True if there is no result to show in the status yet. Cases: a row is unreadable; placement has not
+        answered; or a decided row is not yet written to the ledger.
+        """
         if snapshot.unreadable_row:
             return True
         if isinstance(step, steps.CreatePod | MakeClaim):
@@ -192,7 +201,7 @@ class TenantReconciler:
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
     async def _is_deleted(self, snapshot: TenantSnapshot, tenant: str) -> bool:
-        """Confirm by a GET that the SharePod or plain Pod is deleted; record it if it exists."""
+        """Read the SharePod or plain Pod live. Return True if it is deleted. If it exists, record it and return False."""
         name, namespace = self._name(snapshot)
         if is_line(snapshot, tenant):
             return await self._pod_control.absent(name, namespace, tenant) and self._state.asking(tenant) is None
@@ -203,18 +212,18 @@ class TenantReconciler:
         if str(raw["metadata"]["uid"]) != tenant:
             return True
         self._state.put_sharepod(raw, sure=True)
-        return self._state.sharepods.get(tenant) is None  # if unknown, the answer is older than its deletion
+        return self._state.sharepods.get(tenant) is None  # a SharePod that is missing now was deleted after this answer
 
     @staticmethod
     def _name(snapshot: TenantSnapshot) -> tuple[str, str]:
-        """Return name and namespace of the tenant's SharePod, which are its Pod's too."""
+        """Return (name, namespace) of the tenant's SharePod; its Pod has the same."""
         known = snapshot.sharepod or snapshot.pod
         if known is not None:
             return known.name, known.namespace
         return snapshot.reserved[0].wanted.pod_name, snapshot.reserved[0].wanted.namespace
 
     async def _act(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: steps.Step) -> Ending | None:
-        """Do the step; return how the SharePod or its run ends, if it does."""
+        """Perform the step. Return how the SharePod or its run ends, or None if it does not end."""
         log.debug("step", tenant=tenant, step=step)
         sharepod = snapshot.sharepod
         if not isinstance(step, steps.Place):
@@ -274,13 +283,15 @@ class TenantReconciler:
     async def _give(
         self, sharepod: SharePodFacts, step: steps.OpenGate | ShareClaimStep, memo: TenantMemo, now: float
     ) -> bool:
-        """Do a step by which a Pod gets its share. Return False if it is not done."""
+        """Perform a step by which a Pod gets its share. Return True if the step is done."""
         if isinstance(step, steps.OpenGate):
             return await self._pod_control.open_gate(sharepod, step.pod, step.node, step.row, memo, now)
         return await self.share_claims.act(sharepod, step, memo, now)
 
     def _try_others(self, sharepod: SharePodFacts) -> None:
-        """Retry at once other SharePods of its namespace with refused Pods, after this one's Pod was accepted."""
+        """Retry the creation of other refused Pods in the namespace at once, because this SharePod's Pod was now
+        accepted.
+        """
 
         def waits(tenant: str) -> bool:
             blocked = self._memos.of(tenant).blocked if self._state.sharepods.get(tenant) is not None else None
@@ -319,7 +330,7 @@ class TenantReconciler:
             self.queue.add_after(tenant, LOOK_AGAIN_S)
 
     async def _delete_sharepod(self, sharepod: SharePodFacts) -> None:
-        """Delete a finished SharePod whose ttlSecondsAfterFinished is over, unless it has changed."""
+        """Delete a SharePod whose ttlSecondsAfterFinished has passed, unless it has changed since it was read."""
         version = str(sharepod.version)
         try:
             await self._client.delete(
@@ -331,8 +342,9 @@ class TenantReconciler:
             log.info("deleted a SharePod that had ended", sharepod=f"{sharepod.namespace}/{sharepod.name}")
 
     async def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
-        """Queue the tenant for another share while it requests a permissible one, else remove it from the loop's
-        queue."""
+        """If the tenant requests another share and no quota prevents it, enqueue the tenant in the placement loop for
+        that share. Otherwise remove the tenant from the loop's queue.
+        """
         sharepod = snapshot.sharepod
         if sharepod is not None and asks_for_another_share(self._state, snapshot, memo):
             uncounted = await self._quota_gate.refusal(snapshot)
@@ -354,7 +366,7 @@ class TenantReconciler:
         if not await self._pod_control.take_back(pod):
             return
         refused = step.cause is TakeBackCause.PLACE and claim_steps.names_claims(step.message)
-        # otherwise the refusal may concern another claim
+        # With another claim in the Pod, kube-scheduler's refusal may concern that claim.
         if pod.claim is not None and refused and not pod.other_claims:
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         now, settings = self._clock(), self._settings
@@ -391,17 +403,19 @@ class TenantReconciler:
         if again is not None:
             self.queue.add_after(sharepod.uid, again)
         elif memo.eviction is not None and memo.eviction.done not in (None, known):
-            self.queue.add(sharepod.uid)  # to show it
+            self.queue.add(sharepod.uid)  # so that the status shows the eviction
 
 
 def _has_successor(snapshot: TenantSnapshot, node: str) -> bool:
-    """Return whether a newer Pod has the name of the Pod of a node's row, which proves that Pod's deletion."""
+    """Return True if the tenant's present Pod is not the Pod of its row on that node. The two have one name, so the
+    row's Pod is deleted.
+    """
     pod, rows = snapshot.pod, (item.written for item in snapshot.reserved if item.node == node)
     return pod is not None and any(row is not None and row.pod_uid not in (None, pod.uid) for row in rows)
 
 
 def _saw_end(snapshot: TenantSnapshot) -> bool:
-    """Return whether its Pod was seen to end, or to be deleted."""
+    """Return True if the tenant's Pod was seen to end or to be deleted."""
     if snapshot.pod is not None:
         return snapshot.pod.ended
     return snapshot.lost is not None and snapshot.lost.deleting

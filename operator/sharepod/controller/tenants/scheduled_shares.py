@@ -1,9 +1,11 @@
-"""Claims that kube-scheduler allocates: enters their shares in the ledger, holds the claims, and releases them.
+"""Claims that kube-scheduler allocates (pool `scheduler`). The operator enters their shares in the ledger, adds its
+hold to the claims, and removes the hold again.
 
 Guarantees:
 - A share is entered only in the ledger of a node of pool `scheduler` whose GPUs NVIDIA's device plugin does not
-  advertise. It must fit with the rows there. An allocation beyond that is not entered, but reported.
-- A share that is entered once its Pod is on the node counts as used.
+  advertise. The share must fit with the rows of that ledger. Any other allocation is not entered; its owner gets an
+  Event with the reason.
+- If the Pod is already bound when its share is entered, the row counts as used: its release waits for the agent.
 - `ClaimWriter` gives every other guarantee of a write, `LedgerWriter` of a row.
 """
 
@@ -27,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class ScheduledShares:
-    """Acts on claims that kube-scheduler allocates. `act` may raise an `ApiError` or `NotLeadingError`."""
+    """Performs the steps for claims that kube-scheduler allocates. `act` may raise an `ApiError` or `NotLeadingError`."""
 
     def __init__(self, state: ClusterState, ledger: LedgerWriter, writer: ClaimWriter) -> None:
         self._state = state
@@ -35,11 +37,13 @@ class ScheduledShares:
         self._writer = writer
 
     async def act(self, step: Adopt | HoldClaim | LetClaimGo, memo: TenantMemo, now: float) -> bool:
-        """Perform a step. Return False if it was not possible: `memo.claim.not_entered` has the reason, or the claim is
-        read again. `now`: monotonic seconds."""
+        """Perform a step. Return True if it is done. `now`: monotonic seconds.
+
+        If False, either `memo.claim.not_entered` has the reason, or the claim has changed and was read again.
+        """
         match step:
             case Adopt(claim=claim, share=share):
-                why, until = memo.avoid.get(share.node, ("", 0.0))  # the API server has refused the row
+                why, until = memo.avoid.get(share.node, ("", 0.0))  # the API server refused this row a moment ago
                 memo.claim.not_entered = f"node {share.node} {why}" if now < until else self._enter(claim, share)
                 return memo.claim.not_entered is None
             case HoldClaim(claim=claim, node=node):
@@ -49,7 +53,7 @@ class ScheduledShares:
                 return await self._writer.let_go(claim)
 
     def _enter(self, claim: ClaimFacts, share: ScheduledShare) -> str | None:
-        """Decide the row of a share; return why there is none."""
+        """Reserve the row of a share in the ledger of its node. Return None, or the reason why no row is entered."""
         gpunode = self._state.gpunodes.named(share.node)
         if gpunode is None or gpunode.spec.pool is not Pool.SCHEDULER:
             pool = "no pool" if gpunode is None else f"pool {gpunode.spec.pool}"

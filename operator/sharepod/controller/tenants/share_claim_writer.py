@@ -1,9 +1,10 @@
-"""Claims of SharePods' Pods: creates and allocates them, and removes allocations of former places.
+"""Writer of the claims of SharePods' Pods: creates and allocates claims, and removes the allocation to a former place.
 
 Guarantees:
-- A claim is created for one Pod, by its uid, and found again after a lost answer.
-- A denial by a quota, a policy or a webhook is reported, and retried after growing pauses; until then the Pod has no
-  share.
+- A claim is created for one Pod, whose uid it names. If the answer of the creation is lost, the existing claim is found
+  by its name.
+- A denial by a quota, a policy or a webhook is reported, and the call is retried after growing pauses. Until it
+  succeeds, the Pod's gate stays closed.
 - `ClaimWriter` gives every other guarantee of a write.
 """
 
@@ -35,7 +36,7 @@ NOT_SERVED = (
     "the API server has no ResourceClaims of resource.k8s.io/v1 (Kubernetes 1.34 and newer), or the namespace is being "
     "deleted; set the operator's attach to csi or auto"
 )
-"""Message where the API server knows no such collection."""
+"""Message for an API server that does not serve ResourceClaims of this version."""
 
 
 class ShareClaimWriter:
@@ -47,13 +48,12 @@ class ShareClaimWriter:
         self._pod_control = pod_control
         self._writer = ClaimWriter(seen, client, wall)
         self.on_denied: Callable[[str], None] = lambda _why: None
-        """Called, with the reason, where the API server denies an allocation."""
+        """Called with the reason when the API server denies an allocation."""
 
     async def act(self, sharepod: SharePodFacts, step: ShareClaimStep, memo: TenantMemo, now: float) -> bool:
-        """Perform a step. Return False if it was not possible: `memo.blocked` has the reason, or the claim was read
-        again.
+        """Perform a step. Return True if it is done. `now`: monotonic seconds.
 
-        `now`: monotonic seconds.
+        If False, either `memo.blocked` has the reason, or the claim has changed and was read again.
         """
         try:
             match step:

@@ -1,4 +1,4 @@
-"""Snapshots of one tenant, put together from the cluster state and its memo."""
+"""Snapshots of one tenant, composed from the cluster state and the tenant's memo."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
 LOOK_AGAIN_S = 1.0
-"""Seconds until the retry of a tenant's step that was not yet possible: a watch lags by less than that."""
+"""Seconds until a tenant's step is retried that was not yet possible. Watches normally lag by less than this."""
 
 
 class Snapshots:
-    """Builder of snapshots; it records in the memo since when states hold.
+    """Builder of snapshots. It also records in the memo the times since which states hold, such as "refused by
+    kube-scheduler".
 
     Args:
         state: The cluster state.
         settings: The operator's settings, for the timeouts of Pods.
         clock: Monotonic seconds.
         wall: Time of day, seconds since the epoch.
-        advertises: Returns whether a node advertises enough for the lines of the shares there.
+        advertises: Returns True if a node advertises enough of the line's resources for the shares in its ledger.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Snapshots:
         self._clock = clock
 
     def take(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
-        """Return everything known of a tenant now."""
+        """Return all known facts of a tenant now."""
         sharepod, pod = self._state.asking(tenant), _as_evicted(self._state.pod_of(tenant), memo)
         reserved = self.reserved(tenant, memo)
         now = self._clock()
@@ -86,16 +87,20 @@ class Snapshots:
         )
 
     def advertised(self, reserved: tuple[ReservationSnapshot, ...]) -> bool:
-        """Return whether the nodes of these rows, as far as written, advertise enough for the lines there."""
+        """Return True if each node with a written row of these advertises enough of the line's resources for its
+        ledger.
+        """
         return all(self._advertises(item.node) for item in reserved if item.written is not None)
 
     def reserved(self, tenant: str, memo: TenantMemo) -> tuple[ReservationSnapshot, ...]:
-        """Return the reservations of a tenant, a SharePod or a claim."""
+        """Return the reservations of a tenant. `tenant`: uid of a SharePod, plain Pod or claim."""
         reservations = self._state.cluster.reservations_of(TenantId(tenant))
         return tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
 
     def _gpu_failed(self, reserved: ReservationSnapshot) -> bool:
-        """Return whether a GPU of a row has failed: the agent reports the failure, or no longer reports the GPU."""
+        """Return True if a GPU of a row has failed: the agent reports it as unhealthy, or its report no longer contains
+        it.
+        """
         gpunode = self._state.gpunodes.named(reserved.node) if reserved.written is not None else None
         if gpunode is None or reserved.written is None:
             return False
@@ -107,13 +112,13 @@ class Snapshots:
         gpunode = self._state.gpunodes.named(node)
         written = gpunode.rows.get(tenant) if gpunode is not None else None
         if written is None or written.state is not TenantState.RELEASING:
-            memo.release_generation.pop(node, None)  # of an earlier run
+            memo.release_generation.pop(node, None)  # the value belongs to an earlier run
         if gpunode is None or written is None:
             return ReservationSnapshot(node=node, wanted=wanted, written=None)
         drained = False
         if written.state is TenantState.RELEASING:
             uid, since = memo.release_generation.get(node, ("", 0))
-            if uid != gpunode.uid:  # its first check, or the Node was registered again
+            if uid != gpunode.uid:  # the first check of this release, or the Node was registered again
                 since = gpunode.generation
                 memo.release_generation[node] = (gpunode.uid, since)
             seen = gpunode.seen(tenant)
@@ -135,7 +140,7 @@ class Snapshots:
 
 
 def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus | None:
-    """Return the report of a tenant by its node's agent."""
+    """Return the status of a tenant as its node's agent reports it. None if no agent reports it."""
     for reserved in snapshot.reserved:
         gpunode = state.gpunodes.named(reserved.node) if reserved.written is not None else None
         seen = gpunode.seen(reserved.wanted.tenant) if gpunode is not None else None
@@ -145,7 +150,7 @@ def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus
 
 
 def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: TenantMemo) -> bool:
-    """Return `resize_wish` of a tenant, and remember its number in the memo."""
+    """Return True if a tenant requests another share than it has (`resize_wish`). Store `memory_settled` in the memo."""
     gpunode = state.gpunodes.named(snapshot.reserved[0].node) if snapshot.reserved else None
     wish = resize_wish(snapshot, gpunode, memo.memory_settled)
     memo.memory_settled = wish.memory_settled
@@ -153,9 +158,10 @@ def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: 
 
 
 def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, wall: float) -> float | None:
-    """Return when a SharePod ended, in monotonic seconds; None if it has not, or its status has no time.
+    """Return the time at which a SharePod ended, in monotonic seconds. None if it has not ended, or its status has no
+    end time.
 
-    The time of day counts only at the first check; an end in the future counts as that moment.
+    The end time is converted once, at the first check. An end time in the future counts as the time of that check.
     """
     end_time = sharepod.status.end_time if sharepod is not None else None
     if end_time is None or (ended := seconds(end_time)) is None:
@@ -166,7 +172,7 @@ def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, w
 
 
 def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
-    """Return the Pod as disrupted if this process evicted it, by the Eviction API or by a delete."""
+    """Return the Pod, marked as disrupted if this process has evicted it, by the Eviction API or by a delete."""
     eviction = memo.eviction
     if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
         return pod

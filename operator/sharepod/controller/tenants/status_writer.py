@@ -1,17 +1,17 @@
-"""Status writer: writes a SharePod's status, as `decisions.status` composes it, and its Events.
+"""Status writer: writes the status of a SharePod, which `decisions.status` composes, and the Events about its changes.
 
 Guarantees:
-- Unchanged fields are not written, and equal inputs are not composed again.
-- The first status of a run is written once its Pod is bound or refused by kube-scheduler, at the latest one second
-  after its gate was opened.
-- Usage is written after a change of five points, at most every `usage_interval`; without changes it is not written.
-- Totals are written after growth by an eighth, and once they are final.
-- A change of conditions only is written at most once a second.
-- A new process announces only what the status did not show before.
-- A write is conditional on the version of the SharePod that it was composed from; otherwise the SharePod is read and
-  reconciled again.
-- The whole status is applied, server-side, by one field manager; fields of another manager are removed.
-- An unreadable status is written only at the SharePod's end: otherwise an Event notifies the owner.
+- A status is written only if a field has changed, and composed only if an input has changed.
+- After a Pod's gate was opened, the status is written once kube-scheduler has bound or refused the Pod, or after one
+  second.
+- Usage is written only after a change of five percentage points, and at most every `usage_interval`.
+- The totals of consumed GPU time are written when they have grown by an eighth, and when they are final.
+- A change of fields that only explain (`status.MINOR`, such as conditions) is written at most once a second.
+- A new process writes no Event for a state that the stored status already shows.
+- Each write names the resourceVersion of the SharePod from which the status was composed. If the SharePod has changed,
+  it is read and reconciled again.
+- The whole status is written by server-side apply with one field manager. Fields of another manager are removed.
+- A SharePod with an unreadable spec or status gets an Event. Its status is written only when it ends.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 from .snapshots import asks_for_another_share
 
 _BIND_S = 1.0
-"""Seconds for which the status of a Pod with a new share waits for the binding. A scheduler binds within milliseconds,
-and a status is the most expensive write of a Pod's life for the API server."""
+"""Seconds for which the status write waits for the binding of a Pod whose gate was just opened. kube-scheduler binds
+within milliseconds, so one status write shows both. That write is the API server's most expensive one in a Pod's life.
+"""
 _MINOR_PERIOD_S = 1.0
-"""Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
+"""Least seconds between two writes of a status in which only minor fields change. So a message that alternates causes
+one write a second."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +58,7 @@ class StatusWriter:
 
     Args:
         clock: Monotonic seconds.
-        requeue_after: Enqueues a tenant after so many seconds.
+        requeue_after: Enqueues a tenant after a number of seconds.
     """
 
     def __init__(
@@ -77,9 +79,10 @@ class StatusWriter:
         self._requeue_after = requeue_after
 
     async def totals_are_written(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> bool:
-        """Write the totals of a share whose row is removed next: its agent drops the count with the row. Return False
-        if they could not be written to the present SharePod. Totals that the API server refuses are lost: a GPU is not
-        held back for them. Raises `ApiError`."""
+        """Write the final totals of a share. The caller must do this before it removes the row, because the agent drops
+        its counts with the row. Return True if the row may be removed. Return False if the SharePod has changed, so
+        that the caller must retry. If the API server refuses the totals, they are lost and True is returned, because
+        the GPU must not stay reserved for them. Raises `ApiError`."""
         if not sharepod.readable:
             return True
         inputs = self._inputs(snapshot, memo, last=True)
@@ -98,10 +101,11 @@ class StatusWriter:
         memo: TenantMemo,
         finish: Ending | None,
     ) -> bool:
-        """Write changed fields, now or when due, and their Events. Raises `ApiError`.
+        """Write the changed fields of the status and the Events about them. Return True if the status was written.
+        Raises `ApiError`.
 
-        Return whether a write was made. A SharePod of which only the metadata is known gets only an Event, unless it
-        has ended.
+        Fields that are not due yet are written later. A SharePod of which only the metadata is known gets only an
+        Event, unless it has ended.
         """
         if finish is None and (pause := self._about_to_be_bound(snapshot, memo)) > 0.0:
             self._requeue_after(sharepod.uid, pause)
@@ -112,7 +116,9 @@ class StatusWriter:
         return await self._write(snapshot, sharepod, memo, finish, self._inputs(snapshot, memo))
 
     def _about_to_be_bound(self, snapshot: TenantSnapshot, memo: TenantMemo) -> float:
-        """Return for how many seconds the status still waits for kube-scheduler to handle the Pod."""
+        """Return for how many more seconds to wait for kube-scheduler to bind or refuse the Pod. 0 if there is nothing
+        to wait for.
+        """
         pod = snapshot.pod
         if memo.opened is None or pod is None or pod.uid != memo.opened[0]:
             return 0.0
@@ -128,12 +134,15 @@ class StatusWriter:
         finish: Ending | None,
         inputs: StatusInputs,
     ) -> bool:
-        """Write the changes from these inputs. Return whether a write was made.
+        """Write the status that follows from these inputs. Return True if it was written.
 
-        1. Return if the present status was made of the same inputs; retry later if minor ones changed too soon.
-        2. Compose the status and compare it with the read one.
-        3. Return if nothing changed; retry later if only minor fields did, too soon.
-        4. Apply; after a conflict read the SharePod and retry at once. If it is not found, it is deleted.
+        1. Return False if the stored status was made from the same inputs. If only minor inputs changed within the last
+           second, return False and retry later.
+        2. Compose the status and compare it with the stored status.
+        3. Return False if they are equal. If only minor fields differ, within the same second, return False and retry
+           later.
+        4. Apply the status. After a conflict read the SharePod and retry at once. If the SharePod is not found, record
+           its deletion.
         5. Write Events.
         """
         pod = snapshot.pod
@@ -173,7 +182,7 @@ class StatusWriter:
             self._events.warning(KIND, sharepod, "StatusRefused", "Watch", text)
             raise
         except NotFoundError:
-            memo.tenant_deleted = True  # a read would give no more information
+            memo.tenant_deleted = True  # no further GET is needed
             self._state.drop_sharepod(sharepod.uid)
             return False
         except ConflictError:
@@ -183,7 +192,7 @@ class StatusWriter:
         memo.status_written, memo.major = now, major
         if "usage" in changes:
             memo.usage_written = now
-        decides = finish is not None or cleared  # the next step follows from the written status
+        decides = finish is not None or cleared  # the next step depends on this status
         self._state.put_sharepod(answer, news=decides)
         memo.shown = None
         known = self._state.sharepods.get(sharepod.uid)
@@ -202,11 +211,11 @@ class StatusWriter:
         return True
 
     async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:
-        """Write a status; return the resulting SharePod.
+        """Write a status by server-side apply. Return the resulting SharePod.
 
-        If another field manager also owns a list, server-side apply turns the list into null once its last entry is
-        removed. No schema allows null. A status that cannot be applied is merged, by which the other manager loses the
-        list.
+        If another field manager also owns a list of the status, the apply that removes the list's last entry stores
+        null, which no schema allows. The apply then fails, or leaves a difference. In both cases a merge patch writes
+        the difference, and the other manager's list is removed.
         """
         metadata: Json = {"name": sharepod.name, "uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         body: Json = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
@@ -224,8 +233,9 @@ class StatusWriter:
         return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
 
     def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo, *, last: bool = False) -> StatusInputs:
-        """Return the inputs of the status, with unchanged usage. `last`: the row is removed next, and the totals with
-        it."""
+        """Return the inputs of the status. Usage is left as it was; the caller sets `usage_due`. `last`: True if the
+        row is removed next, so that the totals must be written now.
+        """
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
@@ -255,7 +265,9 @@ class StatusWriter:
         )
 
     def _unreachable(self, snapshot: TenantSnapshot) -> str | None:
-        """Return the node that does not answer, where a Pod or a share of the tenant waits to go."""
+        """Return the node that does not answer and on which the tenant's Pod, or the release of its share, waits. None
+        if there is none.
+        """
         pod = snapshot.pod
         if pod is not None and pod.deleting and not pod.ended and pod.node is not None:
             node = self._state.nodes.named(pod.node)
@@ -268,7 +280,7 @@ class StatusWriter:
         return None
 
     def _later(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
-        """Look again once a change of minor fields may be written."""
+        """Enqueue the SharePod for the time when its minor fields may be written again."""
         assert memo.status_written is not None
         self._requeue_after(sharepod.uid, memo.status_written + _MINOR_PERIOD_S - now)
 
@@ -285,7 +297,9 @@ def _time_of_day(second: int) -> str:
 
 
 def _moves_to(snapshot: TenantSnapshot, memo: TenantMemo) -> KeptPlace | None:
-    """Return the place reserved for a tenant that this process moves; None once its next Pod has a share."""
+    """Return the place that is reserved for a tenant while this process moves it. None once the tenant's next Pod has a
+    share.
+    """
     eviction, pod = memo.eviction, snapshot.pod
     if eviction is None or (pod is not None and pod.uid != eviction.pod and not pod.waits_for_share):
         return None

@@ -1,12 +1,11 @@
-"""Creations of Pods, and openings of their gates, that the API server did not answer in time. Some of them get a longer
-timeout the next time.
+"""Longer timeouts for calls that the API server did not answer in time: creations of Pods, and openings of their gates.
 
-An admission webhook may take 30 s, and the API server calls it again for each try. A webhook slower than the operator's
-timeout for writes would otherwise block the Pods of its namespace permanently.
+An admission webhook may take 30 s, and the API server calls it again for each try. So with the usual timeout
+(`write_timeout`), a slower webhook would block the Pods of its namespace permanently.
 
 Guarantees:
-- A call has a longer timeout only after a call of its kind for the same tenant was not answered, while the API server
-  answered others.
+- A call has the longer timeout only if the last call of its kind for the same tenant got no answer, while the API
+  server answered other calls.
 - At most `MOST` calls have a longer timeout at a time, and at most `MOST_OF_A_NAMESPACE` of one namespace.
 """
 
@@ -17,22 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MOST = 16
-"""Half of the operator's writers: slow work has places of its own, six times as many as the writers."""
+"""Most calls with the longer timeout at a time: half of the operator's default `writers`. Slow work has its own lane
+(`worker_lanes.py`), so these calls do not delay quick work."""
 MOST_OF_A_NAMESPACE = 4
 PATIENCE_S = 65.0
-"""Seconds for one such call. By then the API server has answered: it ends a call after 60 s."""
+"""Timeout of such a call, in seconds. The API server itself ends a call after 60 s, so it has answered by then."""
 
 
 class Patience:
-    """Calls that wait longer, by namespace."""
+    """Number of running calls with the longer timeout, by namespace."""
 
     def __init__(self) -> None:
         self._waiting: Counter[str] = Counter()
 
     @contextmanager
     def timeout_s(self, namespace: str, *, wanted: bool) -> Iterator[float | None]:
-        """Yield the seconds for a call; None: the timeout of other writes. `wanted`: the last such call was not
-        answered."""
+        """Yield the timeout of a call in seconds. None means the usual timeout of writes. `wanted`: True if the last
+        call of this kind for the same tenant got no answer."""
         if not wanted or self._waiting.total() >= MOST or self._waiting[namespace] >= MOST_OF_A_NAMESPACE:
             yield None
             return
@@ -41,4 +41,4 @@ class Patience:
             yield PATIENCE_S
         finally:
             self._waiting[namespace] -= 1
-            self._waiting += Counter()  # forgets namespaces with no waiting call
+            self._waiting += Counter()  # drops namespaces with no running call
