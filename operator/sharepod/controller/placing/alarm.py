@@ -1,4 +1,4 @@
-"""Alarm of the placement loop: wakes it, now or at a time."""
+"""Alarm of the placement loop: wakes the loop now, or at a set time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 _SOONEST_S = 0.05
-"""Least seconds until a wake-up: times that have already passed must not keep the loop busy."""
+"""Least seconds until a wake-up. A wake-up time that has already passed must not make the loop run without a pause."""
 
 
 class Alarm:
@@ -16,14 +16,14 @@ class Alarm:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self.rung = asyncio.Event()
-        """Set from when the loop is woken until it begins."""
+        """Set when the loop is woken. The loop clears it when a pass begins."""
 
     def ring(self) -> None:
         """Wake the loop now."""
         self.rung.set()
 
     def ring_at(self, at: float) -> None:
-        """Wake the loop at that time, or earlier if it is to be woken earlier anyway."""
+        """Wake the loop at `at`. An earlier wake-up that is already set stays."""
         loop = asyncio.get_running_loop()
         delay = max(_SOONEST_S, at - self._clock())
         if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:

@@ -1,10 +1,11 @@
-"""Requests of claims: the placement requests for the claims of a waiting Pod.
+"""Placement requests for the claims of a waiting Pod.
 
 Guarantees:
-- A place for a claim is requested only while a Pod that uses it waits for a node, and once all claims of that Pod are
+- A place for a claim is requested only while a Pod that uses the claim waits for a node, and all claims of that Pod are
   known.
-- Claims of one Pod without a place are requested together: all get places on one node, or none is placed.
-- A Pod with a placed claim gets its other places on the same node.
+- The claims of a Pod that have no place are requested together: either all get places on one node, or none gets a
+  place.
+- If one claim of a Pod has a place, places for its other claims are requested on the same node.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS, ClaimFacts, 
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
 
 _MOST_LOOKED_AT = 16
-"""Pods of one claim that are checked in one turn for a Pod whose claims can all be placed."""
+"""Most Pods of one claim that are checked in one turn. The search is for a Pod whose claims can all be placed."""
 _TURN_S, _ROUND_S = 1.0, 10.0
-"""Seconds until the next Pods on a claim have their turn, and until the first ones have it again. Without changes a
-claim of 17 such Pods costs two checks in eleven seconds."""
+"""Seconds until the next Pods of a claim have their turn, and, after the last Pods, until the first Pods have it again.
+So a claim of 17 Pods that cannot be placed causes two checks in eleven seconds."""
 
 
 def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
-    """Return the waiting Pod for which a claim is placed. It is the first by priority and age whose claims can all be
-    placed, else the first. Of many Pods only those with a turn are checked."""
+    """Return the waiting Pod for which a claim is placed. None if no Pod of the claim waits.
+
+    It is the first Pod, by priority and age, whose claims can all be placed; if there is none, the first Pod. If more
+    than `_MOST_LOOKED_AT` Pods wait, only the Pods with a turn are checked.
+    """
     seen = state.seen_claims
     users = seen.users(claim)  # waiting Pods come first
     if not users or not users[0].waits:
@@ -40,8 +44,9 @@ def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
 
 
 def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
-    """Give the turn to other Pods of a claim if those with the turn cannot be placed. Return the seconds until they are
-    checked; None if there are no others."""
+    """Give other Pods of a claim their turn if no Pod with the turn can be placed. Return the seconds until these
+    others are checked. None if no others wait.
+    """
     seen, pod = state.seen_claims, waiting_pod(state, claim)
     if pod is None or claim.request is None or claim.deleting or _can_be_placed(state, pod):
         return None
@@ -53,8 +58,9 @@ def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
 
 
 def _can_be_placed(state: ClusterState, pod: ClaimPodFacts) -> bool:
-    """Return whether all claims of a Pod are known and valid and stay, and its containers use them in a supported
-    way."""
+    """Return True if a Pod's claims can get places: all claims are known, valid and not being deleted, and its
+    containers use them in a supported way.
+    """
     seen = state.seen_claims
     if len(pod.entries) > MAX_CLAIMS or not seen.complete(pod) or seen.crowded(pod) is not None:
         return False
@@ -62,9 +68,10 @@ def _can_be_placed(state: ClusterState, pod: ClaimPodFacts) -> bool:
 
 
 def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tuple[ClaimFacts, ...] | None:
-    """Return the claims of a Pod that have no place and are to be placed together, the hardest to place first.
+    """Return the claims of a Pod that have no place yet and must be placed together. The claim that is hardest to place
+    comes first: it leads, which means that it requests the places of all.
 
-    None while not all claims of the Pod are known, or one of them can get no place: then no share is booked for it.
+    Return None if a claim of the Pod is not known yet, or can get no place. No share is then booked for the Pod.
     """
     if not _can_be_placed(state, pod):
         return None
@@ -79,9 +86,10 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
 
 
 def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, str]) -> PlacementRequest | None:
-    """Return the request of a claim and its Pod's other unplaced claims; None if another claim leads, or no Pod waits.
+    """Return the request of a claim, with the Pod's other unplaced claims as siblings. None if another claim of the Pod
+    leads, or if no Pod waits.
 
-    `avoid`: nodes to avoid this time, each with the reason.
+    `avoid`: nodes that this request must avoid, each with the reason.
     """
     pod = waiting_pod(state, claim)
     group = group_of(state, claim, pod) if pod is not None else None
@@ -97,8 +105,9 @@ def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, st
 
 
 def request_elsewhere(state: ClusterState, claim: ClaimFacts) -> PlacementRequest | None:
-    """Return the request of the next Pod of a claim's controller; None for a Pod with other claims, or without a
-    controller that replaces it."""
+    """Return the request for the next Pod of the same controller, as if that Pod waited now. None for a Pod with other
+    claims, and for a Pod without a controller that replaces it.
+    """
     pods = tuple(pod for pod in state.seen_claims.users(claim) if pod.runs)
     if claim.request is None or len(pods) != 1:
         return None
@@ -109,14 +118,14 @@ def request_elsewhere(state: ClusterState, claim: ClaimFacts) -> PlacementReques
 
 
 def pinned(needs: PodNeeds, node: str) -> PodNeeds:
-    """Return the same needs for a Pod that can only go to one node."""
+    """Return a copy of the needs in which the Pod can run only on `node`."""
     here = NodeRequirement(key="metadata.name", operator="In", values=(node,))
     terms = needs.node_affinity_terms or (NodeSelectorTerm(),)
     return replace(needs, node_affinity_terms=tuple(replace(term, fields=(*term.fields, here)) for term in terms))
 
 
 def _hardest(claim: ClaimFacts) -> tuple[object, ...]:
-    """Return a sort key: fewest GPUs to choose from first, then the largest share."""
+    """Return a sort key: claims with the fewest possible GPUs first, then claims with the largest share."""
     assert claim.request is not None
     gpu = claim.request.gpu
     named = bool(gpu.uuids or gpu.models or gpu.labels.affinity)
@@ -126,7 +135,9 @@ def _hardest(claim: ClaimFacts) -> tuple[object, ...]:
 def _request(
     claim: ClaimFacts, pod: ClaimPodFacts, needs: PodNeeds, avoid: Mapping[str, str], *, counts: bool
 ) -> PlacementRequest:
-    """Make the request of one claim. `counts`: it is the one with which the Pod's own needs are counted."""
+    """Return the request of one claim. `counts`: True for the one claim of a Pod whose request includes the Pod's CPU,
+    memory and other needs, so that these count once.
+    """
     assert claim.request is not None
     return PlacementRequest(
         tenant=TenantId(claim.uid),

@@ -1,15 +1,16 @@
-"""Explanations: why waiting tenants have no place, and what would help.
+"""Explanations of refusals: the reason why a waiting tenant has no place, and a remedy.
 
 Guarantees:
-- Explaining delays no placement. It follows the decisions of a pass, in slices that take at most a quarter of a
-  processor, and stops after a slice when new requests arrive.
+- Explanations delay no placement. They are computed after the decisions of a pass, in slices that take at most a
+  quarter of a processor. When new requests arrive, they stop after the present slice.
 - Namespaces take turns, each with its longest unexplained requests first.
-- Changed reasons are written for fifty tenants a second in all: with thousands waiting, each change of a figure would
-  write every status.
-- One refusal is explained at most every `_EXPLAIN_PERIOD_S`, for all equal requests. An unchanged answer is not written
-  again.
-- The search for tenants to move or to end takes at most a fiftieth of the time; beyond that a refusal omits them.
-- Only tenants of its own namespace are named.
+- Changed reasons are written for at most fifty tenants a second. With thousands of waiting tenants, each change of a
+  figure would otherwise change every status.
+- Equal requests share one explanation, which is computed at most every `_EXPLAIN_PERIOD_S`. An unchanged explanation is
+  not written again.
+- The search for tenants whose move or end would help takes at most a fiftieth of the time. Without time for it, a
+  refusal does not name such tenants.
+- A refusal names only tenants of the waiting tenant's own namespace.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from .waiting import NEVER, WaitingTenant, who_asks_matters
 _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
-"""Seconds of explaining in each pass, whatever else waits: so reasons appear even with a busy queue."""
+"""Seconds for explanations in each pass, even if other work waits. So reasons appear also while the queue is busy."""
 _REWRITES_PER_S = 50.0
 """Tenants per second whose reason is computed again. Writing and reading back a status costs the operator about 2
 ms."""
 _REWRITES_AT_ONCE = 5
-"""The same, at once: the 10 ms that these take are not noticed."""
+"""Burst of `_REWRITES_PER_S`: number of tenants whose reasons are written without a pause. Five take 10 ms, which
+delays no other work noticeably."""
 _REWRITE_PAUSE_S = 0.1
-"""Seconds until the next changed reasons after this many."""
+"""Seconds of pause when `_REWRITES_PER_S` is used up."""
 _IDLE_PER_LOOK = 49
 """Pause after each search for tenants that would have to move or end, as a multiple of the search's duration. A search
 takes some 20 ms with a thousand tenants, in slices."""
@@ -51,33 +53,33 @@ takes some 20 ms with a thousand tenants, in slices."""
 
 @dataclass(slots=True)
 class _Answer:
-    """Refusal of a request, computed `at`, monotonic seconds. `explained`: the refusal with the tenants that would have
-    to move or end; None before the search for them."""
+    """Refusal of a request. `at`: monotonic seconds at which it was computed. `explained`: the refusal with tenants
+    whose move or end would help; None until that search is done."""
 
     refusal: Refusal
     at: float
     explained: Refusal | None = None
     looking: Iterator[MoveAdvice | Leavers | None] | None = None
-    """Steps that are left of looking for these tenants; None: that has not begun."""
+    """Remaining steps of the search for these tenants. None if the search has not begun."""
 
 
 class Explanations:
     """Explainer of refusals.
 
     Args:
-        engine: Decides, and words refusals.
-        memos: Receive the refusals.
+        engine: The placement engine, which returns a place or a refusal.
+        memos: The tenants' memos, where refusals are stored.
         request_of: Returns a tenant's request; None if it no longer waits.
-        own_movable: Returns the tenants of a request's namespace that could be moved for it if their owner allowed
-            that.
-        standing: Returns the standing of a namespace by its budget.
-        may_act: True while this process leads and has listed everything.
+        own_movable: Returns the tenants of a request's namespace that could be moved for the request if their owners
+            set `movable: true`.
+        standing: Returns the standing of a namespace: its rank in the queue by use and budget.
+        may_act: Returns True while this process leads and has listed every kind.
         on_answered: Called with each tenant whose answer has changed.
         clock: Monotonic seconds.
         later: Called with the time, monotonic seconds, at which to explain again.
         kick: Set to request a pass through the queue.
         arrived: Set while new requests wait to be placed.
-        rests: Returns the rest after a slice, in multiples of the slice's duration.
+        rests: Returns the pause after a slice, in multiples of the slice's duration.
     """
 
     def __init__(
@@ -110,16 +112,15 @@ class Explanations:
         self._rests = rests
         self._next_look = 0.0
         self._rewrites_at = NEVER
-        """When changed reasons are handled again."""
+        """Time before which no changed reason is written."""
         self._rewrites = RateLimiter(clock(), per_s=_REWRITES_PER_S, burst=_REWRITES_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
         """Answers by request content."""
 
     async def work_out(self, unexplained: Unexplained, places: Mapping[str, WaitingTenant]) -> None:
-        """Explain the refusals without a reason, or with an old one.
+        """Explain the refusals that have no reason yet, or an old one. Yields to other tasks.
 
-        With thousands, the rest is left to the next pass once a new request arrives, so that this request does not
-        wait.
+        When a new request arrives, return early, so that the request is placed first. The next pass explains the rest.
         """
         began = time.monotonic()
         ends = began + _EXPLAIN_S
@@ -140,7 +141,8 @@ class Explanations:
             if request is None or not self._may_act():
                 continue
             answer = self._answer(waiting, request)
-            if not isinstance(answer, _Answer):  # capacity has appeared since
+            # capacity has become free since the refusal, so the request has a place
+            if not isinstance(answer, _Answer):
                 waiting.refused_at_version = None
                 unexplained.leave_out(waiting)
                 self._kick.set()
@@ -155,7 +157,7 @@ class Explanations:
             self._later(self._rewrites_at if paced else next_at + _EXPLAIN_PERIOD_S)
 
     def _may_rewrite(self) -> bool:
-        """Return whether one more changed reason may be written now; if not, schedule the rest."""
+        """Return True if one more changed reason may be written now. Otherwise schedule the rest and return False."""
         now = self._clock()
         if now < self._rewrites_at:
             return False
@@ -166,11 +168,13 @@ class Explanations:
         return False
 
     def forget(self) -> None:
-        """Compute every answer again: their facts about nodes have changed."""
+        """Drop all computed answers, because their facts about nodes have changed."""
         self._answers.clear()
 
     def _answer(self, waiting: WaitingTenant, request: PlacementRequest) -> Assignment | _Answer:
-        """Return why a request has no place; computed once in `_EXPLAIN_PERIOD_S` for all equal requests."""
+        """Return the refusal of a request, or its place if it now has one. For equal requests the answer is computed
+        once in `_EXPLAIN_PERIOD_S`.
+        """
         asked = waiting.worked_out.asks if waiting.worked_out is not None else ""
         for_all = asked and not who_asks_matters(self._engine.cluster, request)
         if for_all and (known := self._answers.get(asked)) is not None:
@@ -184,7 +188,7 @@ class Explanations:
         return answer
 
     def _take(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> None:
-        """Store a refusal in the memo, with its remedies, and notify if it has changed."""
+        """Store a refusal in the tenant's memo, with its remedies. If the refusal has changed, call `on_answered`."""
         refusal = answer.refusal
         if answer.explained is not None or refusal != waiting.refusal:
             waiting.explained = answer.explained
@@ -196,15 +200,18 @@ class Explanations:
         self.store(waiting, refusal)
 
     def store(self, waiting: WaitingTenant, refusal: Refusal) -> None:
-        """Store a refusal in the memo, and notify if it has changed."""
+        """Store a refusal in the tenant's memo. If the refusal has changed, call `on_answered`."""
         memo = self._memos.of(waiting.tenant)
         if refusal != memo.refusal:
             memo.refusal = refusal
             self._on_answered(waiting.tenant)
 
     async def _look_for_tenants(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> bool:
-        """Add to a refusal the tenant that would have to move or, if no single move helps, the tenants that would have
-        to end. Yields to other tasks. Return False if new requests have arrived: the rest is left to the next time."""
+        """Add remedies to a refusal: the tenant whose move would help or, if no single move helps, the tenants whose
+        end would help. Yields to other tasks.
+
+        Return True if the refusal is complete. Return False if new requests have arrived; the next call then continues.
+        """
         if answer.refusal.outlook is not Outlook.WAITING or answer.explained is not None:
             return True
         if answer.looking is None:
@@ -228,7 +235,9 @@ class Explanations:
         return True
 
     def _tenants_in_steps(self, request: PlacementRequest) -> Iterator[MoveAdvice | Leavers | None]:
-        """Search for tenants to move or to end; yield them last, if any."""
+        """Search for tenants whose move or end would help. Yield after each step of the search; the last value is the
+        result, None if nothing helps.
+        """
         engine, found = self._engine, None
         for found in move_advice(engine.cluster, request, self._own_movable(request), engine.find):
             yield found
@@ -236,6 +245,8 @@ class Explanations:
             yield from leavers(engine.cluster, request)
 
     def _looked_since(self, began: float) -> None:
-        """Have time pass until tenants are looked for again."""
+        """Set the time before which no further search for tenants begins. `began`: start of the present slice of the
+        search.
+        """
         ended = time.monotonic()
         self._next_look = max(self._next_look, ended) + _IDLE_PER_LOOK * (ended - began)

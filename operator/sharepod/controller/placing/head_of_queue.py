@@ -1,17 +1,18 @@
-"""Head of queue: for which tenant GPUs are reserved before a place is found, and for how long.
+"""Head-of-queue reservation: chooses the waiting tenant for which GPUs are reserved, the GPUs, and the duration.
 
 Guarantees:
-- At most one tenant has a head-of-queue reservation: the first in queue order that lacks only room, has waited long
-  enough, and could be served.
-- Within one priority, the oldest tenant that has waited `fair_wait` precedes all that have not, whatever their
-  standing.
-- GPUs are reserved on the node whose tenants are expected to end first, by the run times of their kind. The reservation
-  stays on that node: a moving reservation would drain none.
-- A tenant keeps its reservation until it is placed, can no longer be served, or a tenant of higher priority has waited
-  as long. It also ends once the reservations have lasted `lasts`. After a pause of that length it may get the next one.
-- In the long run, idle time of reserved GPUs that another waiting tenant could use stays within `idle_ratio` of the GPU
-  time. The next reservation begins once the earlier ones are paid off (`IdleDebt`), after `LONGEST_PAUSE_S` at the
-  latest.
+- At most one tenant has a head-of-queue reservation. It is the first tenant in queue order that meets three conditions:
+  it was refused only for lack of room, it has waited for `after`, and some node could hold it.
+- Within one priority, tenants that have waited `fair_wait` precede all others, the oldest first, whatever the standing
+  of their namespaces.
+- GPUs are reserved on the node whose tenants are expected to end first, as estimated from past run times. The
+  reservation stays on that node, because a reservation that changes nodes would let none of them drain.
+- A tenant's reservation ends in four cases: the tenant is placed; no node can hold it any more; a tenant of higher
+  priority has waited for `after`; or the tenant has had reservations for `lasts`. In the last case the tenant may get
+  its next reservation after a pause of `lasts`.
+- In the long run, at most `idle_ratio` of all GPU time is idle on reserved GPUs while another waiting tenant could use
+  it. After a reservation the next one begins only once that idle time is within the ratio (`IdleDebt`), or after
+  `LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from .waiting import WaitingTenant
 _CHECK_PERIOD_S = 1.0
 """Least seconds between two checks of the head of queue: a check costs a decision for each long-waiting SharePod."""
 _TRIES = 8
-"""Different requests per check for which GPUs to reserve are searched. Half are the first in the queue, the others
-those searched for longest ago. A search costs a millisecond on 800 GPUs."""
+"""Most different requests per check for which GPUs are searched. Half of them are the first in the queue; the others
+are the requests with the oldest search. A search takes a millisecond on 800 GPUs."""
 _COUNTED = 1000
-"""Most waiting tenants that are checked for use of reserved GPUs: one or two milliseconds."""
+"""Most waiting tenants that are examined to find whether they could use the reserved GPUs: one or two milliseconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,14 +52,14 @@ class HeadOfQueue:
     """Chooser of the head-of-queue reservation.
 
     Args:
-        cluster: Takes the reservation.
-        memos: Hold the reason of each tenant's refusal.
-        request_of: Returns a tenant's request; None if it waits no longer.
+        cluster: The cluster model, which stores the reservation.
+        memos: The tenants' memos, with the reason of each refusal.
+        request_of: Returns a tenant's request; None if it no longer waits.
         clock: Monotonic seconds.
         after: Seconds of waiting after which GPUs are reserved.
-        lasts: Seconds after which a tenant's reservations end.
-        idle_ratio: Most of the GPU time that may be idle on reserved GPUs in the long run; 1: all.
-        fair_wait: Seconds of waiting from which the standing of its namespace does not count.
+        lasts: Seconds that one tenant's reservations may last in sum; also the pause after that.
+        idle_ratio: Largest part of the GPU time that may be idle on reserved GPUs in the long run. 1 means no bound.
+        fair_wait: Seconds of waiting after which the standing of the tenant's namespace no longer counts.
         left: Returns the seconds until a tenant is expected to end.
         later: Called with the time of the next check, in monotonic seconds.
         wake: Called when the queue must be processed again.
@@ -87,17 +88,17 @@ class HeadOfQueue:
         self._lasts = lasts
         self._debt = IdleDebt(idle_ratio, clock())
         self._idle = 0.0
-        """Reserved GPUs, as of the last check, whose time is idle although another waiting tenant could use it."""
+        """Idle reserved time that another waiting tenant could use, as a number of GPUs, at the last check."""
         self._fair_wait = fair_wait
         self._left = left
         self._later = later
         self._wake = wake
         self._kept_since = (TenantId(""), 0.0)
-        """Owner of the reservation, and start of its reservations."""
+        """Tenant with the reservation, and the time at which its first reservation without a gap began."""
         self._next_check = 0.0
 
     async def look(self, places: Mapping[str, WaitingTenant], arrived: asyncio.Event) -> None:
-        """Reserve GPUs for the first tenant in the queue that has waited long enough. Yields to other tasks in between.
+        """Check whether GPUs must be reserved for the head of the queue, and for which tenant. Yields to other tasks.
 
         `places`: the tenants that wait for a place. `arrived`: set while newly arrived tenants wait to be placed.
         """
@@ -112,7 +113,7 @@ class HeadOfQueue:
             return
         if now >= self._next_check:
             may_reserve_at = min(waiting.since for waiting in places.values()) + self._after
-            self._next_check = max(self._next_check, may_reserve_at)  # later arrivals have waited less
+            self._next_check = max(self._next_check, may_reserve_at)  # tenants that arrive later have waited less
         if now < self._next_check:
             self._later(self._next_check)
             return
@@ -140,7 +141,7 @@ class HeadOfQueue:
         self._wake()
 
     def _idle_gpus(self, places: Mapping[str, WaitingTenant]) -> float:
-        """Return how much of the reserved GPUs' time is idle although other waiting tenants would fit there."""
+        """Return the idle time of the reserved GPUs that other waiting tenants could use, as a number of GPUs."""
         reservation = self._cluster.head_reservation
         node = self._cluster.node(reservation.node) if reservation is not None else None
         if reservation is None or node is None:
@@ -157,8 +158,9 @@ class HeadOfQueue:
         return min(idle, asked) / WHOLE_GPU
 
     def _end_keeping(self, now: float, places: Mapping[str, WaitingTenant]) -> None:
-        """End the head-of-queue reservation once it has lasted its time. Its owner keeps its place in the queue, but
-        other tenants come before its next one."""
+        """End the head-of-queue reservation once its tenant has had reservations for `lasts`. The tenant stays in the
+        queue, and gets its next reservation at the earliest after another `lasts`.
+        """
         reservation = self._cluster.head_reservation
         if reservation is None:
             self._kept_since = (TenantId(""), now)
@@ -175,11 +177,10 @@ class HeadOfQueue:
         self._wake()
 
     def _choose(self, places: Mapping[str, WaitingTenant], waited: _Firsts, now: float) -> HeadReservation | None:
-        """Choose the head-of-queue reservation: for the first tenant in the queue that has waited long and could be
-        served.
+        """Return the head-of-queue reservation that should exist now; None if there should be none.
 
-        The present reservation stays with its owner, unless a SharePod of higher priority has waited as long. `waited`:
-        tenants that have waited long for room.
+        The tenant with the present reservation keeps it, unless a tenant of higher priority has waited as long.
+        `waited`: tenants that have waited for room for at least `after`.
         """
         cluster = self._cluster
         kept = cluster.head_reservation
@@ -189,7 +190,7 @@ class HeadOfQueue:
             kept = owner = None
         for waiting in waited.whose_turn(above=owner.priority if owner is not None else None):
             if places.get(waiting.tenant) is not waiting:
-                continue  # the tenant has left since
+                continue  # the tenant has left the queue since then
             request = self._request_of(waiting)
             found = find_head_reservation(cluster, request, self._left) if request is not None else None
             if found is not None:
@@ -207,7 +208,9 @@ class HeadOfQueue:
         return max(waiting.since + self._after, waiting.not_kept_before)
 
     def _waits_for_room(self, waiting: WaitingTenant) -> bool:
-        """True if it was refused for lack of room, can fit at some time, and is no claim of a Pod with several."""
+        """Return True if a tenant was refused for lack of room and can fit some day. False for claims of a Pod with
+        several claims.
+        """
         if waiting.key is None or (waiting.worked_out is not None and waiting.worked_out.request.siblings):
             return False
         refusal = self._memos.of(waiting.tenant).refusal
@@ -219,7 +222,7 @@ def _priority(waiting: WaitingTenant) -> int:
 
 
 class _Firsts:
-    """Tenants that have waited long: only the first of those with equal requests."""
+    """Tenants that have waited long. Of tenants with equal requests, only the first in the queue is kept."""
 
     def __init__(self) -> None:
         self._first_of: dict[str, tuple[QueueKey, WaitingTenant]] = {}
@@ -232,8 +235,9 @@ class _Firsts:
             self._first_of[asks] = rank, waiting
 
     def whose_turn(self, *, above: int | None) -> Iterator[WaitingTenant]:
-        """Yield the tenants to search GPUs for now: the first in the queue, then those searched for longest ago.
-        `above`: only tenants of a higher priority."""
+        """Yield at most `_TRIES` tenants to search GPUs for in this check: first the first tenants in the queue, then
+        the tenants with the oldest search. `above`: yield only tenants of a higher priority than this; None: all.
+        """
         these = [each for each in self._first_of.values() if above is None or _priority(each[1]) > above]
         first = heapq.nsmallest(_TRIES // 2, these, key=_rank_of)
         taken = {waiting.tenant for _, waiting in first}

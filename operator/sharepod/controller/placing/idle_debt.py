@@ -1,22 +1,23 @@
-"""Idle debt: GPU time that was idle for the head of the queue, and has not been paid off. Pure.
+"""Idle debt: GPU time that was idle on reserved GPUs, beyond the permitted ratio. Time pays it off. Pure.
 
 Guarantees:
-- In the long run the idle time is at most `ratio` of the GPU time, or one reservation per `LONGEST_PAUSE_S` if that is
-  more. The debt is paid off at that rate, and a new reservation begins without debt.
-- No pause is longer than `LONGEST_PAUSE_S`: in a small cluster GPUs are reserved once a day, at any cost.
+- In the long run the idle time is at most `ratio` of the GPU time. The debt falls at that rate, and a new reservation
+  begins only without debt.
+- Exception: no pause between two reservations is longer than `LONGEST_PAUSE_S`. So in a small cluster GPUs are reserved
+  once a day even if that exceeds the ratio.
 """
 
 from __future__ import annotations
 
 LONGEST_PAUSE_S = 86_400.0
-"""Longest time that a debt delays a reservation, in seconds: one day, the longest fair waiting time."""
+"""Longest delay of a reservation by debt, in seconds: one day, as the default of `fair_wait`."""
 
 
 class IdleDebt:
     """Idle GPU seconds beyond the permitted ratio.
 
     Args:
-        ratio: Most of the GPU time that may be idle, above 0; 1: all.
+        ratio: Largest part of the GPU time that may be idle, above 0. 1 means no bound.
         now: Monotonic seconds.
     """
 
@@ -25,10 +26,10 @@ class IdleDebt:
         self._at = now
         self._owed = 0.0
         self.gpus = 0
-        """How many GPUs there are."""
+        """Number of GPUs in the cluster."""
 
     def count(self, now: float, idle: float) -> None:
-        """Count the time since the last call. `idle`: number of unused GPUs in that time."""
+        """Add the time since the last call to the debt. `idle`: number of idle reserved GPUs in that time."""
         passed, self._at = max(0.0, now - self._at), now
         owed = self._owed + (idle - self._per_s) * passed
         self._owed = min(max(0.0, owed), self._per_s * LONGEST_PAUSE_S)
@@ -38,5 +39,5 @@ class IdleDebt:
         return self._ratio * self.gpus
 
     def paid_in_s(self) -> float:
-        """Return the seconds until the debt is paid if no more GPUs become idle; 0.0 without debt."""
+        """Return the seconds until the debt is 0 if no reserved GPU is idle from now on. 0.0 without debt."""
         return self._owed / self._per_s if self._owed > 0 and self._per_s > 0 else 0.0

@@ -1,13 +1,14 @@
 """Ledger writer: writes `spec` of the GPUNodes.
 
 Guarantees:
-- One write is in flight per GPUNode; decisions during it go into the next write.
-- Each write is a JSON Patch that is conditional on the GPUNode's uid and the generation of the spec that it was
-  computed from. So a stale writer changes nothing.
-- A write that the API server refuses although nothing has changed is reported. Its new reservations are dropped, and
-  `on_refused` makes their tenants avoid the node; the rest is retried after growing pauses.
+- At most one write per GPUNode is in flight. Decisions that are made during a write go into the next write.
+- Each write is a JSON Patch that tests the GPUNode's uid and the generation of the spec from which the patch was
+  computed. So a writer with an old ledger changes nothing.
+- If the API server refuses a write although the GPUNode has not changed, an Event reports it. New reservations in that
+  write are dropped, and `on_refused` makes their tenants avoid the node. Its other changes are retried after growing
+  pauses.
 - An unreadable ledger is never written.
-- A withdrawn decision frees its share only once no write of it can still succeed.
+- The share of a withdrawn decision becomes free only once no write of that decision can still succeed.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ log = structlog.get_logger(__name__)
 class LedgerWriter:
     """Writer of all ledgers.
 
-    `add` and `remove` return at once; the cluster state shows the outcome, like every change of a ledger.
+    `add` and `remove` return at once. The cluster state shows the result of the write, like every change of a ledger.
 
     Args:
-        state: Has the decisions, and receives the ledgers as written.
+        state: The cluster state: source of the decisions, and store of the written ledgers.
         client: The API server.
         events: Recorder of Events for refused writes.
         workers: Ledgers written at the same time.
@@ -56,7 +57,7 @@ class LedgerWriter:
         self._unknown: dict[str, int] = {}
         """By node: the generation of a write whose answer was lost."""
         self.holders_of: Callable[[GpuNodeFacts], tuple[PluginHolder, ...]] = lambda base: base.spec.holders
-        """Returns the holders as a ledger should have them. May be replaced before `run`."""
+        """Returns the holders' rows that a ledger should contain. May be replaced before `run`."""
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
         self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
 
@@ -65,16 +66,16 @@ class LedgerWriter:
         await self._queue.run()
 
     def add(self, node: str) -> None:
-        """Write the decisions for this node."""
+        """Enqueue a write of the decisions for this node."""
         self._queue.add(node)
 
     def remove(self, node: str, tenant: str) -> None:
-        """Remove this row. Its share becomes free once the row is removed."""
+        """Enqueue the removal of this row. Its share becomes free once the removal is written."""
         self._leaving.setdefault(node, set()).add(tenant)
         self._queue.add(node)
 
     def leaving(self, node: str, tenant: str) -> bool:
-        """True if a removal of this row is under way."""
+        """Return True if the removal of this row is enqueued or in flight."""
         return tenant in self._leaving.get(node, ())
 
     def abandon(self) -> None:
@@ -138,9 +139,10 @@ class LedgerWriter:
             self._queue.add(node)
 
     def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
-        """Let placement reuse shares that were decided and withdrawn before their write.
+        """Let placement reuse the shares of decisions that were withdrawn before their write.
 
-        A write without an answer can still succeed while the generation is the write's.
+        A write whose answer was lost may still succeed while the GPUNode has the generation that the write tests. The
+        shares stay reserved until then.
         """
         if base.generation > self._unknown.get(base.name, -1):
             self._unknown.pop(base.name, None)
@@ -148,7 +150,9 @@ class LedgerWriter:
                 self._state.on_room_changed()
 
     def _pool(self, base: GpuNodeFacts) -> InPool:
-        """Return the pool of a node. It stays while there are tenants or holders: each pool ends its own."""
+        """Return the pool to write for a node. While the ledger has tenants or holders the pool stays as it is, because
+        tenants and holders of each pool are ended in another way.
+        """
         node = self._state.nodes.named(base.name)
         label = Pool(node.pool) if node is not None and node.pool in tuple(Pool) else None
         if label is base.spec.pool:
@@ -157,7 +161,9 @@ class LedgerWriter:
         return next_pool(base, label, occupied=pending or self._state.seen_claims.scheduled_on(base.name))
 
     async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
-        """Find out why a patch was refused: False if the spec had moved on, True if the API server rejects it."""
+        """Find out why the API server refused a patch. Return False if the spec has changed since it was read, and True
+        if the API server refuses the patch itself.
+        """
         await self._read(base)
         now = self._state.gpunodes.named(base.name)
         if now is None or now.uid != base.uid or now.generation != base.generation:
@@ -173,13 +179,15 @@ class LedgerWriter:
         return True
 
     def _again(self, node: str) -> None:
-        """Retry later the pending changes of this node, if any."""
+        """Enqueue another write of this node after a pause, if it has pending changes."""
         if self._state.cluster.pending(node) or self._leaving.get(node):
             count = self._refusals[node] = self._refusals.get(node, 0) + 1
             self._queue.add_after(node, _BACKOFF.pause_s(count))
 
     def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
-        """Drop reservations that were only decided; changes of rows that the ledger has stay decided."""
+        """Drop the new reservations of this node, which the ledger does not contain. Pending changes of existing rows
+        stay.
+        """
         for decided in self._state.cluster.pending(base.name):
             if decided.tenant not in base.rows:
                 log.warning("dropped a decision", node=base.name, tenant=decided.tenant, why=why)
@@ -193,7 +201,7 @@ class LedgerWriter:
             self._state.drop_gpunode(base.uid)
 
     def _drop(self, node: str, why: str) -> None:
-        """Drop all pending changes of this node and reconsider the affected tenants."""
+        """Drop all pending changes of this node, and enqueue the affected tenants."""
         self._refusals.pop(node, None)
         self._unknown.pop(node, None)
         leaving = self._leaving.pop(node, set())
@@ -223,9 +231,8 @@ def patch(
     leaving_pool: bool = False,
     holders: tuple[PluginHolder, ...] = (),
 ) -> list[Json]:
-    """Return the JSON Patch that sets the `changed` rows, removes the `leaving` ones, and sets pool and holders.
-
-    Empty if `base` is so already. The first two operations test uid and generation.
+    """Return the JSON Patch that writes the `changed` rows, removes the rows of `leaving`, and sets the pool and the
+    holders. Its first two operations test uid and generation. Return an empty list if `base` is already so.
     """
     leaving = set(leaving)
     known = base.rows

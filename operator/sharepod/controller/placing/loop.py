@@ -1,17 +1,17 @@
 """Placement loop: the only part that decides shares.
 
 Guarantees:
-- Decisions are made one at a time, by effective priority, standing and turns of namespaces, and age
-  (`namespace_turns.py`), each on a state with all earlier ones, written or not.
-- A request that arrives during a pass is tried in it: it waits for one request of each other namespace at most.
+- Decisions are made one at a time. The order is effective priority, standing of the namespace, turns of namespaces, and
+  age (`namespace_turns.py`). Each decision takes all earlier decisions into account, also those not yet written.
+- A request that arrives during a pass is tried in that pass. It waits for at most one request of each other namespace.
 - Equal requests are tried as one. Retries of refused requests take at most a quarter of a processor, whatever their
-  number: a new request waits for one slice of them at most.
-- Nothing is decided before everything was listed, nor while this process does not lead.
-- A decision goes to the ledger writer at once; the loop never waits for the write.
-- A refused SharePod is retried only when a node has gained capacity that it could use.
+  number. So a new request waits for at most one slice of retries.
+- Nothing is decided before every kind was listed, nor while this process does not lead.
+- A decision is passed to the ledger writer at once. The loop never waits for the write.
+- A refused SharePod is retried only when a node has gained capacity that this SharePod could use.
 - The reasons of refusals are computed after the decisions of the pass, so that explaining delays no placement.
-- A SharePod blocks others only by a head-of-queue reservation: GPUs of one node are reserved for the first in the queue
-  once it has waited `head_reservation_after`.
+- A waiting SharePod keeps capacity from others only by a head-of-queue reservation: GPUs of one node, reserved for the
+  first SharePod in the queue once it has waited `head_reservation_after`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ from .waiting import Asked, WaitingTenant, asked_of
 from .waiting_queue import WaitingQueue
 
 _PASSES = 4
-"""Passes that may restart because capacity appeared, before one pass reaches the end of the queue."""
+"""Most consecutive passes that restart because capacity became free. The next pass continues to the end of the queue.
+"""
 _EXPLAINED_AT_ONCE = 100
-"""Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is deleted: about 50 ms of work."""
+"""Most refusals that are explained again at once when a node is deleted, without the usual pause of
+`_EXPLAIN_PERIOD_S`: about 50 ms of work."""
 
 
 log = structlog.get_logger(__name__)
@@ -64,21 +66,24 @@ class PlacementLoop:
     """Loop that decides for the waiting SharePods.
 
     Args:
-        state: The cluster state; its `cluster` receives the reservations.
-        memos: Nodes to avoid and times to wait for; receive the refusals.
-        may_act: True while this process leads and has listed everything.
+        state: The cluster state. The loop stores reservations in its `cluster`.
+        memos: The tenants' memos: nodes to avoid, times before which not to try, and refusals.
+        may_act: Returns True while this process leads and has listed every kind.
         on_decided: Called with tenant and node of each new or changed reservation, to be written.
         on_answered: Called with each tenant whose answer has changed.
-        on_holder_wanted: Called with a request without a place, and where holders would make one.
+        on_holder_wanted: Called with a request that has no place, and the node and number of holders that would give it
+            one.
         clock: Monotonic seconds.
         head_reservation_after: Seconds after which GPUs are reserved for the head of the queue.
         head_reservation_for: Seconds after which that reservation ends.
-        head_idle_ratio: Most of the GPU time that may be idle for the head of the queue in the long run.
-        preemptions_per_minute: Most victims of preemption a minute; 0: no preemption.
+        head_idle_ratio: Largest part of the GPU time that may be idle on GPUs reserved for the head of the queue, in
+            the long run.
+        preemptions_per_minute: Most victims of preemption a minute. 0 means no preemption.
         moves: Limits of moving tenants to other GPUs.
         wall: Time of day, seconds since the epoch.
-        fair_wait: Seconds of waiting from which the standing of its namespace does not count for that reservation.
-        standing: Returns the standing of a namespace by its budget.
+        fair_wait: Seconds of waiting after which the standing of a tenant's namespace no longer counts for that
+            reservation.
+        standing: Returns the standing of a namespace: its rank in the queue by use and budget.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class PlacementLoop:
         self._alarm = Alarm(clock)
         self._cycles = 0
         self.rests = slices.RESTS
-        """Rest after a slice of work that no new request waits for, in multiples of its duration."""
+        """Pause after a slice of retries or explanations, in multiples of the slice's duration."""
         self._renewal = slices.Renewal(self.engine.packing, self._alarm.rung)
         self.victims_seen = VictimsSeen(state, clock, wall, standing)
         self._stays = Stays(clock, self.victims_seen.ran_for)
@@ -172,17 +177,19 @@ class PlacementLoop:
         )
 
     def want_place(self, tenant: str) -> None:
-        """Queue a SharePod for a place. A waiting SharePod whose request has changed is retried."""
+        """Enqueue a tenant for a place. If the tenant already waits and its request has changed, it is tried again."""
         if self._queue.join(tenant):
             self._alarm.ring()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
-        """Queue a SharePod for another share than it has; `changed`: for another one than when it was refused."""
+        """Enqueue a placed tenant for another share. `changed`: True if it requests another share than at its last
+        refusal.
+        """
         if self._resizes.want(tenant, changed=changed):
             self._alarm.ring()
 
     def leave(self, tenant: str) -> None:
-        """Take a SharePod out of the queue, and give up its head-of-queue reservation."""
+        """Remove a tenant from the queue, and end its head-of-queue reservation."""
         self._queue.leave(tenant)
         self._resizes.leave(tenant)
         self.preemptions.end(tenant, "left")
@@ -192,18 +199,18 @@ class PlacementLoop:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """Wake the loop if any SharePod waits: capacity may have appeared."""
+        """Wake the loop if any tenant waits, because capacity may have become free."""
         if self._queue.places or self._resizes:
             self._alarm.ring()
 
     def order_changed(self) -> None:
-        """Retry every waiting SharePod: standings have changed, and with them the order of the queue."""
+        """Try every waiting tenant again: standings have changed, and with them the order of the queue."""
         for waiting in self._queue.places.values():
             waiting.refused_at_version = waiting.key = None
         self.room_changed()
 
     def node_left(self) -> None:
-        """Compute the reasons of refusals again: they count a deleted node, or the only one."""
+        """Compute the reasons of refusals again, because their texts count a node that was deleted."""
         self._explanations.forget()
         refused = [waiting for waiting in self._queue.places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
@@ -214,25 +221,27 @@ class PlacementLoop:
             self._alarm.ring()
 
     def retry(self, tenant: str) -> None:
-        """Retry a SharePod whatever has changed since its refusal."""
+        """Try a tenant again, even if nothing has changed since its refusal."""
         waiting = self._queue.places.get(tenant)
         if waiting is not None:
             waiting.refused_at_version = None
             self._alarm.ring()
 
     def take_over(self) -> None:
-        """Reserve the places that a former leader has reserved. To be called before any decision."""
+        """Reserve the places of the moves that a former leader had begun. The caller must call this before any
+        decision.
+        """
         moving = self.preemptions.moving
         moving.take_over()
         if moving:
-            self._alarm.ring()  # released in time even if no request waits
+            self._alarm.ring()  # so that these places are released in time even if no request waits
 
     def waiting(self) -> tuple[str, ...]:
         """Return the tenants that wait for a place."""
         return tuple(self._queue.places)
 
     def longest_wait_s(self) -> float:
-        """Return for how long the first of the queue has waited, in seconds; 0 if none waits."""
+        """Return the seconds that the oldest waiting tenant has waited. 0 if none waits."""
         return self._queue.longest_wait_s()
 
     def clear(self) -> None:
@@ -254,10 +263,10 @@ class PlacementLoop:
             metrics.WAITING.set(len(self._queue.places))
 
     async def _pass(self, *, whole: bool) -> bool:
-        """Go through the queue once.
+        """Try the requests in the queue once. `whole`: continue to the end even if capacity becomes free.
 
-        Return False if the pass stopped because capacity appeared during another task's turn: the head of the queue
-        must be tried first again. A `whole` pass reaches the end.
+        Return True at the end of the queue. Return False if the pass stopped because capacity became free while other
+        tasks ran. The caller must then begin again, because the head of the queue must be tried first.
         """
         cluster = self._state.cluster
         self._cycles += 1
@@ -304,7 +313,8 @@ class PlacementLoop:
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the queue, if it has waited long enough; preempt tenants for it.
         await self._head.look(self._queue.places, self._queue.arrived)
-        await slices.let_others_go_on(self._queue.arrived)  # decisions are written before refusals are explained
+        # so that decisions are written before refusals are explained
+        await slices.let_others_go_on(self._queue.arrived)
         cycle.end_of("head")
         await self.preemptions.look(self._queue)
         cycle.end_of("preempt")
@@ -318,7 +328,7 @@ class PlacementLoop:
         return True
 
     def _asked_now(self, waiting: WaitingTenant) -> PlacementRequest | None:
-        """Return its request as it is now; None if it is not to be tried yet, or waits no longer."""
+        """Return the tenant's present request. None if the tenant no longer waits, or must not be tried yet."""
         if not self._queue.has(waiting) or (request := self._queue.request_of(waiting)) is None:
             return None
         waiting.key = waiting.worked_out.key if waiting.worked_out is not None else None
@@ -332,7 +342,9 @@ class PlacementLoop:
         return request
 
     def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """True if the changes since its refusal could serve this request. `refused`: contents refused in this pass."""
+        """Return True if the changes since a request's refusal could give it a place. `refused`: contents of requests
+        that were refused in this pass.
+        """
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
             return True
@@ -356,11 +368,13 @@ class PlacementLoop:
         return False
 
     def _is_placed(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """Try one; return False if it is refused."""
+        """Try one request. Return True if it has a place, and False if it is refused."""
         return self._could_be_served(waiting, request, refused) and self._place(waiting, request, refused)
 
     def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """Decide for one SharePod; return False if it is refused. `refused`: contents refused in this pass."""
+        """Decide about one request. Return False if it is refused. `refused`: contents of requests that were refused in
+        this pass.
+        """
         cluster = self._state.cluster
         if not waiting.arrival_counted:
             waiting.arrival_counted = True
@@ -395,7 +409,7 @@ class PlacementLoop:
                 error=str(error),
             )
             waiting.refused_at_version = waiting.explained_version = cluster.room_version
-            return True  # an error in the request, not a lack of room
+            return True  # the request has an error; more room would not help
         metrics.DECISIONS.labels("placed").inc()
         together = (request, *request.siblings)
         for one in together:
@@ -409,7 +423,7 @@ class PlacementLoop:
         preempted = self.preemptions.placed(request, answer)
         if is_head:
             cluster.reserve_for_head(None)
-        grouped = request.gpu.labels.affinity is not None  # the other members of its group can now follow
+        grouped = request.gpu.labels.affinity is not None  # other tenants with this affinity label may fit now
         if is_head or preempted or grouped or cluster.excluding_fewer_at > version:
             self.room_changed()
         self._on_decided(waiting.tenant, answer.node)

@@ -2,12 +2,13 @@
 
 Guarantees:
 - Higher effective priority comes first, then the better standing of the namespace.
-- Among equals of these, namespaces take turns, each with its own oldest first. A namespace's n-th request is tried
-  before the (n+1)-th of any other; of several n-th requests, the oldest first.
-- A request that arrives during a pass gets a turn with its namespace, whose next turn is the present one at the
-  earliest. So the first request of a namespace waits for one of each other namespace, not for all of them.
-- A request group has one turn: its oldest request is tried first, separately from then on. The others follow, unless
-  the caller leaves out the group.
+- Among namespaces of equal priority and standing, each turn tries one request per namespace, its oldest first. So the
+  n-th request of each namespace is tried before the (n+1)-th of any other namespace. Within a turn the oldest request
+  is first.
+- A request that arrives during a pass joins the present turn at the earliest. So the first request of a namespace waits
+  for at most one request of each other namespace.
+- A request group (equal requests) has one turn. Its oldest request leaves the group and is tried first. The other
+  requests of the group follow, unless the caller leaves out the group.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .queue_index import Entry, NamespaceQueue, Rank
 from .waiting import RequestGroup, WaitingTenant
 
 Keyed = tuple[QueueKey, WaitingTenant]
-"""A waiting request, with its key."""
+"""(queue key, waiting tenant)."""
 
 
 class NamespaceTurns:
@@ -30,8 +31,8 @@ class NamespaceTurns:
 
     Args:
         indexed: Entries of the queue index, which do not change during the pass.
-        untried: Requests that were never refused, or are to be tried whatever has changed; `take` removes tried
-            requests, the caller adds new ones.
+        untried: Tenants whose request was never refused, or must be tried even if nothing has changed. `take` removes
+            the tenants that it returns.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class NamespaceTurns:
         self._numbers = itertools.count()
         self._indexed = dict(indexed or {})
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
-        """Heaps of the other requests of each namespace."""
+        """By (rank, namespace): heap of the requests that are not in the index, such as new arrivals."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
-        """Heap of the namespaces, each with its turn and the key of its first request; outdated entries are skipped."""
+        """Heap of the namespaces: (rank, next turn, key of the first request, namespace). Outdated entries are skipped.
+        """
         self._turns: dict[tuple[Rank, str], int] = {}
-        """Next turn of each namespace."""
+        """By (rank, namespace): number of its next turn."""
         self._present: dict[Rank, int] = {}
-        """Turn of the last taken request."""
+        """By rank: turn of the last taken request."""
         self.group: RequestGroup | None = None
         """Request group of the last taken request."""
         self._untried = untried if untried is not None else set()
@@ -58,15 +60,15 @@ class NamespaceTurns:
 
     @property
     def has_untried(self) -> bool:
-        """Return whether any request was never refused, or is to be tried whatever has changed."""
+        """True if a request was never refused, or must be tried even if nothing has changed."""
         return bool(self._untried)
 
     def add_all(self, waiting: Iterable[Keyed]) -> None:
-        """Add some that wait, each with its key."""
+        """Add waiting requests, each with its queue key."""
         self._add([(key, next(self._numbers), each, None) for key, each in waiting])
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Add some that wait, and request groups."""
+        """Add entries: waiting requests or request groups."""
         self._add([(key, next(self._numbers), each, group) for key, _, each, group in entries])
 
     def add_group(self, group: RequestGroup) -> None:
@@ -76,7 +78,7 @@ class NamespaceTurns:
             self._add([(oldest.key, next(self._numbers), oldest, group)])
 
     def take(self) -> WaitingTenant | None:
-        """Take the next one; None if there is none."""
+        """Return the next request to try and remove it from the turns. None if no request is left."""
         if self.group is not None:
             self.add_group(self.group)
             self.group = None
@@ -84,13 +86,13 @@ class NamespaceTurns:
             rank, turn, key, namespace = heapq.heappop(self._next)
             if self._turns[rank, namespace] != turn or (first := self._first(rank, namespace)) is None:
                 continue
-            if first[0] != key:  # the first has left, or an older one has arrived
+            if first[0] != key:  # the namespace has another first request by now
                 self._push(rank, namespace)
                 continue
             _, _, waiting, group = first
             self._count(rank, namespace, first)
             self._untried.discard(waiting.tenant)
-            if group is not None and group.oldest is not waiting:  # it has left the request group
+            if group is not None and group.oldest is not waiting:  # the oldest request has left the group
                 self._push(rank, namespace)
                 self.add_group(group)
                 continue
@@ -108,13 +110,13 @@ class NamespaceTurns:
         self.group = None
 
     def _first(self, rank: Rank, namespace: str) -> Entry | None:
-        """Return the first request of a namespace, indexed or not."""
+        """Return the first entry of a namespace, among indexed and other requests. None if there is none."""
         indexed, others = self._indexed.get((rank, namespace)), self._lines.get((rank, namespace))
         first = indexed.first if indexed is not None else None
         return min(first, others[0], key=_key) if first is not None and others else others[0] if others else first
 
     def _count(self, rank: Rank, namespace: str, taken: Entry) -> None:
-        """Take the first of a namespace out."""
+        """Remove `taken`, the first entry of a namespace."""
         others = self._lines.get((rank, namespace))
         if others and others[0] is taken:
             heapq.heappop(others)
@@ -135,12 +137,14 @@ class NamespaceTurns:
             self._push(rank, namespace)
 
     def _push(self, rank: Rank, namespace: str) -> None:
-        """Have a namespace's first wait for its next turn, if it has any."""
+        """Enqueue a namespace for its next turn, if it has a request."""
         if (first := self._first(rank, namespace)) is not None:
             heapq.heappush(self._next, (rank, self._turns[rank, namespace], first[0], namespace))
 
     def __len__(self) -> int:
-        """Return how many are still to be tried; a request group that was indexed before the pass counts as one."""
+        """Return the number of requests that are still to be tried. A request group that was indexed before the pass
+        counts as one.
+        """
         rest = len(self.group) if self.group is not None else 0
         entries = itertools.chain.from_iterable(self._lines.values())
         others = sum(len(group) if group is not None else 1 for _, _, _, group in entries)

@@ -1,11 +1,11 @@
-"""The pool of a node, which may lag behind its label. Pure.
+"""Pool of a node as its ledger contains it. It may lag behind the Node's pool label. Pure.
 
 Guarantees:
-- NP1 one allocator: a node changes its pool only while its ledger is empty and no decision is pending. The former pool
-  must have left no holder and no claim that kube-scheduler has allocated there.
+- NP1 one allocator: a node changes its pool only while its ledger is empty and no decision is pending. No holder of the
+  former pool may be left, and no claim that kube-scheduler has allocated there.
 - NP2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has applied the ledger that orders this,
   and has then reported that it publishes no device. An earlier report does not count.
-- A node whose label names its pool again stays in it.
+- If the label names the node's present pool again, the node stays in that pool.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
 
     Args:
         base: The GPUNode as read.
-        label: The pool by the Node's label; None without a valid pool or without a Node: it then changes to no other
-            pool.
+        label: The pool that the Node's label names. None without a valid label or without a Node; the node then keeps
+            its pool, but may be leaving it.
         occupied: A decision is pending for the ledger, or kube-scheduler has allocated a claim there.
     """
     now = base.spec.pool
@@ -45,7 +45,7 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
 
 
 def withdrawn(base: GpuNodeFacts) -> bool:
-    """Return whether the agent has applied this very ledger and publishes no device."""
+    """Return True if the agent has applied this generation of the ledger and publishes no device."""
     reported = any(
         item.type == CONDITION_SLICES_PUBLISHED and item.reason == SLICES_WITHDRAWN for item in base.status.conditions
     )

@@ -1,9 +1,10 @@
-"""Index of the queue: by rank and namespace, each namespace's requests in queue order, request groups as one entry.
+"""Index of the queue: by rank (priority and standing) and namespace, with the requests in queue order. A request group
+(equal requests refused together) is one entry.
 
 Guarantees:
-- The work of a pass before its first decision grows with the requests changed since the last pass, not with the waiting
-  requests: these stay indexed.
-- Of a namespace, the first request not refused at the present version of capacity is taken.
+- The work of a pass before its first decision grows with the number of requests that changed since the last pass. It
+  does not grow with the number of waiting requests, which stay indexed.
+- Of a namespace, the first request is taken that was not refused at the present version of capacity (`room_version`).
 - Equal requests that were refused at the same version form one request group.
 """
 
@@ -23,12 +24,12 @@ from . import slices
 from .waiting import RequestGroup, WaitingTenant
 
 _AT_ONCE = 64
-"""Changed requests that are indexed between two readings of the clock: about 200 us of work."""
+"""Number of changed requests that are indexed between two readings of the clock: about 200 us of work."""
 
 Rank: TypeAlias = tuple[int, int]
-"""Priority and standing, as a queue key begins."""
+"""(priority, standing): the first two parts of a queue key."""
 Entry: TypeAlias = tuple[QueueKey, int, WaitingTenant, RequestGroup | None]
-"""(queue key, sequence number, request, request group of which it is the oldest or None)."""
+"""(queue key, sequence number, waiting tenant, group or None). If there is a group, the tenant is its oldest member."""
 
 
 class NamespaceQueue:
@@ -43,13 +44,14 @@ class NamespaceQueue:
         self._version: int | None = None
 
     def begin(self, version: int) -> None:
-        """Begin a pass: at another version than the last pass's, every entry has a turn."""
+        """Begin a pass at a version of capacity. If the last pass had another version, every entry has a turn again."""
         if version != self._version:
             self._version, self._next = version, 0
 
     def add(self, entry: Entry, *, refused: bool) -> bool:
-        """Index an entry; return whether it needs a turn while later entries have had theirs. `refused`: it was refused
-        at the version of this pass."""
+        """Insert an entry. Return True if it belongs before entries that have had their turn, so that the caller must
+        try it separately. `refused`: True if the entry was refused at the version of this pass.
+        """
         at = bisect.bisect_left(self._entries, entry[:2], key=_place)
         self._entries.insert(at, entry)
         if at < self._next or (refused and at == self._next):
@@ -58,7 +60,7 @@ class NamespaceQueue:
         return False
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out."""
+        """Remove an entry."""
         at = bisect.bisect_left(self._entries, entry[:2], key=_place)
         del self._entries[at]
         if at < self._next:
@@ -66,11 +68,11 @@ class NamespaceQueue:
 
     @property
     def first(self) -> Entry | None:
-        """The entry with the next turn; None if all had theirs."""
+        """Entry with the next turn; None if all entries had their turn."""
         return self._entries[self._next] if self._next < len(self._entries) else None
 
     def take(self) -> None:
-        """Count the turn of the first."""
+        """Record that the first entry had its turn."""
         self._next += 1
 
     def __iter__(self) -> Iterator[Entry]:
@@ -88,7 +90,9 @@ class NamespaceQueue:
 
 @dataclass(slots=True)
 class _Indexed:
-    """Place of a request in the index. `asks`: its content then; None in a request group."""
+    """Position of an entry in the index. `asks`: content of the request when it was indexed; None for a request
+    group.
+    """
 
     where: tuple[Rank, str]
     entry: Entry
@@ -99,8 +103,9 @@ class QueueIndex:
     """Index of pending requests.
 
     Args:
-        has: Returns whether a request still waits.
-        know_key: Returns the key of a waiting request; None if it no longer requests anything, and leaves.
+        has: Returns True if a tenant still waits.
+        know_key: Returns the queue key of a waiting tenant. None if the tenant no longer requests anything; it has then
+            left the queue.
         arrived: Set while new requests have arrived.
     """
 
@@ -115,36 +120,36 @@ class QueueIndex:
         self._know_key = know_key
         self.lines: dict[tuple[Rank, str], NamespaceQueue] = {}
         self.untried: set[str] = set()
-        """Requests that were never refused, or are to be tried whatever has changed."""
+        """Tenants whose request was never refused, or must be tried even if nothing has changed."""
         self._changed: dict[str, WaitingTenant] = {}
-        """Those to be indexed, or indexed again."""
+        """Tenants that must be indexed, or indexed again, before the next pass."""
         self._changed_groups: dict[RequestGroup, None] = {}
         self._indexed: dict[str, _Indexed] = {}
         self._indexed_groups: dict[RequestGroup, _Indexed] = {}
         self._asking: dict[str, dict[str, WaitingTenant]] = {}
-        """Requests that are indexed separately, by content and by tenant."""
+        """By content of the request, then by tenant: waiting tenants that are indexed outside groups."""
         self._groups: dict[str, list[RequestGroup]] = {}
         """Request groups by content, including empty ones."""
         self._timed: dict[str, WaitingTenant] = {}
-        """Requests that are retried at a set time."""
+        """Waiting tenants with a set time of their next try."""
         self._numbers = itertools.count()
 
     @property
     def groups(self) -> Iterator[RequestGroup]:
-        """All request groups: empty ones may be among them."""
+        """All request groups, including empty groups."""
         return itertools.chain.from_iterable(self._groups.values())
 
     def changed(self, waiting: WaitingTenant) -> None:
-        """Have one indexed again before the next pass, if it waits still."""
+        """Mark a tenant, if it still waits, to be indexed again before the next pass."""
         if self._has(waiting):
             self._changed[waiting.tenant] = waiting
 
     def group_changed(self, group: RequestGroup) -> None:
-        """Have a request group indexed again before the next pass."""
+        """Mark a request group to be indexed again before the next pass."""
         self._changed_groups[group] = None
 
     def leave(self, waiting: WaitingTenant) -> None:
-        """Take one out."""
+        """Remove a tenant from the index."""
         if waiting.group is not None:
             waiting.group.remove(waiting)
         self._unfile(waiting.tenant)
@@ -153,7 +158,7 @@ class QueueIndex:
         self._timed.pop(waiting.tenant, None)
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all tenants and groups."""
         self.dissolve_groups()
         for part in (
             self.lines,
@@ -169,13 +174,14 @@ class QueueIndex:
             part.clear()
 
     def dissolve_groups(self) -> None:
-        """Index every request separately."""
+        """Dissolve all groups; each of their requests is then indexed separately."""
         for group in self.groups:
             group.take_apart()
 
     def tried(self, waiting: WaitingTenant, version: int) -> None:
-        """Record that a request had its turn, at this version of capacity. A refused request keeps its place, unless
-        others have the same content or its content has changed."""
+        """Record that a request had its turn at this version of capacity. A refused request keeps its entry, unless its
+        content has changed or other requests have the same content. In these cases it is indexed again.
+        """
         if waiting.retry_at < float("inf"):
             self._timed[waiting.tenant] = waiting
         else:
@@ -186,8 +192,9 @@ class QueueIndex:
             self.changed(waiting)
 
     def came_back(self, waiting: WaitingTenant, group: RequestGroup) -> None:
-        """Record that a request is back in the group from which its turn took it. If nothing else has changed, both
-        keep their places."""
+        """Record that a request has rejoined the group that it left for its turn. If nothing else has changed, neither
+        is indexed again.
+        """
         indexed = self._indexed_groups.get(group)
         alone = len(self._groups.get(group.asks, ())) == 1 and group.asks not in self._asking
         if indexed is not None and indexed.entry[2] is waiting and group.oldest is waiting and alone:
@@ -195,17 +202,19 @@ class QueueIndex:
             self._changed.pop(waiting.tenant, None)
 
     def retry_at(self) -> float:
-        """Return when the first is tried again at a time, monotonic seconds; infinity if none is."""
+        """Return the earliest set time of a next try, in monotonic seconds. Infinity if there is none."""
         return min((waiting.retry_at for waiting in self._timed.values()), default=float("inf"))
 
     async def refresh(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
-        """Index the changed requests, for a pass at this version of capacity. Return those to be tried whose turn in
-        their queue has passed. Yields to other tasks.
+        """Index the changed requests, for a pass at this version of capacity. Yields to other tasks.
+
+        Return the entries that need a turn although later entries of their namespace have had theirs. The caller must
+        add them to the pass.
 
         Args:
             version: The `room_version`.
             now: Monotonic seconds.
-            may_join: Returns whether a request may be tried in one group with equal requests.
+            may_join: Returns True if a request may be in a group with equal requests.
         """
         for line in self.lines.values():
             line.begin(version)
@@ -239,8 +248,9 @@ class QueueIndex:
             self._insert(waiting, key, version, now, late)
 
     def _joins(self, waiting: WaitingTenant, may_join: Callable[[WaitingTenant], bool]) -> bool:
-        """Add a request to the group of equal requests that were refused at the same version; return False if there is
-        none."""
+        """Add a request to the group of equal requests that were refused at the same version; create the group if one
+        other such request exists. Return True if the request is in a group.
+        """
         version, known = waiting.refused_at_version, waiting.worked_out
         if version is None or known is None or not may_join(waiting):
             return False
@@ -257,7 +267,9 @@ class QueueIndex:
         return True
 
     def _same(self, asks: str, version: int, may_join: Callable[[WaitingTenant], bool]) -> list[WaitingTenant]:
-        """Remove the separately indexed requests with this content that were refused at this version."""
+        """Remove from the index, and return, the requests outside groups that have this content and were refused at
+        this version.
+        """
         same = [
             each
             for each in self._asking.get(asks, {}).values()
@@ -282,7 +294,9 @@ class QueueIndex:
     def _insert_group(
         self, group: RequestGroup, version: int, may_join: Callable[[WaitingTenant], bool], late: list[Entry]
     ) -> None:
-        """Index a group by its oldest request, with all other equal requests that were refused at its version."""
+        """Index a group by its oldest request. First add all other equal requests that were refused at the group's
+        version.
+        """
         self._changed_groups.pop(group, None)
         self._remove_group(group)
         alike = self._groups.get(group.asks, [])

@@ -1,8 +1,8 @@
 """Placement requests of the waiting tenants.
 
 Guarantees:
-- A tenant whose Pod is deleted, or no longer waits for a share, requests nothing.
-- A request is computed from the present cluster state; earlier requests do not count.
+- A tenant has no request if its Pod is deleted or no longer waits for a share.
+- A request is computed from the present cluster state, independently of earlier requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _THEN_LOOKED = "Free GPUs are checked then, or once a cluster admin has given it
 
 
 def budget_wait(standing: Standing) -> Refusal | None:
-    """Return why new SharePods of a namespace wait for its budget; None if they do not."""
+    """Return the refusal for new SharePods of a namespace that must wait for its budget. None if they need not wait."""
     if standing.waits_until is None:
         return None
     headline = (
@@ -40,7 +40,9 @@ def budget_wait(standing: Standing) -> Refusal | None:
 
 
 def borrower_advice(standing: Standing) -> str:
-    """Return until when a borrowing namespace comes after namespaces within their budgets; empty if it does not."""
+    """Return advice for a namespace that has used up its budget and borrows: until when namespaces within their budgets
+    come first. Empty if the namespace does not borrow.
+    """
     if standing.lowered_to is None or standing.refill_at is None:
         return ""
     return (
@@ -54,7 +56,7 @@ class PlacementRequests:
 
     Args:
         state: The cluster state.
-        memos: Nodes that a tenant must avoid.
+        memos: The tenants' memos, with the nodes that a tenant must avoid.
         clock: Monotonic seconds.
         standing_of: Returns the standing of a namespace.
     """
@@ -72,15 +74,19 @@ class PlacementRequests:
         self._standing_of = standing_of
 
     def of(self, tenant: str) -> PlacementRequest | None:
-        """Return the request of a tenant, adjusted by its namespace's standing; None if it no longer requests
-        anything."""
+        """Return the request of a tenant, adjusted by its namespace's standing. None if the tenant no longer requests
+        anything.
+        """
         request = self._own(tenant)
         return self.ranked(request) if request is not None else None
 
     def worked_out(self, waiting: WaitingTenant) -> WorkedOut | None:
-        """Return a queued tenant's request like `of`, with its content. A SharePod's request is computed again only if
-        one of its inputs has changed, or it must avoid nodes. A tenant with a changed request is tried whatever has
-        changed in the cluster."""
+        """Return a waiting tenant's request like `of`, together with its content and the objects from which it was
+        computed.
+
+        For a SharePod, the last result is returned while these objects are the same and no nodes must be avoided. If
+        the request has changed, the tenant is marked to be tried even if nothing else has changed.
+        """
         parts = self._parts(waiting.tenant)
         known = waiting.worked_out
         if parts and known is not None and known.parts and all(map(operator.is_, parts, known.parts)):
@@ -93,7 +99,9 @@ class PlacementRequests:
         return now
 
     def _parts(self, tenant: str) -> tuple[object, ...]:
-        """Return the inputs of a SharePod's request; empty if they are not just a few objects."""
+        """Return the objects from which a SharePod's request is computed. Empty if the request also depends on other
+        facts.
+        """
         sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if sharepod is None or pod is None or self._memos.of(tenant).avoid:
             return ()
@@ -108,10 +116,10 @@ class PlacementRequests:
         return replace(request, priority=priority, standing=standing.step)
 
     def best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return the request with which a tenant of a namespace out of budget may run until the refill: the same at
-        request 0.
+        """Return the request with which a tenant may run while its namespace's budget is used up: the same with request
+        0.
 
-        None for a namespace that does not borrow, and if a request of 0 is no share.
+        None if the namespace does not borrow, or if the share cannot have request 0.
         """
         gpu = request.gpu
         shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
@@ -129,17 +137,17 @@ class PlacementRequests:
         if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             return None
         if pod.claim is not None and self._state.claim_of_pod(pod) is None:
-            return None  # its next claim requests a share again
+            return None  # the claim of its next Pod requests a share again
         return self.of_sharepod(sharepod, pod)
 
     def _of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
-        """Return the request of a claim and its Pod's other claims; None if it no longer requests anything."""
+        """Return the request of a claim, with its Pod's other claims. None if the claim no longer requests anything."""
         if claim.request is None or claim.deleting:
             return None
         return claim_request(self._state, claim, self._avoided(claim.uid))
 
     def of_sharepod(self, sharepod: SharePodFacts, pod: PodFacts) -> PlacementRequest:
-        """Return the placement request of a valid SharePod, for its Pod, which waits for a share."""
+        """Return the placement request of a valid SharePod. `pod`: its Pod, which waits for a share."""
         assert sharepod.gpu is not None
         claim = self._state.claim_of_pod(pod)
         return PlacementRequest(

@@ -1,8 +1,9 @@
-"""Resizes: decisions about another share for a placed tenant.
+"""Resizes: decisions about a changed share of a placed tenant.
 
 Guarantees:
-- A share changes only if the same GPUs have room for it, and never below the memory in use there.
-- There is no decision for a deleted tenant, for whole GPUs, or for a request that has changed since it was queued.
+- A share changes only if the tenant's present GPUs have room for it. Its memory never becomes less than the memory in
+  use there.
+- No decision is made for a deleted tenant, for whole GPUs, or for a request that has changed since it was enqueued.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Resizes:
     """Tenants that request another share than they have.
 
     Args:
-        state: The cluster state; its `cluster` receives the changed shares.
-        memos: Former requests; receive the refusals.
+        state: The cluster state. Changed shares are stored in its `cluster`.
+        memos: The tenants' memos: the last requested shares, and refusals.
         on_decided: Called with tenant and node of each changed share, to be written.
         on_answered: Called with each tenant whose answer has changed.
         on_room: Called when a change may have freed capacity for waiting requests.
@@ -63,27 +64,31 @@ class Resizes:
         return bool(self._asking)
 
     def want(self, tenant: str, *, changed: bool) -> bool:
-        """Queue a tenant; return whether it needs a decision: it is new, or requests another share than at its refusal
-        (`changed`)."""
+        """Enqueue a tenant. Return True if it needs a decision: it is new, or `changed` is True because it requests
+        another share than at its last refusal.
+        """
         if not changed and tenant in self._asking:
             return False
         self._asking[tenant] = WaitingTenant(tenant, self._clock())
         return True
 
     def leave(self, tenant: str) -> None:
-        """Take a tenant out."""
+        """Remove a tenant."""
         self._asking.pop(tenant, None)
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all tenants."""
         self._asking.clear()
 
     async def decide(self, *, of_request_0: bool, arrivals: Callable[[], int]) -> None:
-        """Decide for the tenants with relevant changes, either with request 0 or with a higher request: the tenant with
-        the oldest decision first.
+        """Decide about tenants whose facts have changed since their last decision, the oldest decision first. Yields to
+        other tasks.
 
-        Yields to other tasks. The rest is left to the next time when new requests arrive. `arrivals`: returns their
-        number.
+        When new requests arrive, return early; the next call continues.
+
+        Args:
+            of_request_0: True: only tenants with request 0. False: only the others.
+            arrivals: Returns the number of requests that have arrived so far.
         """
         cluster, began, came = self._state.cluster, time.monotonic(), arrivals()
         version = cluster.room_version
@@ -98,7 +103,7 @@ class Resizes:
                 self._decide(waiting)
 
     def _decide(self, waiting: WaitingTenant) -> None:
-        """Decide about another share for one tenant, which waits on only if it is refused."""
+        """Decide about the share of one tenant. The tenant stays enqueued only if it is refused."""
         version = waiting.refused_at_version = self._state.cluster.room_version
         try:
             answer = _try_resize(self._state, self._memos, waiting.tenant)
@@ -125,19 +130,18 @@ class Resizes:
 
 
 def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | Refusal | None:
-    """Decide about the share of a tenant.
-
-    Return the node where the share changed, the refusal, or None where nothing is to be decided.
+    """Decide about the share of a tenant. Return the node if the share was changed there, the refusal if it was
+    refused, or None if there is nothing to decide.
     """
     asked = _share_asked(state, tenant)
     reserved = state.cluster.reservations_of(TenantId(tenant))
     if asked is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
         return None
     if memos.of(tenant).resize_counted not in (None, asked) and state.sharepods.get(tenant) is not None:
-        return None  # its request has changed, which causes another step
+        return None  # the request has changed, and its reconciler enqueues the tenant again
     gpunode = state.gpunodes.named(reserved[0][0])
     seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == tenant)
-    in_use = next(seen, 0)  # of the GPU where it uses most
+    in_use = next(seen, 0)  # memory in use on the GPU where the tenant uses most
     answer = resize(
         state.cluster,
         TenantId(tenant),
@@ -150,7 +154,7 @@ def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | R
 
 
 def _has_request_0(cluster: Cluster, tenant: str) -> bool:
-    """Return whether a tenant has request 0, by its own request or by preemption."""
+    """Return True if a tenant's row has request 0, because it requested 0 or because preemption lowered it."""
     return any(row.request_milli == 0 for _, row in cluster.reservations_of(TenantId(tenant)))
 
 
@@ -164,4 +168,4 @@ def _share_asked(state: ClusterState, tenant: str) -> GpuRequest | None:
     reserved = state.cluster.reservations_of(TenantId(tenant))
     if asked is None or not reserved:
         return None
-    return replace(asked, memory=reserved[0][1].memory)  # of a claim or a line it stays as it was granted
+    return replace(asked, memory=reserved[0][1].memory)  # the memory of a claim or a resource line stays as granted

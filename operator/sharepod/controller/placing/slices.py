@@ -14,25 +14,26 @@ from sharepod.placement.binpack.packing import Packing
 Item = TypeVar("Item")
 
 SLICE_S = 0.002
-"""Seconds of deciding, or of explaining, after which other tasks get turns."""
+"""Seconds of decisions or explanations after which other tasks of the event loop get turns."""
 _TURNS = 10
-"""Turns that they get then. A SharePod needs some twenty of them until its Pod exists (watches, requests, their
-answers). One turn after each 10 ms of deciding would add a quarter of a second while thousands are tried."""
+"""Turns of the event loop that other tasks get after a slice. A new SharePod needs about twenty turns until its Pod
+exists (watches, calls, answers). With only one turn per 10 ms of decisions, this would take a quarter of a second
+longer while thousands of requests are tried."""
 
 _AT_ONCE = 64
-"""Waiting requests that are handled between two readings of the clock: tens of us of work, or 200."""
+"""Number of waiting requests that are handled between two readings of the clock: tens of us of work, at most 200 us."""
 RESTS = 3.0
-"""Rest after a slice of work that no new request waits for, in multiples of its duration. So retries of refused
-requests, and explanations, take a quarter of a processor, however many wait."""
+"""Pause after a slice of retries or explanations, in multiples of the slice's duration. With 3, this work takes at most
+a quarter of a processor, however many requests wait."""
 
 
 def is_over(began: float) -> bool:
-    """Return whether a slice that began then, monotonic seconds, has lasted long enough."""
+    """Return True if a slice that began at `began` (monotonic seconds) has lasted `SLICE_S`."""
     return time.monotonic() - began > SLICE_S
 
 
 async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
-    """Yield to other tasks, for one turn only if `woken` is set by then."""
+    """Yield to other tasks for `_TURNS` turns, or for one turn if `woken` is set after it."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
         if woken is not None and woken.is_set():
@@ -40,8 +41,8 @@ async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
 
 
 async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> float:
-    """Yield to other tasks if a slice that began then has lasted long enough; return the start of the present slice.
-    `woken`: yield one turn only if this is set by then."""
+    """Yield to other tasks if a slice that began at `began` has lasted `SLICE_S`. Return the start of the present
+    slice. `woken`: if set after the first turn, yield only that turn."""
     if is_over(began):
         await let_others_go_on(woken)
         return time.monotonic()
@@ -49,8 +50,8 @@ async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> f
 
 
 async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterator[Item]:
-    """Yield the present items, however many, with turns of other tasks in between, one turn at a time once `woken`. The
-    items may have changed when they are yielded."""
+    """Yield the items that exist now, with turns of other tasks in between; once `woken` is set, only one turn at a
+    time. An item may have changed by the time that it is yielded."""
     began = time.monotonic()
     for number, item in enumerate(list(items), start=1):
         yield item
@@ -59,8 +60,8 @@ async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterato
 
 
 async def rest(began: float, woken: asyncio.Event, times: float, *, arrived: asyncio.Event) -> None:
-    """Yield the processor after a slice that began then, for `times` its duration, or until `woken`. If `woken` is
-    already set, other tasks still get their turns, unless a new request has `arrived`."""
+    """Pause after a slice that began at `began`, for `times` the slice's duration or until `woken` is set. If `woken`
+    is already set, other tasks still get their turns, unless `arrived` is set by a new request."""
     lasted = time.monotonic() - began
     await let_others_go_on(arrived)
     with suppress(TimeoutError):
@@ -78,14 +79,16 @@ class Cycle:
     phases_ms: dict[str, float]
 
     def end_of(self, phase: str) -> None:
-        """Note that a phase has ended now."""
+        """Record that a phase has ended now."""
         now = time.monotonic()
         self.phases_ms[phase] = round((now - self.began) * 1e3, 3)
         self.began = now
 
 
 class Renewal:
-    """Renewal of placement's weights, slice by slice. `wanted`: set when the loop has something to decide."""
+    """Renewal of placement's weights (shadow prices), in slices. `wanted`: set when the loop has something to
+    decide.
+    """
 
     def __init__(self, packing: Packing, wanted: asyncio.Event) -> None:
         self._packing = packing
@@ -95,8 +98,8 @@ class Renewal:
     async def go_on(self) -> None:
         """Renew the weights, if demand has changed.
 
-        Yields between two slices, and new requests are placed before the rest of them. Only the first weights come
-        before any placement: without weights each placement takes ten times as long.
+        Yields to other tasks between slices; new requests are placed before the next slice. Only the first renewal is
+        completed before any placement, because a placement without weights takes ten times as long.
         """
         if self._slices is None and self._packing.due:
             self._slices = self._packing.renewal()

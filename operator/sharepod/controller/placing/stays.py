@@ -1,9 +1,9 @@
-"""Stays: how long tenants have run so far, and how long they are expected to stay.
+"""Stays: times that tenants have run so far, and estimates of the times that they will still run.
 
 Guarantees:
-- A run counts from the decision that placed the tenant; that of a tenant which an earlier leader placed, from the start
-  of its Pod.
-- Only runs that this process has seen from beginning to end are learned from.
+- A run counts from the decision that placed the tenant. If an earlier leader made that decision, it counts from the
+  start of the Pod.
+- Estimates use only runs that this process has seen from beginning to end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Stays:
 
     Args:
         clock: Monotonic seconds.
-        ran_for: Returns the seconds since the start of a tenant's Pod; 0 where none is known.
+        ran_for: Returns the seconds since the start of a tenant's Pod; 0 if the start is not known.
     """
 
     def __init__(self, clock: Callable[[], float], ran_for: Callable[[TenantId], float]) -> None:
@@ -28,14 +28,14 @@ class Stays:
         self._ran_for = ran_for
         self._run_times = RunTimes()
         self._began: dict[TenantId, float] = {}
-        """When each tenant was placed that this process has placed."""
+        """By tenant that this process has placed: time of the placement."""
 
     def began(self, tenant: TenantId) -> None:
-        """Note that a tenant was placed."""
+        """Record that a tenant was placed."""
         self._began[tenant] = self._clock()
 
     def ended(self, tenant: TenantId, row: Row) -> None:
-        """Learn from a tenant whose share was released."""
+        """Add the run of a tenant whose share was released to the estimates."""
         began = self._began.pop(tenant, None)
         if began is not None:
             self._run_times.ended(kind_of(row.wanted), self._clock() - began)

@@ -1,8 +1,8 @@
-"""Refusals without a reason, or with an old one: the order in which reasons are computed.
+"""Refused requests whose reason is missing or old, in the order in which their reasons are computed.
 
 Guarantees:
 - Namespaces take turns, each with its longest unexplained requests first.
-- Only requests with a turn are read: the cost does not grow with the number of waiting requests.
+- Only requests with a turn are read, so the work does not grow with the number of waiting requests.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .waiting import ByExplanation, RequestGroup, WaitingTenant
 
 
 class Unexplained:
-    """Tenants with a refusal to explain. `groups`: returns the request groups, which keep the state of their own
-    requests."""
+    """Waiting tenants whose refusal must be explained. `groups`: returns the request groups; each group tracks its own
+    members."""
 
     def __init__(self, groups: Callable[[], Iterable[RequestGroup]]) -> None:
         self._groups = groups
         self._alone: dict[str, WaitingTenant] = {}
-        """The other requests."""
+        """By tenant: waiting tenants outside groups."""
         self._by_namespace: dict[str, ByExplanation] = {}
-        """These, in their order."""
+        """By namespace: waiting tenants outside groups, in the order of their last explanation."""
 
     def add(self, waiting: WaitingTenant) -> None:
-        """Add one."""
+        """Add a waiting tenant."""
         if waiting.group is not None:
             waiting.group.not_explained(waiting)
             return
@@ -42,30 +42,30 @@ class Unexplained:
         return self._alone.get(waiting.tenant) is waiting
 
     def add_anew(self, waiting: WaitingTenant) -> None:
-        """Add a request whose reason has to be computed again, though it was not refused again."""
+        """Add a waiting tenant whose reason must be computed again although it was not refused again."""
         waiting.explained_version = None
         self.add(waiting)
 
     def has(self, waiting: WaitingTenant) -> bool:
-        """Return whether a waiting request's refusal is still to be explained."""
+        """Return True if a waiting tenant's refusal must still be explained."""
         if waiting.group is None:
             return self._alone.get(waiting.tenant) is waiting
         return waiting.explained_version != waiting.refused_at_version
 
     def explained(self, waiting: WaitingTenant, at: float) -> None:
-        """Remove a request whose refusal was explained at this time, in monotonic seconds."""
+        """Remove a waiting tenant whose refusal was explained at `at`, monotonic seconds."""
         waiting.explained_at, waiting.explained_version = at, waiting.refused_at_version
         self.leave_out(waiting)
         if waiting.group is not None:
             waiting.group.explained(waiting)
 
     def leave_out(self, waiting: WaitingTenant) -> None:
-        """Take one out that is tried again, or waits no longer, or is in a request group by now."""
+        """Remove a waiting tenant: it is tried again, no longer waits, or is in a request group now."""
         self._alone.pop(waiting.tenant, None)
 
     def next_after(self, latest: float) -> float | None:
-        """Return when the first of a namespace or request group was last explained, if later than `latest`; else None.
-        Monotonic seconds."""
+        """Return the earliest last explanation, in monotonic seconds, over the first tenants of all namespaces and
+        groups, if it is later than `latest`. Otherwise None."""
         firsts = itertools.chain(
             (alone.first for alone in self._by_namespace.values()),
             (group.first_unexplained for group in self._groups()),
@@ -73,8 +73,8 @@ class Unexplained:
         return min((first.explained_at for first in filter(None, firsts) if first.explained_at > latest), default=None)
 
     def due(self, places: Mapping[str, WaitingTenant], latest: float) -> Iterator[WaitingTenant]:
-        """Yield the requests to explain now, if their last explanation was at `latest` or before. The caller explains
-        or removes each. Requests that no longer wait are left out. `places`: the waiting requests."""
+        """Yield the tenants whose last explanation was at `latest` or before. The caller must explain or remove each.
+        Tenants that no longer wait are skipped. `places`: the waiting tenants."""
         lines: dict[str, list[Iterator[WaitingTenant]]] = {}
         for namespace, alone in list(self._by_namespace.items()):
             if alone.first is None:
@@ -88,7 +88,7 @@ class Unexplained:
         return filter(None, itertools.chain.from_iterable(itertools.zip_longest(*in_turn)))
 
     def _waiting(self, places: Mapping[str, WaitingTenant], due: Iterator[WaitingTenant]) -> Iterator[WaitingTenant]:
-        """Yield the requests that still wait; leave out the others."""
+        """Yield the tenants that still wait; remove the others."""
         for waiting in due:
             if places.get(waiting.tenant) is waiting:
                 yield waiting

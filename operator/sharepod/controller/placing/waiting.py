@@ -20,26 +20,28 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class WorkedOut:
-    """A request, and the objects that it was computed from: while these are unchanged, the request is valid."""
+    """Request of a tenant, and the objects (`parts`) from which it was computed. It is valid while these objects are
+    the same.
+    """
 
     parts: tuple[object, ...]
     request: PlacementRequest
     asks: str
-    """See `asks`."""
+    """Content of the request, as the function `asks` returns it."""
     key: QueueKey
     """Its place in the queue."""
 
 
 def asks(request: PlacementRequest) -> str:
-    """Return the content of a request: all that a decision depends on, except the tenant. Equal requests get the same
-    answer from one cluster state, unless `who_asks_matters`."""
+    """Return the content of a request: a text of all that a decision depends on, except the tenant. Requests with equal
+    content get the same answer from one cluster state, unless `who_asks_matters` returns True."""
     who = (request.namespace, request.owner, request.priority, request.standing, request.claim is None)
     return once_in_all(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.siblings)))
 
 
 def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:
-    """Return whether another tenant with an equal request might get another answer: GPUs are reserved for one tenant,
-    or holders, which are made for one tenant at a time, could make a place."""
+    """Return True if the answer depends on the tenant. Either GPUs are reserved for this tenant, or the cluster has
+    nodes where holders could give a place, which are created for one tenant at a time."""
     return any(kept.tenant == request.tenant for kept in cluster.kept()) or bool(cluster.plugin_nodes())
 
 
@@ -54,38 +56,40 @@ class WaitingTenant:
     tenant: str
     since: float
     on_changed: Callable[[WaitingTenant], None] = _nobody
-    """Called when it is to be tried whatever has changed, leaves its group, or changes its place in the queue."""
+    """Called when the tenant must be tried even if nothing has changed, leaves its group, or changes its position in
+    the queue."""
     group: RequestGroup | None = None
-    """The group with which it was refused; None: it is tried separately."""
+    """Group of equal requests with which the tenant was refused. None: it is tried separately."""
     refused_alone_at: int | None = None
-    """Its `refused_at_version` while it is in no request group."""
+    """`refused_at_version` while the tenant is in no group."""
     key: QueueKey | None = None
-    """Its place in the queue, by its last request; None before the first request."""
+    """Position in the queue, by the last request. None before the first request."""
     retry_at: float = float("inf")
-    """When it is tried again even if nothing has changed."""
+    """Time at which the tenant is tried again even if nothing has changed."""
     arrival_counted: bool = False
-    """Placement's demand has counted it."""
+    """True once placement's demand has counted this request."""
     room_looked_for: tuple[int, float] | None = None
-    """The cluster's `room_version` and the time when preemption last found no victims for it; None: never."""
+    """(`room_version`, time) of the last search in which preemption found no victims for this request. None before such
+    a search."""
     not_kept_before: float = NEVER
-    """When it may have the next one at the earliest."""
+    """Earliest time of its next head-of-queue reservation."""
     kept_nowhere_at: float = NEVER
-    """When GPUs to reserve for it were last searched for in vain."""
+    """Time of the last search that found no GPUs to reserve for it."""
     explained_at: float = NEVER
-    """When the reason of its refusal was last worked out."""
+    """Time at which the reason of its refusal was last computed."""
     explained_version: int | None = None
     """`refused_at_version` of the refusal that was explained last."""
     worked_out: WorkedOut | None = None
     """Its last request."""
     refusal: Refusal | None = None
-    """Placement's last refusal, without remedies."""
+    """Last refusal by placement, without remedies."""
     explained: Refusal | None = None
-    """The same with the tenants that would have to move or end; None before the search for them."""
+    """`refusal` with the tenants whose move or end would help. None until the search for them is done."""
 
     @property
     def refused_at_version(self) -> int | None:
-        """The cluster's `room_version` at its last refusal; None: try it whatever has changed. Setting it removes the
-        request from its group."""
+        """The cluster's `room_version` at the last refusal. None: the request must be tried even if nothing has
+        changed. Setting it removes the tenant from its group."""
         return self.group.refused_at_version if self.group is not None else self.refused_alone_at
 
     @refused_at_version.setter
@@ -98,36 +102,37 @@ class WaitingTenant:
 
     @property
     def is_like_others(self) -> bool:
-        """Return whether it may be tried in one group with equal requests. Its refusal was counted, and it has no time
-        of its own for a retry."""
+        """True if the tenant may be in a group with equal requests: its request was refused and counted, and has no set
+        time of a next try.
+        """
         known = self.worked_out is not None and self.key is not None
         return known and self.arrival_counted and self.retry_at == float("inf")
 
 
 class ByExplanation:
-    """Requests with a refusal to explain, by their last explanation.
+    """Waiting tenants whose refusal must be explained, in the order of their last explanation.
 
-    Adding a request, and finding the first, take constant time. `is_so`: returns whether a request is still to be
-    explained; called for each that comes first.
+    `is_so`: returns True if a tenant's refusal must still be explained. It is called when the tenant comes first; if it
+    returns False, the tenant is skipped.
     """
 
     def __init__(self, is_so: Callable[[WaitingTenant], bool]) -> None:
         self._is_so = is_so
         self._numbers = itertools.count()
         self._heap: list[tuple[float, int, WaitingTenant]] = []
-        """Outdated entries are skipped when they come first."""
+        """(last explanation, sequence number, tenant). Outdated entries are skipped when they come first."""
         self._queued: dict[str, float] = {}
-        """Last explanations in this heap, by tenant."""
+        """By tenant: last explanation with which it is in the heap."""
 
     def add(self, waiting: WaitingTenant) -> None:
-        """Add one."""
+        """Add a waiting tenant."""
         if self._queued.get(waiting.tenant) != waiting.explained_at:
             self._queued[waiting.tenant] = waiting.explained_at
             heapq.heappush(self._heap, (waiting.explained_at, next(self._numbers), waiting))
 
     @property
     def first(self) -> WaitingTenant | None:
-        """The request with the oldest explanation; None if there is none."""
+        """Tenant with the oldest explanation; None if there is none."""
         while self._heap:
             at, _, first = self._heap[0]
             if first.explained_at == at and self._is_so(first):
@@ -138,7 +143,9 @@ class ByExplanation:
         return None
 
     def due(self, latest: float) -> Iterator[WaitingTenant]:
-        """Yield the requests last explained at that time or before. The caller explains or removes each."""
+        """Yield the tenants whose last explanation was at `latest` or before. The caller must explain or remove
+        each.
+        """
         yielded = None
         while (first := self.first) is not None and first is not yielded and first.explained_at <= latest:
             yield first
@@ -146,12 +153,13 @@ class ByExplanation:
 
 
 class RequestGroup:
-    """Equal requests of one namespace that were refused together: a pass records a result for all of them once.
+    """Equal requests of one namespace that were refused together. A pass tries one of them and records the result for
+    all.
 
     Args:
-        asks: Their content, from `asks`.
-        refused_at_version: The `refused_at_version` of each of them.
-        on_changed: Called when requests were added or removed.
+        asks: Content of the requests, as the function `asks` returns it.
+        refused_at_version: The `refused_at_version` of all members.
+        on_changed: Called with the group when members are added or removed.
     """
 
     def __init__(
@@ -161,11 +169,11 @@ class RequestGroup:
         self.refused_at_version = refused_at_version
         self._on_changed = on_changed
         self._members: OrderedDict[str, WaitingTenant] = OrderedDict()
-        """The oldest first."""
+        """By tenant, the oldest member first."""
         self._unexplained = ByExplanation(self._is_unexplained)
         """Requests with a refusal to explain."""
         self._explained: list[WaitingTenant] = []
-        """Requests explained since the last refusal, which are not among the unexplained."""
+        """Members that were explained since the last refusal."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -179,7 +187,7 @@ class RequestGroup:
 
     @property
     def first_unexplained(self) -> WaitingTenant | None:
-        """The request whose refusal is to be explained next; None if all were."""
+        """Member whose refusal must be explained next. None if all were explained."""
         return self._unexplained.first
 
     def _is_unexplained(self, waiting: WaitingTenant) -> bool:
@@ -191,7 +199,7 @@ class RequestGroup:
         return False
 
     def add(self, waiting: list[WaitingTenant]) -> None:
-        """Take some in, which know their keys and have the request group's version."""
+        """Add waiting tenants. Each must have a key, and must have been refused at the group's version."""
         by_age = sorted(waiting, key=_age)
         youngest, oldest = next(reversed(self._members.values()), None), self.oldest
         self._on_changed(self)
@@ -208,37 +216,38 @@ class RequestGroup:
         self._members = OrderedDict((each.tenant, each) for each in sorted(self._members.values(), key=_age))
 
     def refused(self, version: int) -> None:
-        """Note that all of them were refused at this `room_version`."""
+        """Record that all members were refused at this `room_version`."""
         self.refused_at_version = version
         explained, self._explained = self._explained, []
         for waiting in explained:
             self.not_explained(waiting)
 
     def remove(self, waiting: WaitingTenant) -> None:
-        """Remove a request: it is then separate, with the same refusal."""
+        """Remove a member. It keeps its refusal and is tried separately from now on."""
         waiting.group, waiting.refused_alone_at = None, self.refused_at_version
         del self._members[waiting.tenant]
         self._on_changed(self)
         waiting.on_changed(waiting)
 
     def take_apart(self) -> list[WaitingTenant]:
-        """Let all of them go; return them."""
+        """Remove all members and return them."""
         members = list(self._members.values())
         for waiting in members:
             self.remove(waiting)
         return members
 
     def explained(self, waiting: WaitingTenant) -> None:
-        """Note that the refusal of one of them was explained just now."""
+        """Record that the refusal of a member was explained now."""
         self._explained.append(waiting)
 
     def not_explained(self, waiting: WaitingTenant) -> None:
-        """Note that the refusal of one of them may have to be explained."""
+        """Record that the refusal of a member may have to be explained."""
         self._unexplained.add(waiting)
 
     def due(self, latest: float) -> Iterator[WaitingTenant]:
-        """Yield the requests to explain whose last explanation was before that time, while the caller marks each
-        `explained`."""
+        """Yield the members whose last explanation was at `latest` or before. The caller must mark each as
+        `explained`.
+        """
         return self._unexplained.due(latest)
 
 
@@ -248,12 +257,13 @@ def _age(waiting: WaitingTenant) -> QueueKey:
 
 
 Asked: TypeAlias = tuple[int, int | None, str]
-"""See `asked_of`."""
+"""(present `room_version`, `room_version` of the last refusal or None, content of the request); see `asked_of`."""
 
 
 def asked_of(cluster: Cluster, waiting: WaitingTenant, request: PlacementRequest) -> Asked | None:
-    """Return the content of a request with the cluster states between which it is known to be refused. None if the
-    answer depends on the tenant."""
+    """Return the key under which the refusal of a request holds for all equal requests in this pass. None if the answer
+    depends on the tenant.
+    """
     if waiting.worked_out is None or who_asks_matters(cluster, request):
         return None
     return cluster.room_version, waiting.refused_at_version, waiting.worked_out.asks

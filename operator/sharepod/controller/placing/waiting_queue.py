@@ -1,11 +1,11 @@
 """Queue of requests that wait for a place, in the order in which they are tried.
 
 Guarantees:
-- New requests are known during a pass, and can be lined up in it.
+- Requests that arrive during a pass can be added to that pass.
 - A tenant that no longer requests anything leaves the queue when it is checked.
 - While the order of many requests is computed, other tasks get turns.
-- Equal requests that were refused together are lined up as one, unless GPUs are reserved for one of them or holders
-  make places. A pass then takes one step for all of them, however many wait.
+- Equal requests that were refused together form one group, which a pass tries in one step, however many wait.
+  Exceptions: requests for which GPUs are reserved, and clusters where holders can give places.
 - A tenant is re-sorted only when its own request changes, so a new arrival never waits for a re-sort of the queue.
 """
 
@@ -29,7 +29,7 @@ class WaitingQueue:
 
     Args:
         requests: Returns each tenant's request.
-        on_idle: Called with each tenant that no longer requests anything, and leaves.
+        on_idle: Called with each tenant that no longer requests anything. The callee must remove the tenant.
         clock: Monotonic seconds.
     """
 
@@ -38,17 +38,19 @@ class WaitingQueue:
         self._on_idle = on_idle
         self._clock = clock
         self.places: dict[str, WaitingTenant] = {}
-        """All waiting requests, by tenant, in order of arrival."""
+        """By tenant, in order of arrival: all waiting tenants."""
         self._came: list[WaitingTenant] = []
-        """Requests that have arrived since the turns were computed."""
+        """Tenants that have arrived since the last pass took the arrivals."""
         self.arrived = asyncio.Event()
-        """Set while there are any of these."""
+        """Set while such arrivals exist."""
         self._queue_index = QueueIndex(self.has, self._know_key, self.arrived)
         self.arrivals = 0
         """Number of all arrivals so far."""
 
     def join(self, tenant: str) -> bool:
-        """Add a tenant; return False if it already waits with the request that was refused."""
+        """Add a tenant. Return True if the tenant must be tried: it is new, or its request has changed since its
+        refusal. Return False if it already waits with the same request.
+        """
         waiting = self.places.get(tenant)
         if waiting is None:
             self.places[tenant] = waiting = WaitingTenant(tenant, self._clock(), self._queue_index.changed)
@@ -62,25 +64,25 @@ class WaitingQueue:
         return waiting.refused_at_version is None
 
     def leave(self, tenant: str) -> None:
-        """Take a tenant out."""
+        """Remove a tenant."""
         waiting = self.places.pop(tenant, None)
         if waiting is not None:
             self._queue_index.leave(waiting)
 
     def longest_wait_s(self) -> float:
-        """Return the wait of the first arrival, in seconds; 0 if none waits."""
+        """Return the seconds that the oldest tenant has waited. 0 if none waits."""
         first = next(iter(self.places.values()), None)
         return self._clock() - first.since if first is not None else 0.0
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all tenants."""
         self.places.clear()
         self._queue_index.clear()
         self._take_arrivals()
         self._queue_index.clear()
 
     def has(self, waiting: WaitingTenant) -> bool:
-        """Return whether this request still waits."""
+        """Return True if this tenant still waits."""
         return self.places.get(waiting.tenant) is waiting
 
     @property
@@ -89,18 +91,20 @@ class WaitingQueue:
         return self._queue_index.groups
 
     def retry_at(self) -> float:
-        """Return when the first is tried again even if nothing has changed, monotonic seconds; infinity if none is."""
+        """Return the earliest time, in monotonic seconds, at which a tenant is tried even if nothing has changed.
+        Infinity if there is none.
+        """
         return self._queue_index.retry_at()
 
     def of_priority(self, least: int) -> Iterator[WaitingTenant]:
-        """Yield the lined-up requests of at least that priority."""
+        """Yield the indexed tenants whose priority is at least `least`."""
         for (rank, _), line in list(self._queue_index.lines.items()):
             if -rank[0] >= least:
                 for _, _, waiting, group in line:
                     yield from group if group is not None else (waiting,)
 
     def request_of(self, waiting: WaitingTenant) -> PlacementRequest | None:
-        """Return the tenant's request; if there is none, remove the tenant and return None."""
+        """Return the tenant's request. If it no longer requests anything, remove the tenant and return None."""
         worked_out = self._requests.worked_out(waiting)
         if worked_out is None:
             self._on_idle(waiting.tenant)
@@ -108,13 +112,15 @@ class WaitingQueue:
         return worked_out.request
 
     async def start_pass(self, cluster: Cluster) -> NamespaceTurns:
-        """Return the turns of the requests to try, without those already refused at this version of capacity."""
+        """Return the turns of the requests to try in a pass. Requests that were refused at the present version of
+        capacity are left out. Yields to other tasks.
+        """
         self._take_arrivals()
         kept_for = {kept.tenant for kept in cluster.kept()}
         nobody_holds = not cluster.plugin_nodes()
         if not nobody_holds:
             self._queue_index.dissolve_groups()
-        for tenant in kept_for:  # with GPUs reserved for a tenant, the answer depends on the tenant
+        for tenant in kept_for:  # the answer for such a tenant differs from that for equal requests
             if (waiting := self.places.get(tenant)) is not None and waiting.group is not None:
                 waiting.group.remove(waiting)
 
@@ -128,8 +134,10 @@ class WaitingQueue:
         return turns
 
     def refused(self, tried: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> None:
-        """Record the refusal of a request and of the equal requests lined up with it, which are then no longer lined
-        up. The other members of its group stay lined up: its own request may have changed."""
+        """Record the refusal of a request, and of the equal requests in its group: these get no turn in this pass.
+
+        If the tried request has changed since it joined the group, the refusal does not hold for the group.
+        """
         version = tried.refused_at_version = cluster.room_version
         group, known = turns.group, tried.worked_out
         self._queue_index.tried(tried, version)
@@ -146,8 +154,9 @@ class WaitingQueue:
             self._queue_index.came_back(tried, group)
 
     def passed_over(self, waiting: WaitingTenant) -> None:
-        """Record that a request had its turn and was neither placed nor refused: it gets another turn in the next
-        pass."""
+        """Record that a request had its turn and was neither placed nor refused. It gets another turn in the next
+        pass.
+        """
         if self.has(waiting):
             self._queue_index.changed(waiting)
 
@@ -163,13 +172,13 @@ class WaitingQueue:
         return came
 
     def _keyed(self, waiting: Iterable[WaitingTenant]) -> Iterator[tuple[QueueKey, WaitingTenant]]:
-        """Yield the requests that still wait, with their keys."""
+        """Yield (key, tenant) of the tenants that still wait."""
         for each in waiting:
             if self.has(each) and (key := self._know_key(each)) is not None:
                 yield key, each
 
     def _know_key(self, waiting: WaitingTenant) -> QueueKey | None:
-        """Return the request's key; None if the tenant no longer requests anything."""
+        """Return the queue key of a tenant. None if the tenant no longer requests anything."""
         if waiting.key is None and self.request_of(waiting) is not None and waiting.worked_out is not None:
             waiting.key = waiting.worked_out.key
         return waiting.key

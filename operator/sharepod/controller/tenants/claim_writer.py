@@ -125,7 +125,9 @@ class ClaimWriter:
             await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
 
     async def name_gpus(self, pod: ClaimPodFacts, row: Tenant) -> None:
-        """Write the UUIDs of a row's GPUs into the annotation of the Pod with the resource line, unless they are there."""
+        """Write the UUIDs of a row's GPUs into the annotation of the Pod with the resource line, unless they are
+        there.
+        """
         gpus = ",".join(row.gpus)
         if pod.gpus == gpus:
             return

@@ -209,7 +209,9 @@ def _whom(request: PlacementRequest, namespace: str) -> str:
 
 
 def _for_whom(request: PlacementRequest, namespace: str) -> str:
-    """Return the preempting tenant as text for readers in a namespace. Its name is included only in its own namespace."""
+    """Return the preempting tenant as text for readers in a namespace. Its name is included only in its own
+    namespace.
+    """
     if request.namespace == namespace:
         return f"{request.name} of higher priority"
     return "a tenant of higher priority of another namespace"

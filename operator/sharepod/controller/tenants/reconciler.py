@@ -201,7 +201,9 @@ class TenantReconciler:
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
     async def _is_deleted(self, snapshot: TenantSnapshot, tenant: str) -> bool:
-        """Read the SharePod or plain Pod live. Return True if it is deleted. If it exists, record it and return False."""
+        """Read the SharePod or plain Pod live. Return True if it is deleted. If it exists, record it and return
+        False.
+        """
         name, namespace = self._name(snapshot)
         if is_line(snapshot, tenant):
             return await self._pod_control.absent(name, namespace, tenant) and self._state.asking(tenant) is None

@@ -29,7 +29,9 @@ log = structlog.get_logger(__name__)
 
 
 class ScheduledShares:
-    """Performs the steps for claims that kube-scheduler allocates. `act` may raise an `ApiError` or `NotLeadingError`."""
+    """Performs the steps for claims that kube-scheduler allocates. `act` may raise an `ApiError` or
+    `NotLeadingError`.
+    """
 
     def __init__(self, state: ClusterState, ledger: LedgerWriter, writer: ClaimWriter) -> None:
         self._state = state

@@ -150,7 +150,9 @@ def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus
 
 
 def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: TenantMemo) -> bool:
-    """Return True if a tenant requests another share than it has (`resize_wish`). Store `memory_settled` in the memo."""
+    """Return True if a tenant requests another share than it has (`resize_wish`). Store `memory_settled` in the
+    memo.
+    """
     gpunode = state.gpunodes.named(snapshot.reserved[0].node) if snapshot.reserved else None
     wish = resize_wish(snapshot, gpunode, memo.memory_settled)
     memo.memory_settled = wish.memory_settled

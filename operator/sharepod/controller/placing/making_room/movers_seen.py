@@ -1,10 +1,14 @@
-"""Movers: tenants that may be restarted elsewhere, for which request, and their own request there.
+"""Movers: tenants that may be restarted on other GPUs to free a place for a waiting request. For each mover: the
+requests for which it may move, and its own request for the new place.
 
 Guarantees:
-- A tenant is moved only if its owner has set `movable: true`, or if it is best effort and would otherwise be evicted.
-- Its Pod ends within `_LONGEST_GRACE_S`: the longest time that GPUs are idle for it and for the waiting request.
-- It returns: its restartPolicy, or the controller of its Pod, creates the next Pod.
-- It has run for `after` seconds, its Pod is not ending, and no PodDisruptionBudget has recently refused its eviction.
+- A tenant is moved only in two cases: its owner has set `movable: true`, or it is best effort and would otherwise be
+  evicted.
+- The grace period of its Pod is at most `_LONGEST_GRACE_S`. For that time GPUs may be idle, reserved for the mover and
+  for the waiting request.
+- It will run again: its restartPolicy, or the controller of its Pod, leads to another Pod.
+- It has run for at least `after` seconds. Its Pod is not ending. No PodDisruptionBudget has recently refused its
+  eviction.
 - A Pod with several claims is not moved.
 """
 
@@ -39,8 +43,8 @@ class MoversSeen:
     Args:
         state: The cluster state.
         seen: Preemption's facts of each tenant.
-        requests: Return a tenant's request.
-        after: Seconds for which a tenant has run before it is moved.
+        requests: Builder of placement requests.
+        after: Least seconds that a tenant must have run before it is moved.
         wall: Time of day, seconds since the epoch.
         standing: Returns the standing of a namespace.
     """
@@ -63,7 +67,7 @@ class MoversSeen:
         self._standing = standing
 
     def any_marked(self) -> bool:
-        """Return whether any owner allows moving: only then can a move help a request of the same priority."""
+        """Return True if any tenant's owner allows moves. Otherwise no move can help a request of the same priority."""
         return any(self._is_marked(tenant) for node in self._state.cluster.nodes() for tenant in node.rows)
 
     def _is_marked(self, tenant: TenantId) -> bool:
@@ -90,7 +94,9 @@ class MoversSeen:
         return found
 
     def own(self, request: PlacementRequest) -> dict[TenantId, Movable]:
-        """Return the tenants of a request's namespace that could be moved for it if their owner allowed that."""
+        """Return the tenants of a request's namespace that could be moved for the request if their owners set `movable:
+        true`.
+        """
         found: dict[TenantId, Movable] = {}
         for node in self._state.cluster.nodes():
             for tenant, row in node.rows.items():
@@ -105,7 +111,7 @@ class MoversSeen:
     def of(
         self, tenant: TenantId, row: Reservation, request: PlacementRequest, evicted: Collection[TenantId]
     ) -> Movable | None:
-        """Return a tenant's facts as a mover for a request; None if it may not move. `evicted`: see `look`."""
+        """Return a tenant's facts as a mover for a request. None if the tenant may not move. `evicted`: see `look`."""
         most = self._most_above(tenant, row)
         if most is None or row.releasing or (most > 0 and tenant not in evicted):
             return None
@@ -120,7 +126,7 @@ class MoversSeen:
         return Movable(request=asked, started=fact.started, lost_seconds=fact.lost_seconds)
 
     def asks(self, tenant: TenantId, row: Reservation) -> PlacementRequest | None:
-        """Return the request of a running tenant for its next placement; None if unknown."""
+        """Return the request by which a running tenant would be placed again. None if it is unknown."""
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return self._of_claim(claim)
@@ -129,7 +135,7 @@ class MoversSeen:
             return None
         request = self._requests.ranked(self._requests.of_sharepod(sharepod, pod))
         borrows = self._standing(sharepod.namespace).lowered_to is not None
-        if row.request_milli == 0 and borrows:  # it is placed again as it runs now
+        if row.request_milli == 0 and borrows:  # its budget is used up, so it is placed again with request 0
             return replace(request, gpu=replace(request.gpu, request_milli=Milli(0)))
         return request
 
@@ -138,8 +144,9 @@ class MoversSeen:
         return self._requests.ranked(request) if request is not None else None
 
     def _most_above(self, tenant: TenantId, row: Reservation) -> int | None:
-        """Return by how much the priority of a request has to exceed a tenant's: 0 where equals will do. None if it
-        may not be moved."""
+        """Return the least difference by which a request's priority must exceed the tenant's, so that the tenant may
+        move for it. 0: equal priority is enough. None: the tenant may not be moved.
+        """
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return 0 if claim.request is not None and claim.request.gpu.movable else None
@@ -152,7 +159,9 @@ class MoversSeen:
         return 1 if best_effort else None
 
     def _returns(self, tenant: TenantId) -> bool:
-        """Return whether another run follows an eviction of a tenant's Pod; for a claim, `asks` decides."""
+        """Return True if another run follows the eviction of a tenant's Pod. For a claim return True; `asks` decides
+        there.
+        """
         sharepod = self._state.asking(tenant)
         if sharepod is None:
             return self._state.seen_claims.claims.get(tenant) is not None

@@ -1,15 +1,19 @@
-"""Moving: restart of a tenant on other GPUs in favour of a waiting request, with a reserved new place.
+"""Moving: restart of a tenant (the mover) on other GPUs to free a place for a waiting request. The mover's new place is
+reserved.
 
-A move is carried out as a preemption with one victim (`preemptions`); this module adds the rest.
+A move is carried out as a preemption with one victim (`preemptions`). This module chooses the mover and handles its new
+place.
 
 Guarantees:
-- The new place is reserved from before the tenant is evicted until it is placed again: no other request gets it.
+- The new place is reserved before the mover is evicted, and until the mover is placed again. No other request gets it.
 - At most one tenant moves per waiting request. Moves do not cascade: nothing is evicted or moved for the mover. If the
   request could not have evicted anyone, it causes no second move within `after` seconds.
-- The place is released once the eviction fails, the tenant is deleted, or it has had no row for `_AWAY_S`.
+- The new place is released if the eviction fails, if the mover is deleted, or once the mover has had no row for
+  `_AWAY_S`.
 - At most `per_minute` tenants are moved a minute.
-- The place of a SharePod whose Pod ends is in its status: the next leader reserves it before it decides. A claim's
-  place is only in memory: after a crash the next Pod waits as any other.
+- While the Pod of a moving SharePod ends, its status contains the new place. So the next leader reserves that place
+  before it decides. The new place for a claim is only in memory: after a crash of the operator the next Pod waits like
+  any other Pod.
 """
 
 from __future__ import annotations
@@ -37,18 +41,18 @@ from .victims_seen import VictimsSeen
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _AWAY_S = 120.0
-"""Seconds for which the place of a tenant without a row is reserved. Its next Pod is created within seconds, unless a
-quota or a controller's back-off delays it."""
+"""Seconds for which the new place stays reserved after the mover has lost its row. Its next Pod is normally created
+within seconds; a quota or a controller's back-off may delay it."""
 _LONGEST_S = 900.0
-"""Seconds after which the place is released in any case: somewhat longer than a mover's longest grace period."""
+"""Seconds after which the new place is released in any case. Somewhat longer than a mover's longest grace period."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveLimits:
-    """Limits of moving. `per_minute`: most tenants moved a minute, 0: none; `after`: seconds for which a tenant has run
-    before it is moved."""
+    """Limits of moving. `per_minute`: most tenants moved a minute; 0 means none. `after`: least seconds that a tenant
+    must have run before it is moved."""
 
     per_minute: float
     after: float
@@ -60,30 +64,32 @@ NO_MOVES = MoveLimits(0.0, 0.0)
 
 @dataclass(slots=True)
 class OngoingMove:
-    """Tenant that moves, from the decision until it is placed again. Times are monotonic seconds."""
+    """Move of one tenant, from the decision until the tenant is placed again. Times are monotonic seconds."""
 
     mover: PlacementRequest
     waits: PlacementRequest | None
-    """The request that it is moved for; None: only a former leader knew it."""
+    """Request for which the tenant moves. None for a move that a former leader began, as only that leader knew the
+    request."""
     node: str
-    """The node that it leaves."""
+    """Node that the tenant leaves."""
     to: Assignment
     began: float
     others: frozenset[str] = frozenset()
-    """Claims of Pods of the mover's controller that were there when the move began: none of them is its next Pod's."""
+    """Claims that Pods of the mover's controller had when the move began. None of them can be the claim of the mover's
+    next Pod."""
     away_since: float | None = None
-    """Since when it has no row."""
+    """Time since which the tenant has no row; None while it has one."""
 
 
 class Moving:
     """Moves in progress, and the choice of new ones.
 
     Args:
-        state: The cluster state; its `cluster` reserves the places.
+        state: The cluster state. The new places are reserved in its `cluster`.
         seen: Facts of the tenants.
-        movers: Tenants that may be moved.
-        find: Returns the place that the engine would assign to a request now.
-        limits: Rate of moves, and least running time.
+        movers: Collector of tenants that may be moved.
+        find: Returns the place that the placement engine would give a request now.
+        limits: Rate of moves, and least running time of a mover.
         clock: Monotonic seconds.
         later: Called with the time, monotonic seconds, of the next check.
     """
@@ -108,30 +114,33 @@ class Moving:
         self._after = limits.after
         per_minute = limits.per_minute
         self.enabled = per_minute > 0
-        """True if tenants are moved at all."""
+        """True if the settings allow moves."""
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.01) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[TenantId, OngoingMove] = {}
         self._had: dict[TenantId, float] = {}
-        """Tenants that another one has left its place for, or is about to, and when that was decided."""
+        """By waiting tenant for which another tenant moves or has moved: time of the decision."""
         self._taken_over = False
-        """The moves that a former leader left behind are known."""
+        """True once the moves of a former leader were taken over."""
         self.on_moved: Callable[[OngoingMove, str], None] = lambda _move, _node: None
-        """Called with each move whose tenant is placed again, and the node."""
+        """Called when a mover is placed again, with the move and the mover's new node."""
 
     def __bool__(self) -> bool:
-        """Return whether any move is in progress."""
+        """Return True if any move is in progress."""
         return bool(self._running)
 
     def kept_place(self, tenant: TenantId) -> KeptPlace | None:
-        """Return the place reserved for a moving tenant, in the form of its status."""
+        """Return the place that is reserved for a moving tenant, in the form of `status.movesTo`. None if the tenant
+        does not move.
+        """
         move = self._running.get(tenant)
         if move is None:
             return None
         return KeptPlace(node=move.to.node, gpus=tuple(move.to.gpus), priority=move.mover.priority)
 
     def take_over(self) -> None:
-        """Reserve the places that a former leader has reserved for SharePods whose Pods end or have ended. To be called
-        before any decision; only the first call has an effect."""
+        """Reserve the new places of SharePods that a former leader was moving: their Pods end or have ended. The caller
+        must call this before any decision. Only the first call has an effect.
+        """
         if self._taken_over:
             return
         self._taken_over = True
@@ -155,15 +164,16 @@ class Moving:
             log.info("continuing a move", tenant=tenant, to=place.node)
 
     def helps_equals(self) -> bool:
-        """Return whether a tenant may be moved for a request of its own priority."""
+        """Return True if some tenant may be moved for a request of that tenant's own priority."""
         return self.enabled and self._movers.any_marked()
 
     async def plan(self, request: PlacementRequest, evicted: Collection[TenantId]) -> PreemptionPlan | None:
-        """Return the move that frees a place for a request, as a preemption; None if no move does, or not now.
+        """Return the move that frees a place for a request, in the form of a preemption. None if no move helps, or the
+        limits allow none now. Yields to other tasks.
 
         Args:
             request: The waiting request.
-            evicted: Tenants that would otherwise be evicted for it.
+            evicted: Tenants that would otherwise be evicted for the request.
         """
         now = self._clock()
         if not self.enabled:
@@ -186,15 +196,16 @@ class Moving:
         return None
 
     def may_begin(self, request: PlacementRequest, plan: PreemptionPlan) -> PlacementRequest | None:
-        """Return the mover's request if a plan, made a while ago, would still do; None if it would not."""
+        """Return the mover's request if `plan`, which was made a moment ago, is still valid. None if it is not."""
         mover = self._mover(request, plan)
         if mover is None or not place_holds(self._state.cluster, request, mover, plan):
             return None
         return mover
 
     def may_go_on(self, request: PlacementRequest, plan: PreemptionPlan) -> bool:
-        """Return whether a tenant to be evicted may still be moved, or already ends. Its owner may have revoked
-        `movable` while the API server accepted no evictions."""
+        """Return True if the mover of a plan may still be moved, or already ends. Its owner may have set `movable:
+        false` while the API server accepted no evictions.
+        """
         tenant = plan.evict[0]
         row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
         if row is None or self._seen.leaves(tenant):
@@ -202,7 +213,7 @@ class Moving:
         return self._movers.of(tenant, row, request, plan.evict) is not None
 
     def begin(self, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> None:
-        """Reserve the new place of a tenant before its eviction."""
+        """Reserve the mover's new place. The caller evicts the mover after that."""
         now = self._clock()
         assert plan.move_to is not None
         with_claim = mover.claim is not None and mover.pod_uid is None
@@ -221,24 +232,25 @@ class Moving:
         self._state.cluster.keep(HeadReservation(mover.tenant, to.node, gpus, mover.priority, open_to=open_to))
 
     def stopped(self, tenant: TenantId) -> None:
-        """Release the new place of a tenant unless its Pod is already ending: no request needs its capacity any
-        longer."""
+        """Release the new place of a mover whose old place is no longer needed, unless its Pod is already ending."""
         if tenant in self._running and not self._seen.leaves(tenant):
             if (waits := self._running[tenant].waits) is not None:
                 self._had.pop(waits.tenant, None)
             self._end(tenant, "stopped")
 
     def placed(self, request: PlacementRequest, to: Assignment) -> None:
-        """End the move of a tenant that is placed again: a SharePod, or the claim of the next Pod of its controller."""
+        """End the move of a tenant that is placed again: of a SharePod, or of the claim of its controller's next
+        Pod.
+        """
         move = self._running.get(request.tenant) or self._of_next_pod(request, to)
         if move is not None:
             kept = move.to.node == to.node and set(move.to.gpus) == set(to.gpus)
             self._end(move.mover.tenant, "moved" if kept else "elsewhere")
-            move.mover = request  # the claim of the next Pod is another tenant
+            move.mover = request  # the claim of the next Pod is a tenant of its own
             self.on_moved(move, to.node)
 
     def review(self) -> None:
-        """Release the places of tenants that do not return."""
+        """Release the new places of movers that have not come back in time."""
         now = self._clock()
         self._had = {tenant: at for tenant, at in self._had.items() if now - at < self._after}
         for tenant, move in list(self._running.items()):
@@ -251,7 +263,7 @@ class Moving:
                 self._end(tenant, "lost")
 
     def clear(self) -> None:
-        """Forget all of them: this process no longer leads."""
+        """Drop all moves: this process no longer leads."""
         for tenant in list(self._running):
             self._state.cluster.give_up(tenant)
         self._running.clear()
@@ -269,8 +281,10 @@ class Moving:
         return movable.request if movable is not None else None
 
     def _of_next_pod(self, request: PlacementRequest, to: Assignment) -> OngoingMove | None:
-        """Return the move whose Pod's controller has created this request's Pod. That Pod is the replacement, or
-        another Pod that now has this place."""
+        """Return the move for which a controller has created the Pod of this request. None if there is none.
+
+        If several moves match, the first move with the same place is preferred.
+        """
         if request.owner is None or request.claim is None or request.pod_uid is not None:
             return None
         moves = [move for move in self._running.values() if move.mover.owner == request.owner]
@@ -279,12 +293,14 @@ class Moving:
         return found[0] if found else None
 
     def _claims_of(self, owner: str | None) -> frozenset[str]:
-        """Return the claims of Pods of a controller."""
+        """Return the uids of the claims that Pods of a controller use."""
         seen = self._state.seen_claims
         return frozenset(one.uid for one in seen.claims if any(pod.owner == owner for pod in seen.users(one)))
 
     def _is_gone(self, mover: PlacementRequest) -> bool:
-        """Return whether a moving SharePod will have no further run. A claim ends with its Pod."""
+        """Return True if a moving SharePod will have no further run. Always False for a claim, which ends with its
+        Pod.
+        """
         if mover.claim is not None and mover.pod_uid is None:
             return False
         sharepod = self._state.asking(mover.tenant)

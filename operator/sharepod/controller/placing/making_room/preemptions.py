@@ -1,15 +1,20 @@
-"""Preemptions: tenants of lower priority that free capacity for waiting requests, and the GPUs reserved for these.
+"""Preemptions: chooses tenants of lower priority (victims) that free capacity for a waiting request, and reserves GPUs
+for that request.
 
 Guarantees:
-- Only a request that was refused for lack of room, and whose Pod may preempt, preempts, and only tenants of lower
-  effective priority.
-- If lowering time is not enough, a movable tenant is moved before any other is evicted (`moving`).
-- The GPUs are reserved for the request from before the first eviction until it is placed, or no victim is left.
-- A successor needs no memory of this process: Pods show which tenants end, the ledger shows which were lowered.
-- A preemption whose victims turn out to be protected, or of higher priority by now, is given up; another set is chosen.
-- Tenants that end within an hour are preempted before tenants that may take longer. Each request has one set of such
-  slow tenants at a time. No further tenants are evicted while any of the set has more than an hour left.
-- Every waiting request gets its turn of the search, however many requests before it cannot be helped.
+- A request preempts only if it was refused for lack of room and its Pod's preemptionPolicy allows preemption. Its
+  victims have a lower effective priority.
+- Victims are first lowered to request 0. If this is not enough, a movable tenant is moved (`moving`). Only if no move
+  helps, tenants are evicted.
+- The GPUs are reserved for the request before the first eviction. They stay reserved until the request is placed, or no
+  victim is left.
+- The next leader needs no memory of this process: Pods show which tenants end, and the ledger shows which tenants were
+  lowered.
+- A preemption is given up, and another set of victims is chosen, if a PodDisruptionBudget protects a victim or a
+  victim's priority has risen.
+- Tenants with a grace period of at most an hour are preempted first. Each request has at most one set of slower tenants
+  at a time: while any of the set has more than an hour left, no further slow tenant is evicted for the request.
+- Victims are searched for every waiting request in turn, however many requests before it in the queue cannot be helped.
 - At most `per_minute` Pods are evicted, or shares lowered, a minute.
 """
 
@@ -44,14 +49,14 @@ from .victims_seen import VictimsSeen
 _PERIOD_S = 1.0
 """Least seconds between two searches: each reads all tenants."""
 _AGAIN_S = 10.0
-"""Seconds after which the search is repeated without any change: budgets change priorities."""
+"""Seconds after which the search is repeated even if no capacity has changed, because budgets change priorities."""
 TRIES = 4
-"""Requests per search: half are the first in the queue, the others those with the oldest search. A plan takes up to a
-few tenths of a second on 10,000 GPUs."""
+"""Requests per search. Half of them are the first in the queue; the others are the requests with the oldest search. A
+plan takes up to a few tenths of a second on 10,000 GPUs."""
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _UNTOUCHED_S = 120.0
-"""Seconds after which a preemption without evicted victims is given up: the API server accepts no evictions."""
+"""Seconds after which a preemption is given up if a victim's eviction has not been accepted by the API server."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +71,9 @@ class OngoingPreemption:
 
 
 def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tuple[PlacementRequest, WaitingTenant]]:
-    """Return the requests of `asked` with a turn: the first in the queue, then those with the oldest turn."""
+    """Return the requests of `asked` for which victims are searched now, at most `TRIES`: the first in the queue, then
+    the requests with the oldest search.
+    """
     first = heapq.nsmallest(TRIES // 2, asked, key=lambda item: queue_key(item[0]))
     taken = {item[0].tenant for item in first}
     others = (item for item in asked if item[0].tenant not in taken)
@@ -76,7 +83,7 @@ def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tupl
 
 
 def _holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
-    """Return whether a plan is still valid."""
+    """Return True if a plan still frees enough capacity for the request."""
     holds = holds_for_several if request.siblings else still_holds
     return holds(cluster, request, plan, victims)
 
@@ -89,11 +96,11 @@ class Preemptions:
     """Preemptions in progress, and the choice of new ones.
 
     Args:
-        state: The cluster state; its `cluster` reserves the GPUs.
+        state: The cluster state. The GPUs are reserved in its `cluster`.
         seen: Facts of the tenants.
-        moving: Moves tenants elsewhere.
+        moving: Moves in progress, and the choice of new moves.
         request_of: Returns a tenant's request; None if it no longer waits.
-        per_minute: Most Pods evicted, or shares lowered, a minute; 0: no preemption, though moves remain possible.
+        per_minute: Most Pods evicted, or shares lowered, a minute. 0 means no preemption; moves remain possible.
         clock: Monotonic seconds.
         on_lowered: Called with tenant and node of each lowered share, to be written.
         later: Called with the time, monotonic seconds, of the next search.
@@ -125,17 +132,19 @@ class Preemptions:
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.001) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[str, OngoingPreemption] = {}
         self._slow: dict[str, frozenset[str]] = {}
-        """By preempting tenant: victims' Pods that may take longer to end than a request waits for them."""
+        """By preempting tenant: uids of victims' Pods with a grace period of more than an hour."""
         self._next_look = 0.0
         self.on_begun: Callable[[OngoingPreemption], None] = lambda _preemption: None
-        """Called with each new preemption: its victims are to be notified, and evicted."""
+        """Called with each new preemption. The callee must notify and evict its victims."""
 
     def of(self, tenant: str) -> OngoingPreemption | None:
         """Return the preemption for a waiting tenant; None if there is none."""
         return self._running.get(tenant)
 
     def end(self, tenant: str, outcome: str) -> None:
-        """End a preemption: the tenant was placed, no longer waits, or gets capacity otherwise."""
+        """End the preemption for a tenant: the tenant was placed, no longer waits, or the plan is given up. `outcome`:
+        label of the metric.
+        """
         preemption = self._running.pop(tenant, None)
         if preemption is not None:
             metrics.PREEMPTIONS.labels(outcome).inc()
@@ -144,21 +153,25 @@ class Preemptions:
                 self.moving.stopped(preemption.plan.evict[0])
 
     def placed(self, request: PlacementRequest, to: Assignment) -> bool:
-        """End the preemption or move of a tenant that now has a place. Return whether tenants were preempted for it."""
+        """End the preemption for a tenant that now has a place, and the tenant's own move. Return True if there was a
+        preemption.
+        """
         preempted = request.tenant in self._running
         self.end(request.tenant, "placed")
         self.moving.placed(request, to)
         return preempted
 
     def refused(self, tenant: str, pod: str) -> None:
-        """Give up a preemption because a PodDisruptionBudget protects a victim; look for another set at once."""
+        """Give up a preemption because a PodDisruptionBudget protects the victim's Pod `pod`. Another set is searched
+        at once.
+        """
         self._seen.refused(pod)
         self.end(tenant, "refused")
         self._next_look = 0.0
         self._wake()
 
     def clear(self) -> None:
-        """Forget all of them: this process no longer leads."""
+        """Drop all preemptions: this process no longer leads."""
         for tenant in list(self._running):
             self._state.cluster.give_up(TenantId(tenant))
         self._running.clear()
@@ -166,10 +179,12 @@ class Preemptions:
         self.moving.clear()
 
     async def look(self, queue: WaitingQueue) -> None:
-        """Give up invalid preemptions, and begin new ones for the first waiting requests. `line`: the queue."""
+        """Give up invalid preemptions, then begin new preemptions for waiting requests in `queue`. Yields to other
+        tasks.
+        """
         now, places = self._clock(), queue.places
         if not (self._enabled or self.moving.enabled or self.moving) or not (places or self._running or self.moving):
-            return  # a former leader, with other settings, may have begun moves
+            return  # moves count even if they are turned off: a former leader with other settings may have begun them
         if now < self._next_look:
             self._later(self._next_look)
             return
@@ -203,7 +218,9 @@ class Preemptions:
             self._later(now + _AGAIN_S)
 
     async def _asked(self, queue: WaitingQueue, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
-        """Return the requests with a turn: they may preempt, and were not searched for in vain just now."""
+        """Return the requests for which victims are searched now. Each of them may preempt, and no recent search for it
+        was in vain.
+        """
 
         def is_due(waiting: WaitingTenant) -> bool:
             was_refused = waiting.refused_at_version is not None and waiting.tenant not in self._running
@@ -231,7 +248,9 @@ class Preemptions:
         return now < at + (_AGAIN_S if version == self._state.cluster.room_version else _PERIOD_S)
 
     async def _plan_quickly(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-        """Return the plan for a request: without tenants that take long to end, if others suffice."""
+        """Return the plan for a request. A plan without slow victims is preferred. None if no plan helps, or if slow
+        victims of an earlier plan for this request are still ending.
+        """
         plan = await self._plan(request, victims)
         if plan is None or not victims.are_slow(plan.evict):
             return plan
@@ -259,8 +278,9 @@ class Preemptions:
         victims: Victims,
         places: Mapping[str, WaitingTenant],
     ) -> bool:
-        """Begin a preemption: reserve the GPUs, lower shares, and pass on the tenants to evict. Return False if it may
-        not begin."""
+        """Begin a preemption: reserve the GPUs, lower shares, and hand over the tenants to evict. Return False if the
+        plan is no longer valid or may not begin.
+        """
         cluster = self._state.cluster
         if places.get(waiting.tenant) is not waiting or not _holds(cluster, request, plan, victims):
             return False
@@ -268,14 +288,14 @@ class Preemptions:
             metrics.PREEMPTIONS.labels("protected").inc()
             return False
         if not (plan.lower or plan.evict or plan.leaving):
-            return False  # it waits for its equals, as without preemption
+            return False  # nothing to preempt: the request waits for tenants of its own priority
         if plan.move_to is not None:
             mover = self.moving.may_begin(request, plan)
             if mover is None:
                 return False
             self.moving.begin(request, mover, plan)
         # 1. Reserve the GPUs. 2. Lower shares at once. 3. Evict and notify the other victims.
-        open_to = request.namespace if request.siblings else None  # its other claims are other tenants
+        open_to = request.namespace if request.siblings else None  # the Pod's other claims are tenants of their own
         cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority, open_to=open_to))
         for tenant in plan.lower:
             row = next((row for node, row in cluster.reservations_of(tenant) if node == plan.node), None)
@@ -285,7 +305,7 @@ class Preemptions:
         preemption = OngoingPreemption(request, plan, self._clock())
         self._running[waiting.tenant] = preemption
         self._slow[waiting.tenant] = self._slow.get(waiting.tenant, frozenset()) | self._seen.slow_pods(plan.evict)
-        if plan.move_to is None:  # moves have a limit of their own
+        if plan.move_to is None:  # moves have their own limit
             self._limiter.charge(len(plan.lower) + len(plan.evict))
         metrics.PREEMPTIONS.labels("begun").inc()
         log.info(
@@ -301,7 +321,7 @@ class Preemptions:
         return True
 
     def _review(self, places: Mapping[str, WaitingTenant], victims: Victims) -> bool:
-        """Give up invalid preemptions; return whether there was any."""
+        """Give up invalid preemptions. Return True if any was given up."""
         now, before = self._clock(), len(self._running)
         for tenant, item in list(self._running.items()):
             waiting = places.get(tenant)

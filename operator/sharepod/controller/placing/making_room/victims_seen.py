@@ -1,11 +1,11 @@
-"""Victims: preemption's facts of each tenant with a share.
+"""Victims: the facts of each tenant with a share that preemption needs.
 
 Guarantees:
-- A Pod is one victim, with all its claims; a claim that several Pods may use is none.
-- A tenant whose Pod is being deleted counts as leaving until its grace period is well over. If the grace period exceeds
-  `_LONGEST_GRACE_S`, the tenant does not count as leaving. A tenant whose Pod is deleted counts as leaving until its
-  row has stayed for `_ROW_STUCK_S`: its agent may see processes that never end.
-- A tenant with too few known facts is no victim.
+- A Pod is one victim together with all its claims. A claim that several Pods may use is never a victim.
+- A tenant counts as leaving, so that requests wait for its capacity, in two cases. Its Pod is being deleted and ends
+  within `_LONGEST_GRACE_S`; this counts until `_STUCK_S` after the grace period. Or its Pod is deleted; this counts
+  until its row has stayed for `_ROW_STUCK_S`, because a process that never ends keeps the row.
+- A tenant of which a needed fact is unknown is no victim.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sharepod.placement.state.types import Reservation
 _SLICE = 20
 """Nodes that are read before other tasks get a turn: about 10 ms of work with 30 tenants each."""
 _STUCK_S = 60.0
-"""Seconds after the end of its grace period for which a Pod counts as leaving. A kubelet needs some to confirm it, and
-a node that does not answer never will."""
+"""Seconds after the end of its grace period for which a Pod still counts as leaving. The kubelet needs some seconds to
+confirm the end; a node that does not answer never confirms it."""
 _LONGEST_GRACE_S = 3600.0
-"""Longest grace period, or rest of one, in seconds, that requests wait for: a Pod may have one of years."""
+"""Longest remaining grace period, in seconds, that requests wait for. Pods may have grace periods of years."""
 _ROW_STUCK_S = 120.0
 """Seconds for which a row counts as leaving after its Pod's deletion. Its agent confirms within seconds that no process
 is left, unless a process hangs in the driver."""
@@ -59,22 +59,23 @@ class VictimsSeen:
         self._wall = wall
         self._standing = standing
         self._protected: dict[str, float] = {}
-        """Until when the eviction of a Pod is not tried again, by uid."""
+        """By Pod's uid: time until which its eviction is not tried again."""
         self._evicted: dict[str, float] = {}
-        """Pods whose eviction was accepted, by uid, and until when that counts: the watch may not show it yet."""
+        """By uid of a Pod whose eviction was accepted: time until which the Pod counts as leaving although the watch
+        does not show it yet."""
         self._ending: dict[TenantId, float] = {}
-        """Tenants with a row whose Pods are deleted, and since when this was seen."""
+        """By tenant of which only the row is left: time at which this was first seen."""
 
     def refused(self, pod: str) -> None:
-        """Note that a PodDisruptionBudget has refused the eviction of a Pod."""
+        """Record that a PodDisruptionBudget has refused the eviction of a Pod."""
         self._protected[pod] = self._clock() + _PROTECTED_S
 
     def evicted(self, pod: str) -> None:
-        """Note that the eviction of a Pod was accepted."""
+        """Record that the API server has accepted the eviction of a Pod."""
         self._evicted[pod] = self._clock() + _STUCK_S
 
     def leaves(self, tenant: str) -> bool:
-        """Return whether the Pod of a tenant is being deleted, or is deleted."""
+        """Return True if all Pods of a tenant are ending, ended or deleted."""
         return all(pod.deleting or pod.ended or pod.uid in self._evicted for pod in self.pods_of(tenant))
 
     async def lowest(self) -> int:
@@ -92,16 +93,16 @@ class VictimsSeen:
         return found
 
     def goes_within(self, tenant: str, seconds_: float) -> bool:
-        """Return whether no Pod of a tenant has a longer grace period than this."""
+        """Return True if no Pod of a tenant has a grace period longer than `seconds_`."""
         return all(pod.grace_s <= seconds_ for pod in self.pods_of(tenant))
 
     def slow_pods(self, tenants: Iterable[str]) -> frozenset[str]:
-        """Return the uids of the tenants' Pods that take too long to wait for after an eviction."""
+        """Return the uids of the tenants' Pods with a grace period of more than `_LONGEST_GRACE_S`."""
         pods = (pod for tenant in tenants for pod in self.pods_of(tenant))
         return frozenset(pod.uid for pod in pods if pod.grace_s > _LONGEST_GRACE_S)
 
     def goes_slowly(self, uid: str) -> bool:
-        """Return whether a Pod was evicted, still exists, and takes too long to wait for."""
+        """Return True if a Pod was evicted, still exists, and has more than `_LONGEST_GRACE_S` left."""
         pod = self._state.pods.get(uid) or self._state.seen_claims.pods.get(uid)
         if pod is None or pod.ended:
             return False
@@ -131,7 +132,7 @@ class VictimsSeen:
         return Victims(units, {one: priority for one, priority in leaving.items() if one not in stuck}, stuck)
 
     def _on_nodes(self, nodes: Sequence[NodeAccount]) -> Victims:
-        """Return the tenants of these nodes. A Pod, and so a unit, is on one node."""
+        """Return the victims on these nodes. All claims of a Pod are on one node, so no victim is split."""
         facts: dict[TenantId, VictimFacts] = {}
         for node in nodes:
             for tenant, row in node.rows.items():
@@ -141,7 +142,7 @@ class VictimsSeen:
         return victims_of(facts)
 
     def _ending_on(self, nodes: Sequence[NodeAccount]) -> set[TenantId]:
-        """Return the tenants of these nodes of which only the row is left."""
+        """Return the tenants on these nodes whose rows are being released, or of which only the row is left."""
         rows = ((tenant, row.wanted) for node in nodes for tenant, row in node.rows.items())
         return {tenant for tenant, row in rows if row.releasing or self._is_gone(tenant)}
 
@@ -158,19 +159,20 @@ class VictimsSeen:
         return (pod,) if pod is not None else ()
 
     def _gone(self, tenant: TenantId) -> VictimFacts:
-        """Return the facts of a tenant whose Pod is deleted: its row is removed once its agent finds no process of
-        it."""
+        """Return the facts of a tenant whose Pod is deleted. It counts as leaving: its row is removed once the agent
+        finds no process of it.
+        """
         lost = self._state.lost_pods.get(tenant)
         priority = self._standing(lost.namespace).effective_priority(lost.priority) if lost is not None else 0
         return VictimFacts(unit=tenant, priority=priority, leaving=True)
 
     def ran_for(self, tenant: TenantId) -> float:
-        """Return the seconds since the first of a tenant's Pods started; 0 where none has."""
+        """Return the seconds since the first of a tenant's Pods started. 0 if none has started."""
         began = [at for pod in self.pods_of(tenant) if (at := seconds(pod.started)) is not None]
         return max(0.0, self._wall() - min(began)) if began else 0.0
 
     def fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
-        """Return the facts of one tenant; None if it cannot be a victim."""
+        """Return the facts of one tenant. None if the tenant cannot be a victim."""
         pods = self.pods_of(tenant)
         claim = self._state.seen_claims.claims.get(tenant)
         if self._is_gone(tenant):
