@@ -1,10 +1,11 @@
 """Client of the API server: typed calls by resource, and writes only while this process leads.
 
 Guarantees, in addition to those of `kube`:
-- Once `may_write` returns False, a write raises `NotLeadingError` before it is sent; so does each retry.
-- An object of SharePod's never counts as missing while its resource is not served: such a call fails as unanswered.
-- A call that the API server has not begun (429, or 503 with Retry-After) is retried at the server's time plus a random
-  delay. An eviction is not retried: there, 429 is the answer of a PodDisruptionBudget.
+- While `may_write` returns False, every write, and every retry of a write, raises `NotLeadingError` and is not sent.
+- While the API server does not serve a SharePod resource (CRD not installed), a GET fails with `UnavailableError`. So
+  an object of that kind never counts as missing.
+- A call that the API server refused before it began (429, or 503 with Retry-After) is retried after the server's pause
+  plus a random delay. An eviction is not retried, because there 429 reports a PodDisruptionBudget.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from sharepod.kube import (
 T = TypeVar("T")
 
 _TRIES = 4
-"""Tries of a call that the API server asks to retry; then the call fails."""
+"""Most tries of a call that the API server asks to retry. After the last one the call fails."""
 _OTHER_HISTORY = "the API server's versions went back since it was asked"
 _TOO_MANY = 429
 """HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 LONGEST_WAIT_S = 30.0
-"""Longest pause, in seconds, at the server's request. A call with a longer pause fails instead."""
+"""Longest Retry-After, in seconds, that a call waits for. With a longer one the call fails at once."""
 
 
 class NotLeadingError(Exception):
-    """A write was tried by a process that is not, or no longer, the leader."""
+    """A process that does not lead tried to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ GPUBUDGETS = Resource(f"/apis/{objects.API_VERSION}", gpubudget.PLURAL)
 GPUSTATEMENTS = Resource(f"/apis/{objects.API_VERSION}", statement.STATEMENT_PLURAL)
 
 _MISSED = (f"{SHAREPODS.prefix}/", f"{PODS.prefix}/")
-"""Paths of objects whose absence leads to decisions."""
+"""Paths of objects whose absence has consequences, so that a 404 for an unserved resource must not count as absence."""
 
 
 class Client:
@@ -102,8 +103,8 @@ class Client:
         read_timeout: Seconds for one GET or one page of a list.
         write_timeout: Seconds for one write.
         page_size: Objects in one page of a list.
-        may_write: Asked before each write.
-        tries: Tries of a call that the server has not begun.
+        may_write: Returns True while this process may write. Called before each write.
+        tries: Most tries of a call that the server asks to retry.
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class Client:
         await self._api.close()
 
     def forget(self) -> None:
-        """Fail every call in flight: its answer would belong to another history of the API server."""
+        """Fail every call in flight. Called when the API server's versions went back (etcd restored): the answers would
+        describe objects from before the restore.
+        """
         self._forgotten += 1
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Json:
@@ -138,18 +141,20 @@ class Client:
 
     @property
     def answered_s(self) -> float | None:
-        """Seconds since the API server has answered anything but "try again later"; None if it never has."""
+        """Seconds since the API server's last answer other than "try again later". None if there was none."""
         return None if self._api.answered_at is None else time.monotonic() - self._api.answered_at
 
     def hangs_alone(self, error: ApiError) -> bool:
-        """Return whether only this write was left unanswered while the server answered others: it waits for a third
-        party, such as an admission webhook."""
+        """Return True if a write got no answer while the API server answered other calls. The API server then most
+        likely waits for an admission webhook."""
         answered_s = self.answered_s
         return error.was_not_answered and answered_s is not None and answered_s < self._write_timeout
 
     @property
     def rejected_for_s(self) -> float:
-        """Seconds for which the API server has accepted neither credentials nor certificate; 0 if it accepts them."""
+        """Seconds for which every call has failed because the API server rejects the credentials (401) or presents an
+        untrusted certificate. 0 if calls succeed.
+        """
         return self._api.rejected_for_s
 
     @property
@@ -166,7 +171,7 @@ class Client:
         limit: int | None = None,
         take: Callable[[Json], None],
     ) -> None:
-        """Read a list to its end, page by page, without its unreadable items. For the arguments see `page`."""
+        """Read a whole list, page by page. Unreadable items are skipped. For the arguments see `page`."""
         tokens, token = PageTokens(resource.path(namespace=namespace)), ""
         while True:
             listed = await self.page(
@@ -201,8 +206,8 @@ class Client:
             token: Start of the page: `continue` of the page before.
             timeout_s: Longest silence in seconds; None: the timeout of reads.
             heard: Called with each piece that arrives.
-            take: Receives each object.
-            unreadable: Receives the readable part of each unreadable object.
+            take: Called with each object.
+            unreadable: Called with the readable part of each unreadable object.
         """
         query = {"limit": str(limit or self.page_size), **_selectors(labels, fields)}
         if token:
@@ -221,7 +226,8 @@ class Client:
         strict: bool = False,
         timeout_s: float | None = None,
     ) -> Json:
-        """Create an object; with `strict`, unknown and duplicate fields are refused instead of dropped.
+        """Create an object. With `strict`, the API server refuses unknown and duplicate fields instead of dropping
+        them.
 
         `timeout_s`: seconds; None: the timeout of writes.
         """
@@ -253,7 +259,7 @@ class Client:
         return await self._call("PATCH", resource.path(name, namespace), body, content=MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """Apply `body` to the status, server-side: its fields are set, the fields of other managers stay."""
+        """Write the status by server-side apply. Fields in `body` are set, and the fields of other managers stay."""
         query = {"fieldManager": "sharepod-operator", "force": "true"}
         return await self._call(
             "PATCH", resource.path(name, namespace, "status"), body, query=query, content=APPLY_PATCH
@@ -272,16 +278,19 @@ class Client:
         uid: str,
         resource_version: str | None = None,
     ) -> None:
-        """Delete the object with this uid, in this version if one is given. Raises `ConflictError` if it is another."""
+        """Delete the object with this uid, and with this resourceVersion if one is given. Raises `ConflictError` if the
+        stored object has another uid or resourceVersion.
+        """
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         await self._call("DELETE", resource.path(name, namespace), body)
 
     async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
-        """Evict the pod with this uid by the Eviction API. `dry_run`: only check whether that is allowed now.
+        """Evict the pod with this uid by the Eviction API. `dry_run`: only check whether the eviction is allowed now.
 
-        Raises `UnavailableError` with status 429 if a PodDisruptionBudget or a webhook forbids it. Two budgets for one
-        pod also forbid it: that answer is 201 with a Status of failure.
+        Raises `UnavailableError` with status 429 if a PodDisruptionBudget or a webhook forbids the eviction. Two
+        budgets that select one pod also forbid it; the API server then answers 201 with a Status of failure, which
+        raises the same error.
         """
         options: Json = {"preconditions": {"uid": uid}}
         if dry_run:
@@ -314,7 +323,8 @@ class Client:
         heard: Callable[[], None],
         unreadable: TakeUnreadable,
     ) -> AsyncGenerator[Json, None]:
-        """Yield events (`{"type", "object"}`, bookmarks included) from a version on until the server ends the watch.
+        """Yield watch events (`{"type", "object"}`, bookmarks included) after version `since`, until the server ends
+        the watch.
 
         Raise `GoneError` if the version is too old, `SilentError` if the server does not end the watch in time.
         `heard` is called when the watch is answered, and with each piece that arrives; `unreadable` takes the objects
@@ -363,7 +373,7 @@ class Client:
         return await self._made(verb or _VERBS[method], call)
 
     async def _made(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, retry it as often as the server asks; record its time."""
+        """Make a call, retry it while the server asks for that, at most `tries` times, and record its duration."""
         tries = 1 if verb == "evict" else self._tries
         while True:
             began = time.perf_counter()
@@ -385,13 +395,15 @@ _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DE
 
 
 def jittered(seconds: float) -> float:
-    """Return slightly more than the server asked for, at random: clients then do not all retry at once."""
+    """Return the server's pause plus a random part, so that clients do not all retry at once."""
     return seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load, nothing secret
 
 
 @cache
 def _seconds(verb: str) -> Histogram:
-    """Return the histogram of a verb, cached: a look-up for each call would take as long as the count itself."""
+    """Return the histogram of a verb. It is cached, because a look-up for each call takes as long as the observation
+    itself.
+    """
     return metrics.API_SECONDS.labels(verb)
 
 

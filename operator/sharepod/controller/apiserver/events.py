@@ -1,11 +1,11 @@
 """Event recorder: writes Events, as `kubectl describe` shows them.
 
 Guarantees:
-- Writing an Event never delays or fails the work that it reports.
-- An Event with the same object, reason and note is repeated only after ten minutes.
-- Per reason and object, `_BURST` Events are written at once, then one a minute.
-- While too many wait to be written, new Events are dropped and counted; one namespace may use a quarter of the queue.
-- Namespaces take turns: a namespace with a slow admission webhook for Events delays only its own.
+- Writing an Event never delays the work that the Event reports, and never makes it fail.
+- An Event with the same object, reason and note is written again only after ten minutes.
+- Per object and reason, at most `_BURST` Events are written at once, and after that one a minute.
+- If the queue is full, new Events are dropped and counted. One namespace may use a quarter of the queue.
+- Namespaces take turns, so a slow admission webhook of one namespace delays only the Events of that namespace.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from .client import EVENTS, Client
 from .workqueue import WorkQueue
 
 _WAITING = 1000
-"""Most Events that wait to be written: as many as the API server takes in about 10 s."""
+"""Most Events in the queue: as many as the API server accepts in about 10 s."""
 _WAITING_OF_ONE = _WAITING // 4
-"""Events of one namespace that wait."""
+"""Most Events of one namespace in the queue."""
 _WRITERS = 4
-"""Events that are written at a time."""
+"""Number of Events that are written at the same time."""
 _REPEAT_S = 600.0
-"""Seconds until the same reason and note about an object is written again: an Event lives for an hour."""
+"""Seconds until an Event with the same object, reason and note is written again. The API server keeps an Event for an
+hour."""
 _REMEMBERED = 10_000
-"""Events and rate limiters that are remembered: about 1 MB each."""
+"""Most written Events, and most rate limiters, that are remembered: about 1 MB for each kind."""
 _BURST = 10
-"""Events of one reason about one object that are written at once."""
+"""Most Events of one reason about one object that are written without a pause."""
 _PERIOD_S = 60.0
 """Seconds per Event of one reason about one object, after the burst."""
 _VERSIONS = {"Pod": "v1", claims.KIND: claims.API_VERSION}
 """API versions of the objects of Events, except SharePod's own."""
 _NOTE_LIMIT = 1024
-"""Bytes of a note that events.k8s.io/v1 takes."""
+"""Longest note in bytes that events.k8s.io/v1 accepts."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Event that waits to be written; `kind` and `about`: the object it is about."""
+    """Event in the queue. `kind` and `about`: the object that the Event is about."""
 
     kind: str
     about: ObjectFacts
@@ -64,7 +65,7 @@ class _Event:
 
 
 class Events:
-    """Recorder of Events. `identity`: name of this process in them; `clock`: monotonic seconds."""
+    """Recorder of Events. `identity`: name of this process in the Events. `clock`: monotonic seconds."""
 
     def __init__(self, client: Client, identity: str, clock: Callable[[], float]) -> None:
         self._client = client
@@ -72,9 +73,9 @@ class Events:
         self._clock = clock
         self._numbers = itertools.count()
         self._waiting: dict[int, _Event] = {}
-        """Events that are not written yet, by number."""
+        """By sequence number: Events that are not written yet."""
         self._waiting_of: Counter[str] = Counter()
-        """Number of them by namespace."""
+        """By namespace: number of Events that are not written yet."""
         self._queue: WorkQueue[int] = WorkQueue(
             "event", self._write, _WRITERS, lambda number: self._waiting[number].about.namespace
         )
@@ -93,7 +94,7 @@ class Events:
             metrics.EVENTS_DROPPED.inc()
 
     def warning(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
-        """Record an Event of type Warning: something needs a person, or may."""
+        """Record an Event of type Warning, for a state that needs, or may need, a person's action."""
         self._record(_Event(kind, about, "Warning", reason, action, note))
 
     async def run(self) -> None:
@@ -150,7 +151,7 @@ class Events:
         about = event.about
         now = datetime.datetime.now(datetime.UTC)
         note = clipped(event.note, _NOTE_LIMIT)
-        while len(note.encode("utf-8", "surrogatepass")) > _NOTE_LIMIT:  # half a pair
+        while len(note.encode("utf-8", "surrogatepass")) > _NOTE_LIMIT:  # the cut may leave half a surrogate pair
             note = note[:-2] + "…"
         version = _VERSIONS.get(event.kind, API_VERSION)
         regarding = {"apiVersion": version, "kind": event.kind, "name": about.name, "uid": about.uid}

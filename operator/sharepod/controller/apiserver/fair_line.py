@@ -9,13 +9,13 @@ Key = TypeVar("Key")
 
 
 class FairLine(Generic[Key]):
-    """Line of keys, each once. Adding, discarding and taking cost no more for a longer line."""
+    """Queue of keys; each key is in it at most once. Adding, discarding and taking take constant time."""
 
     def __init__(self) -> None:
         self._arrivals: dict[Key, tuple[str, float]] = {}
-        """Keys in order of arrival: owner, and time of arrival."""
+        """By key, in order of arrival: (owner, time of arrival)."""
         self._owners: dict[str, dict[Key, None]] = {}
-        """Owners in order of their turns: their keys in order of arrival."""
+        """By owner, in order of turns: its keys in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -44,7 +44,9 @@ class FairLine(Generic[Key]):
             del self._owners[owner]
 
     def take(self, may: Callable[[str], bool]) -> tuple[Key, str] | None:
-        """Take the first key of the next owner for which `may` is true; return key and owner, or None."""
+        """Remove and return (key, owner): the first key of the next owner for which `may` returns True. None if there
+        is none.
+        """
         owner = next((owner for owner in self._owners if may(owner)), None)
         if owner is None:
             return None
@@ -52,7 +54,7 @@ class FairLine(Generic[Key]):
         key = next(iter(keys))
         del keys[key], self._arrivals[key]
         if keys:
-            self._owners[owner] = keys  # to the end of the round
+            self._owners[owner] = keys  # this owner's next turn comes after all other owners
         return key, owner
 
     def clear(self) -> None:

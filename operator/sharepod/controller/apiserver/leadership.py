@@ -1,17 +1,19 @@
 """Leader election by a Lease of `coordination.k8s.io`.
 
 Guarantees:
-- At most one process acts at a time, whatever the clocks of other machines. Every time is read from this machine's own
-  clock, which includes suspension.
-- A released Lease is taken as soon as the watch shows it; the Lease of a dead holder as soon as it has ended.
-- The Lease of another process counts as ended once it was not seen to change for its own duration.
-- The acting process creates a deleted Lease again. Another process that has ever seen the Lease creates it only once it
+- At most one process acts at a time, even if machines' clocks differ. All times are read from this machine's own clock,
+  which also counts suspension.
+- A released Lease is taken as soon as the watch shows its release. The Lease of a dead process is taken as soon as it
+  has ended.
+- The Lease of another process has ended once this process has seen no change of it for the duration that the Lease
+  names.
+- If the Lease is deleted, the acting process creates it again. Any other process that has seen the Lease waits until it
   has been missing for its duration.
-- This process stops acting once its last successful renewal *began* longer ago than the renew deadline. `acting` turns
-  false without any task running.
-- A leader that stopped acting and then renews after all has lost and gained leadership: it reconsiders all that it
-  dropped.
-- The renew deadline lies before the Lease's end by more than one write takes (checked in `settings.py`).
+- This process stops acting once the *beginning* of its last successful renewal is longer ago than the renew deadline.
+  `acting` then returns False even if no task runs.
+- If a leader stops acting and then renews its Lease, `on_lost` and `on_gained` are called. So it reconsiders all work
+  that it dropped.
+- The renew deadline is before the Lease's end by at least the timeout of one write (checked in `settings.py`).
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ NAME = "sharepod-operator"
 """Name of the operator's Lease."""
 
 _END_S = 0.02
-"""Seconds after the end of another's Lease until it is tried for."""
+"""Seconds from the end of another process's Lease until this process tries to take it."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """Lease of another process as last seen to change: its resourceVersion, and when, in seconds of the clock."""
+    """Lease of another process: its latest resourceVersion, and the time at which that was first seen."""
 
     version: str
     at: float
@@ -54,15 +56,15 @@ class Leadership:
     """Leader elector.
 
     Args:
-        client: Must not refuse to write while this process does not lead.
+        client: The API server. This client must also write while this process does not lead.
         namespace: Namespace of the Lease.
         identity: Name of this process in the Lease.
-        duration: Seconds for which the Lease holds without renewal.
+        duration: Seconds after its last renewal at which the Lease ends.
         renew_deadline: Seconds after which a leader that could not renew stops acting.
         retry_period: Seconds between two tries.
         on_gained: Called each time this process becomes the leader.
-        on_lost: Called each time it ceases to be.
-        clock: Seconds since the machine started, time asleep included.
+        on_lost: Called each time this process ceases to be the leader.
+        clock: Seconds since the machine started, including suspension.
     """
 
     def __init__(
@@ -88,15 +90,15 @@ class Leadership:
         self._on_lost = on_lost
         self._clock = clock
         self._renewed: float | None = None
-        """When the last successful renewal began."""
+        """Time at which the last successful renewal began. None without leadership."""
         self._led = False
         self._observed: ObservedLease | None = None
         self._ends: float | None = None
-        """When the Lease of another process ends, unless it changes; None: not known."""
+        """Time at which the Lease of another process ends if it does not change. None if unknown."""
         self._exists = False
-        """The Lease has existed."""
+        """True once this process has seen the Lease."""
         self._missing_since: float | None = None
-        """When the Lease was first seen to be missing after it had existed."""
+        """Time at which the Lease was first found missing after this process had seen it."""
         self._wake = asyncio.Event()
 
     def acting(self) -> bool:
@@ -104,7 +106,9 @@ class Leadership:
         return self._led and self._renewed is not None and self._clock() < self._renewed + self._renew_deadline
 
     async def run(self) -> None:
-        """Try for the Lease and renew it until cancelled; then give it up, so that a successor need not wait."""
+        """Try to take the Lease, and renew it, until cancelled. Then release it, so that the next leader need not wait
+        for its end.
+        """
         try:
             while True:
                 await self.step()
@@ -113,7 +117,9 @@ class Leadership:
             await self._give_up()
 
     def noticed(self, lease: Json) -> None:
-        """Record a Lease from the watch: a free Lease, or another process's, is handled at once."""
+        """Record a Lease from the watch. If the Lease is free or was taken by another process, the next try begins at
+        once.
+        """
         if str(lease["metadata"].get("name")) != NAME:
             return
         holder = (lease.get("spec") or {}).get("holderIdentity") or ""
@@ -132,7 +138,7 @@ class Leadership:
         self._wake.clear()
 
     def wait_s(self) -> float:
-        """Return the seconds until the next try: the period, or less if another's Lease ends earlier."""
+        """Return the seconds until the next try: the retry period, or less if another process's Lease ends earlier."""
         if self._led or self._ends is None:
             return self._retry_period
         return min(self._retry_period, max(0.0, self._ends - self._clock()) + _END_S)
@@ -142,11 +148,12 @@ class Leadership:
         began = self._clock()
         try:
             held = await self._try()
-        except Exception as error:  # an answer that is no Lease is worth as much as none
+        except Exception as error:  # an answer that is no Lease counts as no answer
             log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=repr(error))
             held = self.acting()
         else:
-            if not self.acting():  # even if it is still the leader: its writes in between were refused
+            # also for a process that still holds the Lease: its writes were refused while it did not act
+            if not self.acting():
                 self._turn(False)
             self._renewed = began if held else None
         self._turn(held)
@@ -165,7 +172,7 @@ class Leadership:
             self._on_lost()
 
     async def _try(self) -> bool:
-        """Try once; return whether this process now holds the Lease."""
+        """Try once to take or renew the Lease. Return True if this process now holds it."""
         try:
             lease = await self._client.get(LEASES, NAME, self._namespace)
             version = str(lease["metadata"]["resourceVersion"])
@@ -197,13 +204,15 @@ class Leadership:
         return self._clock() > self._missing_since + self._duration
 
     def _ended(self, version: str, spec: Json) -> bool:
-        """True if the Lease of another process was not seen to change for its own duration."""
+        """True if no change of another process's Lease was seen for the duration that the Lease names."""
         observed = self._observe(version)
         self._ends = observed.at + float(spec.get("leaseDurationSeconds") or self._duration)
         return self._clock() > self._ends
 
     def _observe(self, version: str, *, later: bool = False) -> ObservedLease:
-        """Note a version of another's Lease; `later`: only if it is later than the known one."""
+        """Record a version of another process's Lease. `later`: True: only if this version is later than the known
+        version.
+        """
         known = self._observed
         if known is None or (_is_later(version, known.version) if later else version != known.version):
             known = self._observed = ObservedLease(version, self._clock())
@@ -217,7 +226,8 @@ class Leadership:
             spec["acquireTime"] = now
             transitions = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
             spec["leaseTransitions"] = min(transitions, _MOST_TRANSITIONS)
-        # Whole seconds only: the field is an integer; rounded up, so that a successor rather waits too long.
+        # The field takes whole seconds. They are rounded up, so that another process waits too long rather than too
+        # short.
         spec |= {"holderIdentity": self.identity, "renewTime": now, "leaseDurationSeconds": -int(-self._duration // 1)}
         metadata = {"name": NAME, "namespace": self._namespace}
         if current is not None:
@@ -243,5 +253,5 @@ class Leadership:
 
 
 def _is_later(version: str, known: str) -> bool:
-    """Return whether a version is later than a known version. Versions are numbers; others are never later."""
+    """Return True if a version is later than a known version. A version that is not a number is never later."""
     return version.isdecimal() and known.isdecimal() and int(version) > int(known)

@@ -2,15 +2,17 @@
 
 Guarantees:
 - After a list the store holds each object that existed when the list began and still exists, and no deleted object.
-- A list follows a watch that ends with 410 or an ERROR event, or falls silent. A watch whose connection breaks resumes.
+- If a watch ends with 410 or an ERROR event, or is silent too long, everything is listed again. If its connection
+  breaks, the watch resumes at its last version.
 - Before a watch resumes, a list of one object shows whether the API server's versions went back (etcd restored
   from a backup). If so, everything is listed again and the store replaced.
-- An unreadable object affects only itself: it is skipped and counted, and its owner notified if known. After an event
-  that does not name its object, everything is listed once the watch ends: the affected object is unknown.
-- Objects are recorded one by one as they arrive: no page is held.
-- A page that is late, or breaks off after a while, is requested again at its place in the list, smaller, down to one
-  object. Pages grow again while they arrive fast.
-- A Retry-After is obeyed, up to `LONGEST_WAIT_S`: an error page of a load balancer must not stop a watch for hours.
+- An unreadable object affects only itself: it is skipped and counted, and its owner is notified if known. If an event
+  does not name its object, everything is listed once the watch ends, because the affected object is unknown.
+- Objects are recorded one by one as they arrive, so no whole page is in memory.
+- If a page arrives late or breaks off after `_LONG_PAGE_S`, a smaller page is requested at the same place in the list,
+  down to one object. Pages grow again while they arrive fast.
+- A Retry-After is obeyed up to `LONGEST_WAIT_S`, so that an error page of a load balancer does not stop a watch for
+  hours.
 - A resource that is not served yet is requested every `_NOT_SERVED_S`, or `_OPTIONAL_S`.
 """
 
@@ -44,30 +46,31 @@ from .client import LONGEST_WAIT_S, Client, Resource, jittered
 from .watch_freshness import BELIEF_S, WatchFreshness
 
 _BACKOFF = Backoff(0.25, 3.0)
-"""Seconds before a retry: an API server that is back is noticed within the longest."""
+"""Pause before a retry, in seconds: first and longest. The longest pause bounds how late a reachable API server is
+noticed."""
 _NOT_SERVED_S = 2.0
-"""Seconds between two tries while the resource is not served: its CRD may be applied any time."""
+"""Seconds between two tries while the resource is not served, as its CRD may be applied at any time."""
 _OPTIONAL_S = 15.0
-"""The same for a kind that placement does not depend on, which an older API server never serves."""
+"""The same for a kind that placement does not need. An older API server may never serve it."""
 _TURN_S = 0.005
 """Seconds of recording events or removing deleted objects before other tasks get a turn."""
 _STEADY_S = 5.0
-"""Seconds that a watch must have lasted for the next failure to count as the first: longer than the pauses."""
+"""Seconds after which a watch counts as steady: its next failure counts as the first. Longer than the pauses."""
 _CHECK_TIMEOUT_S = 5.0
 """Timeout, in seconds, of the list of one object before a watch: equals the timeout for a watch's first answer."""
 _PAGE_STEP = 4
-"""Factor by which pages shrink and grow: two or three timeouts until the largest Pods fit."""
+"""Factor by which pages shrink and grow. With 4, pages fit the largest Pods after two or three timeouts."""
 _LONG_PAGE_S = 10.0
-"""Seconds after which a break-off counts as caused by the page's size: an API server ends an answer after 60 s, proxies
-earlier. A connection that is reset at once does not depend on the page."""
+"""Seconds of reading after which a broken connection counts as caused by the page's size. API servers end an answer
+after 60 s, proxies earlier. A connection that breaks earlier has another cause."""
 _PAGE_GROWS_WITHIN = 1 / 4
-"""Part of the timeout within which a page that is larger by `_PAGE_STEP` must be expected to arrive."""
+"""Pages grow if the next larger page is expected to arrive within this part of the read timeout."""
 _LOG_S = 10.0
 """Least seconds between two log lines about a failure that lasts."""
 _LOG_OPTIONAL_S = 3600.0
-"""The same for a kind that placement does not depend on."""
+"""The same for a kind that placement does not need."""
 _LONGEST_WHY = 300
-"""Longest reason kept of an unreadable object, in characters: an exception may quote the object."""
+"""Longest kept reason of an unreadable object, in characters. An exception may quote the whole object."""
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +79,7 @@ class Mirror(Protocol):
     """Store of one kind of object that a reflector keeps up to date."""
 
     def put(self, raw: Json, /) -> None:
-        """Record an object; ignore a version older than the cached one."""
+        """Record an object. Ignore a version that is older than the cached version."""
 
     def put_unreadable(self, metadata: Json, why: str, /) -> None:
         """Record an object of which only this metadata is readable."""
@@ -102,8 +105,8 @@ class Reflector:
         namespace: None: all.
         labels: Label selector.
         fields: Field selector.
-        needed: Placement depends on it.
-        on_listing: Called before everything is listed: changes since the last watch event were not seen.
+        needed: True if placement needs this kind.
+        on_listing: Called before everything is listed. Changes since the last watch event were not seen one by one.
         on_replaced: Called before the store is replaced because the API server's versions went back.
         clock: Monotonic seconds.
     """
@@ -140,25 +143,25 @@ class Reflector:
         """Highest version of a list or an event."""
         self._heard_at = clock()
         self._arrived_at: float | None = None
-        """When a piece of a list last arrived; None: never."""
+        """Time at which a part of a list last arrived. None before the first."""
         self._opened_at: float | None = None
-        """When the watch that is open, or was last, was answered."""
+        """Time at which the API server answered the present or last watch."""
         self._followed_at = float("-inf")
-        """When a watch was last answered, however long it lasted."""
+        """Time at which the API server last answered a watch, however long that watch lasted."""
         self._failures = 0
         self._failure: ApiError | None = None
         self._failed_at = self._told_at = clock()
         self._unreadable_log = UnreadableLog(clock)
         self._page: int | None = None
-        """Objects in a page, while pages are smaller because one did not arrive in time; None: as many as usual."""
+        """Objects per page while pages are reduced because a page did not arrive in time. None: the usual number."""
         self._watching: asyncio.Task[None] | None = None
         self._reopening = False
         self._missed = False
-        """An event did not name its object."""
+        """True after an event that did not name its object."""
         self._histories = 0
-        """How often the versions were found to go back, by this kind or another."""
+        """Number of times that the versions were found to have gone back, by this reflector or another."""
         self.listed = False
-        """True once everything was listed, and while the store is worth believing."""
+        """True once everything was listed. False again from when the versions went back until the next list."""
 
     def freshness(self) -> WatchFreshness:
         """Return the present freshness."""
@@ -174,8 +177,9 @@ class Reflector:
         )
 
     def followed_since(self, moment: float) -> bool:
-        """Return whether everything was listed, and a watch answered at this time or later; a page of a list does not
-        count."""
+        """Return True if everything was listed and the API server has answered a watch at `moment` or later. An
+        answered list does not count.
+        """
         return self.listed and self._followed_at >= moment
 
     async def run(self) -> None:
@@ -205,7 +209,7 @@ class Reflector:
             await asyncio.sleep(pause or self._pause())
 
     def _pause(self) -> float:
-        """Return how long to wait before the next try: not at all after a watch that was steady."""
+        """Return the seconds until the next try. 0 after a watch that lasted `_STEADY_S`."""
         if self._opened_at is not None and self._clock() >= self._opened_at + _STEADY_S:
             self._failures = 0
             if self._failure is None and self._since is not None:
@@ -219,12 +223,12 @@ class Reflector:
         listed = self.listed
         self._histories += 1
         self._since, self._seen, self.listed = None, 0, False
-        self._mirror.invalidate()  # also while it is not served, as a CRD for the first seconds of an API server
+        self._mirror.invalidate()  # also while the kind is not served, as a CRD in the first seconds of an API server
         if listed:
             self.reopen()
 
     def reopen(self) -> None:
-        """Open the watch again at its version: the API server then sends at once the events since."""
+        """Open the watch again at its last version. The API server then sends all events since that version at once."""
         if self._watching is not None:
             self._reopening = True
             self._watching.cancel()
@@ -232,8 +236,8 @@ class Reflector:
     async def list_all(self) -> None:
         """List everything, and remove deleted objects. Raise `ApiError`.
 
-        A list begun before another kind has shown that the versions went back may be of the former history: it is
-        repeated.
+        If another reflector finds during the list that the versions went back, the list may describe the state before
+        the restore. It is then repeated.
         """
         if self._seen and not await self._continues():
             self._invalidate()
@@ -250,9 +254,10 @@ class Reflector:
         log.debug("listed", kind=self.kind, version=version)
 
     async def _pages(self, history: int) -> int:
-        """List page by page, once more if the list expires midway; return its version.
+        """Read the list page by page, then remove the objects that it does not contain. Return the list's version. If
+        the list expires midway (410), begin again, at most twice.
 
-        A list during which the versions went back removes no object: `history` is then outdated.
+        `history`: value of `_histories` at the start. If it has changed meanwhile, no object is removed.
         """
         self._on_listing()
         for last in (False, False, True):
@@ -313,8 +318,9 @@ class Reflector:
                 return version
 
     def _shrink_page(self, error: UnavailableError, took: float) -> bool:
-        """Request smaller pages if a page was late or broke off after `took` seconds; return whether smaller pages are
-        possible."""
+        """Reduce the page size if a page was late or broke off after `took` seconds. Return True if a smaller page may
+        be requested, and False if the error has another cause.
+        """
         size = self._page or self._client.page_size
         too_large = "Timeout" in error.reason or took >= _LONG_PAGE_S
         if error.status or not too_large or size == 1:
@@ -324,13 +330,17 @@ class Reflector:
         return True
 
     def _grow_page(self, took: float) -> None:
-        """Request larger pages again if they will arrive in time: an answer takes time proportional to the page."""
+        """Increase the page size again if a larger page will arrive in time. The time of an answer is proportional to
+        the page size.
+        """
         if self._page is not None and took * _PAGE_STEP <= self._client.read_timeout * _PAGE_GROWS_WITHIN:
             larger = self._page * _PAGE_STEP
             self._page = larger if larger < self._client.page_size else None
 
     async def _continues(self) -> bool:
-        """Return whether the API server's versions have advanced since the last seen version. Raise `ApiError`."""
+        """Return True if the API server's present version is not older than the last seen version. False means that
+        etcd was restored from a backup. Raises `ApiError`.
+        """
         page = await self._client.page(
             self._resource,
             self._namespace,
@@ -349,7 +359,7 @@ class Reflector:
         self._mirror.invalidate()
 
     async def _follow(self) -> bool:
-        """Watch until the server ends the watch, or `reopen` does; return whether it was `reopen`."""
+        """Watch until the server ends the watch or `reopen` is called. Return True if `reopen` was called."""
         self._watching = asyncio.create_task(self._watch(), name=f"watch of {self.kind}")
         try:
             await self._watching
@@ -397,7 +407,9 @@ class Reflector:
         self._heard()
 
     def _moves(self, metadata: object) -> bool:
-        """Take over the version of an event; return False, and have everything listed, if the versions go back."""
+        """Record the version of an event. Return True if the event must be processed. Return False if the versions went
+        back; the caller must then end the watch, and everything is listed.
+        """
         if self._since is None:
             return False
         version = _number(metadata.get("resourceVersion")) if isinstance(metadata, dict) else 0
@@ -420,7 +432,7 @@ class Reflector:
     def _drop(self, metadata: object, last: Json | None) -> None:
         try:
             self._mirror.drop(_uid(metadata), self._seen, last)
-        except Exception as error:  # its last state cannot be read
+        except Exception as error:  # the last state is unreadable
             log.warning(
                 "last state cannot be read", kind=self.kind, uid=_uid(metadata), error=repr(error)[:_LONGEST_WHY]
             )
@@ -429,7 +441,7 @@ class Reflector:
     def _put(self, raw: Json) -> None:
         try:
             self._mirror.put(raw)
-        except Exception as error:  # any content of the object
+        except Exception as error:  # whatever the object contains
             metadata = raw.get("metadata")
             why = f"is not readable: {type(error).__name__}: {error}"
             self._pass_over(Unreadable(metadata if isinstance(metadata, dict) else {}, why))
@@ -449,7 +461,9 @@ class Reflector:
             )
 
     def _note(self, event: str, error: ApiError) -> None:
-        """Note a failure; log it if it is another one than the last, or that is long ago."""
+        """Record a failure. Log it if it differs from the last failure, or the last log line is at least `_LOG_S`
+        old.
+        """
         now = self._clock()
         again = now >= self._told_at + (_LOG_S if self._needed else _LOG_OPTIONAL_S)
         if self._failure is None or str(self._failure) != str(error) or again:
@@ -463,7 +477,7 @@ class Reflector:
 
 
 def _number(version: object) -> int:
-    """Return a resourceVersion as the number that it is in Kubernetes; 0 if it is none."""
+    """Return a resourceVersion as a number. 0 if it is not a number."""
     return int(version) if isinstance(version, str) and version.isdecimal() and len(version) < 20 else 0
 
 

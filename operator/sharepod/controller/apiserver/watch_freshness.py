@@ -1,9 +1,10 @@
 """Freshness of watches: whether they are fresh enough for placement, readiness and health. Pure.
 
 Guarantees:
-- No placement uses a watch that was silent for more than `BELIEF_S`.
-- A process is unhealthy only where a restart can help. So it stays healthy while the API server is away, does not serve
-  the kind yet or refuses it. The same holds while a long list arrives, which a restart would begin again.
+- Nothing is placed while a needed watch has been silent for more than `BELIEF_S`.
+- A process is unhealthy only if a restart can help. So it stays healthy while the API server is away, does not serve
+  the kind yet, or refuses the watch. It also stays healthy while a long list arrives, because a restart would begin
+  that list again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from sharepod.kube import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 
 BELIEF_S = 30.0
-"""Longest silence, in seconds, of a watch that is still trusted: a working watch sends something every 25 s."""
+"""Longest silence, in seconds, of a watch that placement still trusts. A working watch sends something every 25 s."""
 BLIND_S = 60.0
 """Seconds of a watch's silence after which the health probe fails: twice `BELIEF_S`."""
 
@@ -25,32 +26,33 @@ class WatchFreshness:
 
     kind: str
     listed: bool
-    """Everything was listed, and the store is worth believing."""
+    """True once everything was listed, unless the versions went back since then."""
     silent_s: float
-    """Since the last byte of the watch, its last opening, or the last page of a list; at first: since the start."""
+    """Seconds since the last byte of the watch, its last opening, or the last page of a list. Before the first of
+    these: since the start."""
     failure: ApiError | None = None
     """Error of the last try, if it failed."""
     failed_s: float = 0.0
-    """Since the last try that failed."""
+    """Seconds since the last failed try."""
     needed: bool = True
-    """Placement depends on the kind."""
+    """True if placement needs the kind."""
     arriving: bool = False
-    """A piece of a list of the kind arrived within the last `BELIEF_S`."""
+    """True if a part of a list arrived within the last `BELIEF_S`."""
 
 
 def unready(freshness: Iterable[WatchFreshness]) -> str | None:
-    """Return which kinds have not been listed; None if all have."""
+    """Return the kinds that have not been listed, as text. None if all have been listed."""
     missing = [_unlisted(watch) for watch in freshness if watch.needed and not watch.listed]
     return f"not listed: {'; '.join(missing)}" if missing else None
 
 
 def stale(freshness: Iterable[WatchFreshness]) -> list[str]:
-    """Return the kinds that placement depends on and whose watch has been silent for too long."""
+    """Return the kinds that placement needs and whose watch has been silent for more than `BELIEF_S`."""
     return [watch.kind for watch in freshness if watch.needed and (not watch.listed or watch.silent_s > BELIEF_S)]
 
 
 def blind(freshness: Iterable[WatchFreshness], answered_s: float | None) -> str | None:
-    """Return why the process sees nothing of a kind although a restart could help; None if it is healthy.
+    """Return why the process gets no events of a kind, if a restart can help. None if the process is healthy.
 
     `answered_s`: seconds since the API server has answered any call; None if it never has.
     """

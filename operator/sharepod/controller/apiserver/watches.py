@@ -3,7 +3,7 @@
 Guarantees:
 - Each kind is listed and watched once in this process, whether it leads or stands by.
 - Freshness is reported by kind: `unready`, `stale`, `blind`.
-- Versions that went back for one kind went back for all: each kind is listed again, and replaced.
+- If the versions of one kind went back, every kind is listed again and its store replaced.
 - For the metric apply_to_pod_seconds, a SharePod is timed from its arrival on the watch until its Pod has a share.
 """
 
@@ -28,14 +28,15 @@ from .watch_freshness import WatchFreshness
 _OTHER_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that use resources of a node, or wait for a node with a claim."""
 _REPLAY_S = 0.1
-"""Seconds from the opening of a watch until the events since its version count as recorded: they arrive at once."""
+"""Seconds from the answer to a watch until all older events count as recorded. The API server sends these events at
+once."""
 _POLL_S = 0.02
 """Seconds between two checks whether all watches are open."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """Mirror made of functions: the cluster state keeps several kinds."""
+    """Mirror composed of functions, because the cluster state is the store of several kinds."""
 
     put: Callable[[Json], None]
     drop: Callable[[str, int, Json | None], None]
@@ -70,9 +71,9 @@ class Watches:
         self._client = client
         self._clock = clock
         self._arrived: dict[str, float] = {}
-        """SharePods that the watch brought and that have no Pod with a share yet: when, by uid."""
+        """By uid of a new SharePod whose Pod has no share yet: time at which the watch brought it."""
         self._believed_until = -math.inf
-        """Time until which the watches are certainly trusted; trust may last longer."""
+        """Time until which no check of the watches is needed, because all are fresh until then."""
 
         unreadable = UnreadableObjects(state)
 
@@ -81,7 +82,7 @@ class Watches:
             on_lease(raw)
 
         def replaced() -> None:
-            # Later writes can hide from a kind with few events that the versions went back.
+            # A kind with few events may not notice that the versions went back, because later writes raise them again.
             self._believed_until = -math.inf
             client.forget()
             for kind in self.all:
@@ -235,15 +236,15 @@ class Watches:
         return [reflector.freshness() for reflector in self.all]
 
     def unready(self) -> str | None:
-        """Return which kinds have not been listed; None if all have."""
+        """Return the kinds that have not been listed, as text. None if all have been listed."""
         return watch_freshness.unready(self.freshness())
 
     def stale(self) -> list[str]:
-        """Return the kinds whose watch has been silent for too long to place by."""
+        """Return the kinds whose watch has been silent for too long, so that nothing may be placed."""
         return watch_freshness.stale(self.freshness())
 
     def believed(self) -> bool:
-        """Return whether every watch is fresh enough to place by."""
+        """Return True if every needed watch is fresh enough for placement."""
         now = self._clock()
         if now >= self._believed_until:
             seen = [watch for watch in self.freshness() if watch.needed]
@@ -257,7 +258,9 @@ class Watches:
         return watch_freshness.blind(self.freshness(), self._client.answered_s)
 
     async def catch_up(self) -> None:
-        """Wait until each kind is listed, and its watch was opened after this call and has sent the events since."""
+        """Wait until each kind is listed, and its watch was opened after this call and has delivered all older
+        events.
+        """
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()

@@ -1,14 +1,16 @@
-"""Worker lanes: whose work may begin now, so that slow work delays only its owner.
+"""Worker lanes: decide which owners' work may begin now, so that slow work delays only its own owner. An owner is a
+namespace.
 
-Work waits for the API server, which may wait for the admission webhook of one namespace. A waiting worker uses little,
-so its place is reassigned.
+Work waits for the API server, which may wait for the admission webhook of one namespace. A waiting worker uses hardly
+any processor time, so further work may begin in its place.
 
 Guarantees:
 - At most `workers` pieces of work are in the quick lane, and no owner has more than three quarters of it.
-- Work that has lasted `SLOW_S` gives up its place in the quick lane, while at most `_SLOW_LANE` times `workers` pieces
-  have done so. An owner that is not slow waits `SLOW_S` at most, however many others turn slow at once.
-- From then on until `FORGIVEN_S` after its last slow work, an owner is slow: its work begins in the slow lane. Slow
-  owners together begin at most `workers` pieces at a time, one owner at most half as many.
+- Work that has lasted `SLOW_S` moves from the quick lane to the slow lane, which holds `_SLOW_LANE` times `workers`
+  pieces. So a quick owner waits for at most `SLOW_S`, however many other owners become slow at once.
+- An owner with slow work is slow until `FORGIVEN_S` after its last slow work: its new work begins in the slow lane. New
+  work of slow owners begins only while that lane has fewer than `workers` pieces, and one slow owner has at most half
+  of `workers`.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ Key = TypeVar("Key")
 SLOW_S = 1.0
 """Seconds after which work is slow: ten times a write's time on a busy API server."""
 FORGIVEN_S = 30.0
-"""Seconds for which an owner stays slow after its last slow work: being slow only at times brings no advantage."""
+"""Seconds for which an owner stays slow after its last slow work. So an owner whose work is slow only at times gains
+nothing."""
 
 _SLOW_LANE = 6
-"""Size of the slow lane, in multiples of the quick lane: more than can turn slow within the timeout of a write."""
+"""Size of the slow lane, in multiples of the quick lane: more work than can become slow within the timeout of a
+write."""
 
 
 class WorkerLanes(Generic[Key]):
     """Lanes of `workers` workers. Times are monotonic seconds.
 
     Args:
-        workers: See above.
-        owned: Whether work has owners. Without owners, all work may use every worker and is never slow.
+        workers: Places of the quick lane.
+        owned: True if work has owners. Without owners, all work may use every worker and is never slow.
     """
 
     def __init__(self, workers: int, *, owned: bool) -> None:
@@ -42,12 +46,12 @@ class WorkerLanes(Generic[Key]):
         self._most_of_an_owner = workers - workers // 4 if owned else workers
         self._most_of_a_slow_owner = max(1, workers // 2)
         self._quick: dict[Key, tuple[str, float]] = {}
-        """Owner and beginning of work in the quick lane, in order of its beginning."""
+        """By key, in order of beginning: (owner, time of beginning) of the work in the quick lane."""
         self._slow: dict[Key, tuple[str, float]] = {}
         self._quick_of: Counter[str] = Counter()
         self._slow_of: Counter[str] = Counter()
         self._slow_until: dict[str, float] = {}
-        """Slow owners in order of their last slow work: when they are forgiven."""
+        """By slow owner, in order of the last slow work: time at which the owner counts as quick again."""
 
     def __len__(self) -> int:
         return len(self._quick) + len(self._slow)
@@ -56,14 +60,14 @@ class WorkerLanes(Generic[Key]):
         return key in self._quick or key in self._slow
 
     def may_begin(self, owner: str) -> bool:
-        """Return whether work of this owner may begin."""
+        """Return True if work of this owner may begin now."""
         if owner in self._slow_until:
             under_way = self._slow_of[owner] + self._quick_of[owner]
             return len(self._slow) < self._workers and under_way < self._most_of_a_slow_owner
         return len(self._quick) < self._workers and self._quick_of[owner] < self._most_of_an_owner
 
     def begin(self, key: Key, owner: str, now: float) -> None:
-        """Note that work begins."""
+        """Record that work on a key begins."""
         if owner in self._slow_until:
             self._slow[key] = owner, now
             self._slow_of[owner] += 1
@@ -72,7 +76,7 @@ class WorkerLanes(Generic[Key]):
             self._quick_of[owner] += 1
 
     def end(self, key: Key, now: float) -> None:
-        """Note that work has ended, or is known to have ended."""
+        """Record that work on a key has ended."""
         for lane, of in ((self._quick, self._quick_of), (self._slow, self._slow_of)):
             if (found := lane.pop(key, None)) is not None:
                 owner, began = found
@@ -83,7 +87,7 @@ class WorkerLanes(Generic[Key]):
                     self._is_slow(owner, now)
 
     def settle(self, now: float) -> None:
-        """Move slow work to the slow lane, as far as there is room, and forgive owners."""
+        """Move slow work to the slow lane, as far as it has room, and let owners count as quick again."""
         for owner, until in list(self._slow_until.items()):
             if now < until:
                 break
@@ -99,7 +103,9 @@ class WorkerLanes(Generic[Key]):
                 self._slow_of[owner] += 1
 
     def settles_at(self) -> float | None:
-        """Return when the next work in the quick lane will move; None if none will as things are."""
+        """Return the time at which the next work in the quick lane will move to the slow lane. None if the quick lane
+        is empty or the slow lane is full.
+        """
         first = next(iter(self._quick.values()), None)
         return None if first is None or not self._has_room() else first[1] + self._slow_s
 

@@ -2,12 +2,14 @@
 
 Guarantees:
 - A key is never worked on twice at the same time.
-- A key added during its work is worked on again afterwards, unless its work has read the whole state since.
+- A key added during the work on it is worked on again afterwards, unless that work has read the whole state after the
+  addition (`caught_up`).
 - A key added several times before its turn is worked on once.
 - A key whose work fails is retried after growing pauses, up to a limit.
-- Changed keys go before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
-- Where keys have owners, the owners take turns. Slow work, or much work, of some owners does not delay another's key
-  (`worker_lanes.py`).
+- Changed keys come before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn takes a key of the
+  resync.
+- If keys have owners, the owners take turns. Slow work or much work of some owners does not delay the keys of other
+  owners (`worker_lanes.py`).
 """
 
 from __future__ import annotations
@@ -31,22 +33,23 @@ from .worker_lanes import WorkerLanes
 Key = TypeVar("Key")
 
 _BACKOFF = Backoff(0.2, 30.0)
-"""Seconds until work that failed is tried again. The longest: how much later than necessary an API server that is back
-is noticed."""
+"""Pause after failed work, in seconds: first and longest. The longest pause bounds how late a reachable API server is
+noticed."""
 _RESYNC_SHARE = 8
-"""Turns of which one is a resync's while keys with news wait too: a resync of 10,000 keys ends under any load."""
+"""One of this many turns takes a key of the resync while changed keys wait. So a resync of 10,000 keys ends under any
+load."""
 
 log = structlog.get_logger(__name__)
 
 
 class WorkQueue(Generic[Key]):
-    """Queue of keys for `work`, which works on at most `workers` of them at a time.
+    """Queue of keys, which calls `work` for at most `workers` keys at a time.
 
     Args:
-        name: In logs and metrics.
+        name: Name of the queue in logs and metrics.
         work: Works on one key.
         workers: Most keys worked on at a time, apart from slow work.
-        owner: Owner of a key, such as its namespace; None: keys have no owners.
+        owner: Returns the owner of a key, such as its namespace. None: keys have no owners.
     """
 
     def __init__(
@@ -60,9 +63,9 @@ class WorkQueue(Generic[Key]):
         self._work = work
         self._owner = owner or (lambda _: "")
         self._waiting: FairLine[Key] = FairLine()
-        """Keys with news."""
+        """Changed keys."""
         self._resyncs: FairLine[Key] = FairLine()
-        """Keys of a resync; none of them is in `_waiting`."""
+        """Keys of a resync. None of these keys is in `_waiting`."""
         self._turns = 0
         self._running: WorkerLanes[Key] = WorkerLanes(workers, owned=owner is not None)
         """Keys that are worked on."""
@@ -77,12 +80,12 @@ class WorkQueue(Generic[Key]):
         return len(self._waiting) + len(self._resyncs) + len(self._running)
 
     def oldest_s(self) -> float:
-        """Return the seconds for which the oldest key with news has waited; 0 if none waits."""
+        """Return the seconds for which the oldest changed key has waited. 0 if none waits."""
         since = self._waiting.oldest()
         return 0.0 if since is None else time.monotonic() - since
 
     def add(self, key: Key) -> None:
-        """Enqueue a key with news: it is worked on as soon as a worker is free."""
+        """Enqueue a changed key. It is worked on as soon as a worker is free."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
         if key in self._running:
@@ -101,7 +104,7 @@ class WorkQueue(Generic[Key]):
             self._ready.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Enqueue a key in so many seconds, or earlier if it is due earlier anyway."""
+        """Enqueue a key after a number of seconds. An earlier time that is already set for the key stays."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, seconds)
         timer = self._timers.get(key)
@@ -112,7 +115,9 @@ class WorkQueue(Generic[Key]):
         self._timers[key] = loop.call_at(due, self._due, key)
 
     def caught_up(self, key: Key) -> None:
-        """Record that the work on a key has just read the whole state: additions before now need no further work."""
+        """Record that the work on a key has just read the whole state. Additions of the key before this call need no
+        further work.
+        """
         self._again.discard(key)
 
     def clear(self) -> None:
@@ -158,7 +163,7 @@ class WorkQueue(Generic[Key]):
         return None
 
     def _settle_later(self) -> None:
-        """Check again when work that blocks waiting keys becomes slow."""
+        """Schedule the next check, for the time at which work that blocks waiting keys becomes slow."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None

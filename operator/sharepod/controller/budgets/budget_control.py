@@ -1,12 +1,13 @@
 """Control of budgets: charges each GPUBudget, writes its status, and keeps the standing of each namespace.
 
 Guarantees:
-- BC1 once: each round starts from the stored account. It stores the new account together with the charged totals, under
-  the precondition of no other write since. So a kill at any moment, or two leaders, charge nothing twice.
-- BC2 told-after: an Event is recorded only after the status that contains its cause is stored: a restart repeats none.
-- A status is written at most every `PERIOD_S`, and without changes every `_FRESH_S`.
-- The standing of each namespace is known before the first decision of a leader.
-- Any content stored in a GPUBudget affects only that budget.
+- BC1 once: each round starts from the stored account. It stores the new account together with the charged totals, and
+  names the resourceVersion that it started from. So neither a kill at any moment nor two leaders charge any use twice.
+- BC2 told-after: an Event is recorded only after the status that contains its cause is stored. So a restart repeats no
+  Event.
+- A status is written at most every `PERIOD_S`. Without consumption it is written every `_FRESH_S`.
+- The standing of each namespace (its rank in the queue by use and budget) is known before a leader's first decision.
+- Invalid content of a GPUBudget affects only that budget.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from .consumed_totals import consumed_totals
 PERIOD_S = 30.0
 """Seconds between two rounds: as often as agents write consumption."""
 _SOON_S = 1.0
-"""Seconds between a change of a GPUBudget or namespace and its round, so that several changes share one round."""
+"""Seconds from a change of a GPUBudget or namespace to the next round, so that several changes share one round."""
 _FRESH_S = 600.0
-"""Seconds after which a status is written without consumption: the greatest age of its account."""
+"""Seconds after which a status without consumption is written again, and so the greatest age of the stored account."""
 
 log = structlog.get_logger(__name__)
 
@@ -58,11 +59,11 @@ class BudgetControl:
         state: The cluster state, for budgets, namespaces and GPUNodes.
         client: The API server.
         events: Recorder of Events.
-        namespace: The operator's own, whose budgets may select namespaces.
-        half_life_s: Seconds after which usage counts half in the order of the queue.
+        namespace: The operator's namespace. Only GPUBudgets in it may select other namespaces.
+        half_life_s: Seconds after which charged use counts half in the order of the queue.
         now_ms: Time of day in milliseconds since 1970.
-        written: Returns the totals of the GPUStatements; None before they are read.
-        acts: Asked before each round: only the leader charges.
+        written: Returns the totals of the GPUStatements. None before they are read.
+        acts: Returns True while this process acts as the leader. Otherwise nothing is charged.
         on_changed: Called when a namespace's standing, and with it its place in the queue, has changed.
     """
 
@@ -97,11 +98,11 @@ class BudgetControl:
         return self._standings.get(namespace, WITHOUT_BUDGET)
 
     def begin(self) -> None:
-        """Compute the standings from stored accounts: a leader decides nothing before."""
+        """Compute the standings from the stored accounts. A leader must call this before its first decision."""
         self._standings = self._worked_out({})
 
     async def run(self) -> None:
-        """Look every `PERIOD_S`, and soon after a change, until cancelled."""
+        """Run a round every `PERIOD_S`, and soon after a change, until cancelled."""
         while True:
             self._kick.clear()
             if self._acts():
@@ -115,7 +116,7 @@ class BudgetControl:
     async def look(self) -> None:
         """Charge consumption, write each changed status, and update the standings."""
         written = self._written()
-        if written is None:  # earlier consumption is unknown: nothing is charged from a part of it
+        if written is None:  # the totals are incomplete: a charge now would be wrong
             self._show(self._worked_out({}))
             self._kick.set()
             return
@@ -129,7 +130,7 @@ class BudgetControl:
                 log.warning("cannot write a GPUBudget; trying again", name=_named(item), error=str(error))
                 break
             except (NotFoundError, ConflictError):
-                self._kick.set()  # the watch brings another version
+                self._kick.set()  # the watch reports the new version
             except ApiError as error:
                 log.warning("cannot write a GPUBudget", name=_named(item), error=str(error))
             except NotLeadingError:
@@ -157,7 +158,7 @@ class BudgetControl:
             self._tell(item, event, event_note(event, rules, state, status))
 
     async def _write(self, item: BudgetFacts, status: GPUBudgetStatus, now_ms: int) -> bool:
-        """Write a status, unless it equals the stored one; return whether it was written."""
+        """Write a status, unless it equals the stored status. Return True if it was written."""
         known = item.status
         age_ms = status.books.at - known.books.at if status.books is not None and known.books is not None else 0
         fresh = age_ms < _FRESH_S * 1000
@@ -181,7 +182,7 @@ class BudgetControl:
             self._events.normal(KIND, item, event.value, "Charging", note)
 
     def _stored(self, item: BudgetFacts, rules: BudgetRules, now_ms: int) -> BudgetState:
-        """Return the state that is stored, or that of a new budget."""
+        """Return the stored state of a budget, or the state of a new budget if none is stored."""
         books = item.status.books
         return BudgetState.restored(books) if books is not None else BudgetState.begun(rules, now_ms)
 
@@ -201,7 +202,8 @@ class BudgetControl:
 
     def _worked_out(self, totals: dict[TotalKey, ConsumedTotal]) -> dict[str, Standing]:
         """Return the standing of each namespace with a budget, from stored accounts and from totals that could not be
-        stored."""
+        stored yet.
+        """
         now_ms, covered = self._now_ms(), self._covered()
         found: dict[str, Standing] = {}
         for gauge in metrics.BUDGETS:
@@ -221,7 +223,7 @@ class BudgetControl:
     def _standing_by(
         self, item: BudgetFacts, coverage: Coverage, totals: dict[TotalKey, ConsumedTotal], now_ms: int
     ) -> Standing:
-        """Return the standing of the namespaces of a budget that can be read, and measure it."""
+        """Return the standing of the namespaces under one readable budget, and update the budget's gauges."""
         assert item.spec is not None
         rules = BudgetRules.of(item.spec)
         stored = self._stored(item, rules, now_ms)
@@ -230,7 +232,7 @@ class BudgetControl:
         return standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
 
     def _show(self, standings: dict[str, Standing]) -> None:
-        """Apply standings; notify if they change the order of the queue."""
+        """Make these standings the present ones. Call `on_changed` if they change the order of the queue."""
         before, self._standings = self._standings, standings
         names = before.keys() | standings.keys()
         without = WITHOUT_BUDGET

@@ -1,7 +1,7 @@
 """Status of a GPUBudget, and its messages. Pure: the time is passed in.
 
 Guarantees:
-- Every condition has a reason. The message of a condition that a user does not want states what would help.
+- Every condition has a reason. The message of a condition that reports a problem contains a remedy.
 - A condition keeps the time of its last change while its status stays.
 """
 
@@ -30,7 +30,7 @@ from sharepod.controller.state.facts.budget_facts import BudgetFacts
 from sharepod.controller.state.reading.timestamps import text_of
 
 _ROUNDED_S = 600
-"""Seconds to which times that are forecast are rounded up: a forecast that moves by seconds is no news."""
+"""Forecast times are rounded up to this many seconds, so that a forecast that moves by seconds causes no write."""
 _MOST_PERCENT = 1_000_000
 
 _FOLLOWS = {
@@ -47,7 +47,9 @@ def time_text(at_ms: int) -> str:
 
 
 def refill_text(state: BudgetState, rules: BudgetRules) -> str:
-    """Return when a spent budget counts again, as Kubernetes writes it; with continuous refill to ten minutes."""
+    """Return the time at which a spent budget has GPU time again, as Kubernetes writes times. With continuous refill it
+    is rounded up to ten minutes.
+    """
     due_ms = refill_due_ms(state.account, rules.terms)
     return time_text(due_ms if rules.terms.refill is Refill.PERIOD_START else _rounded(due_ms))
 
@@ -98,7 +100,7 @@ def budget_status(
 
 
 def gpus_text(rate: float) -> str:
-    """Return a rate in account units a second as a number of GPUs."""
+    """Return a rate, in account units a second, as text with a number of GPUs."""
     return f"{rate / MICRO:.3g}"
 
 

@@ -1,11 +1,11 @@
-"""Totals of GPU time by namespace and model. They are the GPUStatements' or, if larger, the sum of the agents' present
-reports, which a statement contains one round later.
+"""Totals of GPU time by namespace and GPU model. A total is the GPUStatement's or, if larger, the sum of the agents'
+present reports. A statement contains these reports one round later.
 
 Guarantees:
-- A total never exceeds consumption, and finally equals it. Neither deleted nodes nor restarts reduce it below the
-  statements' totals.
-- No node increases another node's count.
-- Series that nodes no longer report are not kept.
+- A total never exceeds the real consumption, and finally equals it. Deleted nodes and restarts never reduce a total
+  below the statement's.
+- The report of one node never changes the count of another node.
+- Series (counts per tenant and GPU model) that nodes no longer report are not kept.
 """
 
 from __future__ import annotations

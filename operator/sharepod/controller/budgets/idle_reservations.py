@@ -1,8 +1,8 @@
-"""Idle reservations: detected after an hour, reported to their owner and counted by namespace.
+"""Idle reservations: shares that were not used for an hour. They are reported to their owners and counted by namespace.
 
 Guarantees:
-- An owner gets one Event for as long as the share stays unused.
-- Unobserved time (an agent without reports, another process's leadership) counts as use.
+- An owner gets one Event per idle period, however long the share stays unused.
+- Time without observation (an agent without reports, or another leader) counts as use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 PERIOD_S = 30.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 _TURN_S = 0.005
 """Seconds of work after which other tasks get a turn: 10,000 reservations take 30 ms."""
 REASON = "ReservationIdle"
@@ -34,7 +34,7 @@ class IdleReservations:
     Args:
         state: The cluster state.
         events: Recorder of Events.
-        acts: Asked before each round.
+        acts: Returns True while this process acts as the leader.
         clock: Monotonic seconds.
     """
 
@@ -49,7 +49,7 @@ class IdleReservations:
         self._announced: set[str] = set()
 
     async def run(self) -> None:
-        """Look every `PERIOD_S` until cancelled."""
+        """Check every `PERIOD_S` until cancelled."""
         while True:
             if self._acts():
                 await self.look()

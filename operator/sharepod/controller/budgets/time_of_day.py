@@ -2,8 +2,8 @@
 
 Guarantee: a leader whose clock is wrong by more than a minute uses the API server's clock instead, and logs this.
 
-With a clock years ahead, each budget would be in a far period, full again, and stay there once the clock is right. With
-a clock hours ahead, each ending Pod would seem overdue, and others would be evicted in its place.
+With a clock years ahead, each budget would enter a far period with full credit, and stay in it after the clock was
+corrected. With a clock hours ahead, each ending Pod would seem overdue, and other Pods would be evicted instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 import structlog
 
 _TOLERATED_S = 60.0
-"""Seconds by which the two clocks may differ: answers that are read late make some of it."""
+"""Seconds by which the two clocks may differ. An answer that is read late adds to the difference."""
 _LOG_S = 600.0
-"""Seconds between two messages about a clock that stays wrong."""
+"""Least seconds between two log lines about a wrong clock."""
 
 log = structlog.get_logger(__name__)
 

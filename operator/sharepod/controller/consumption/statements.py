@@ -1,14 +1,14 @@
-"""Statements: the accounts of all namespaces, collected from GPUNodes and kept in GPUStatements.
+"""Statements: the accounts of consumed GPU time per namespace, collected from GPUNodes and stored in GPUStatements.
 
 Guarantees:
-- ST1 one-writer: only the leader writes, each statement with the version that it has read. A statement that another
-  client has written since is read again.
-- ST2 any-step: an operator that dies between any two calls loses nothing. A count that is not in a statement is still
-  in the GPUNode, and a count in both counts once (`budgets.namespace_account`).
-- ST3 written-first: an agent is notified that a series was counted only once the statement with it is written. The
-  operator deletes a GPUNode only once its counts are written.
+- ST1 one-writer: only the leader writes. Each write names the resourceVersion that the leader has read; if another
+  client has written since, the statement is read again.
+- ST2 any-step: an operator that dies between any two calls loses nothing. A count that is not yet in a statement is
+  still in the GPUNode. A count that is in both is counted once (`budgets.namespace_account`).
+- ST3 written-first: an agent may drop a closed series (the count of a tenant that has ended) only after the statement
+  with it is written. The operator deletes a GPUNode only after all its counts are written.
 - ST4 growing: totals never fall while this process lives.
-- A statement that cannot be read or written affects only its namespace: others are read and charged as usual. An
+- A statement that cannot be read or written affects only its namespace. All others are read and charged as usual. An
   unreadable statement is never overwritten.
 """
 
@@ -36,19 +36,20 @@ from sharepod.controller.state.reading.timestamps import text_of
 from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
 
 ROUND_S = 30.0
-"""Seconds between two rounds: agents report each minute, and a thousand namespaces write thirty times a second at
-most."""
+"""Seconds between two rounds. Agents report each minute. A thousand namespaces cause at most thirty writes a second."""
 _PAGE = 50
-"""Statements in one page of a list: of large ones, 30 MB."""
+"""Statements in one page of a list. A page of large statements has 30 MB."""
 _LOOK_S = 1.0
-"""Seconds between two checks whether this process has begun to act."""
+"""Seconds between two checks of `acting` while this process does not act."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class _WrittenAccount:
-    """Account of a namespace as its statement has it. `version`: the statement's; None: there is no statement."""
+    """Account of a namespace as stored in its statement. `version`: resourceVersion of the statement; None if there is
+    no statement.
+    """
 
     account: NamespaceAccount
     version: str | None
@@ -60,9 +61,9 @@ class Statements:
     Args:
         client: The API server.
         gpunodes: Returns all GPUNodes.
-        acting: Returns whether this process leads and knows the cluster.
-        wall: Time of day, seconds since the epoch: no node's count may be later.
-        prices: Prices of the cost in a statement.
+        acting: Returns True while this process leads and its watches have caught up.
+        wall: Time of day, seconds since the epoch. A count with a later time is dated now.
+        prices: Prices by which the cost in a statement is computed.
     """
 
     def __init__(
@@ -80,16 +81,16 @@ class Statements:
         self._prices = prices
         self._written: dict[str, _WrittenAccount] = {}
         self._unreadable: dict[str, str] = {}
-        """Namespaces with an unreadable statement, and the reason."""
+        """By namespace with an unreadable statement: the reason."""
         self._doubtful: set[str] = set()
-        """Namespaces whose last write may or may not have succeeded: read before the next write."""
+        """Namespaces whose last write got no answer. Their statements are read before the next write."""
         self._reported: dict[tuple[str, str, str], int] = {}
-        """Values of the metrics, by namespace, model and kind."""
+        """By (namespace, model, kind): value of the metric so far."""
         self._round = asyncio.Lock()
         self._lost = asyncio.Event()
-        """Set when leadership is lost: its next term begins with a round."""
+        """Set when leadership is lost, so that the next leadership begins with a round at once."""
         self.complete = False
-        """All statements have been read since this process began to lead."""
+        """True once all statements have been read since this process began to lead."""
 
     def totals(self, namespace: str) -> Mapping[str, Amounts]:
         """Return the stored totals of a namespace by model; empty until `complete`."""
@@ -119,7 +120,7 @@ class Statements:
         self._doubtful.clear()
 
     async def run(self) -> None:
-        """Collect the agents' counts in rounds, until cancelled. The first round starts as soon as this process
+        """Collect the agents' counts every `ROUND_S` until cancelled. The first round starts as soon as this process
         acts."""
         while True:
             if not self._acting():
@@ -132,8 +133,8 @@ class Statements:
             self._lost.clear()
 
     async def take_in(self, gpunodes: Iterable[GpuNodeFacts]) -> bool:
-        """Collect the counts of these GPUNodes, and notify their agents of stored closed series; return whether all is
-        stored."""
+        """Store the counts of these GPUNodes in statements, then name the stored closed series to their agents. Return
+        True if all counts are stored."""
         async with self._round:
             try:
                 if not self.complete:
@@ -180,7 +181,7 @@ class Statements:
 
     async def _take_in(self, namespace: str, readings: list[NodeReading]) -> bool:
         if namespace in self._unreadable:
-            return True  # no caller waits for it
+            return True  # this process no longer acts, so no caller waits for the result
         if namespace in self._doubtful and not await self._read_again(namespace):
             return False
         known = self._written.get(namespace) or _WrittenAccount(NamespaceAccount(), None)
@@ -215,7 +216,7 @@ class Statements:
         return True
 
     async def _read_again(self, namespace: str) -> bool:
-        """Read a statement; return whether it is known again; an unreadable statement is not."""
+        """Read a statement. Return True if its account is known again, and False if it is unreadable."""
         try:
             self._take(await self._client.get(GPUSTATEMENTS, namespace))
         except NotFoundError:
@@ -227,7 +228,9 @@ class Statements:
         return namespace not in self._unreadable
 
     async def _tell(self, node: GpuNodeFacts) -> None:
-        """Name the closed series that are written down in the node's annotation: its agent forgets them."""
+        """Write the names of the stored closed series into the GPUNode's annotation. The node's agent then drops these
+        series.
+        """
         closed = [
             entry.series
             for entry in node.status.consumption
@@ -265,8 +268,8 @@ class Statements:
 
 
 def _by_namespace(nodes: Iterable[GpuNodeFacts], now_s: float) -> dict[str, list[NodeReading]]:
-    """Return the nodes' counts by namespace. A count of a node whose clock is ahead is dated now: its future months
-    would otherwise displace the past months of an account."""
+    """Return the nodes' counts by namespace. A count with a time in the future is dated now, because future months
+    would otherwise displace past months of an account."""
     latest = f"{text_of(now_s)[:-1]}.000Z"
     found: dict[str, list[NodeReading]] = {}
     for node in nodes:

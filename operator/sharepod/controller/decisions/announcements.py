@@ -1,9 +1,9 @@
 """Events for a change of a SharePod's status. Pure.
 
 Guarantees:
-- An Event with the same message is not repeated, unless its cause ended in between.
-- A terminal phase is announced without other Events.
-- A normal way to Running makes one Event, at the start of a run; an immediate placement makes none.
+- An Event with the same message is repeated only after its cause had ended.
+- When a SharePod reaches a terminal phase, only the Event about its end is written.
+- A run that starts without obstacles causes one Event, at its start. An immediate placement causes none.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sharepod.api.sharepod import (
 from .steps import Ending, Finish
 
 _SILENT = ("Waiting", "Releasing", "BackOff")
-"""Reasons of the condition Placed that are no news: the end of a run has been announced."""
+"""Reasons of the condition Placed that cause no Event, because the end of the run before was already announced."""
 
 
 _FINDINGS = tuple(str(reason) for reason in FindingReason)
 _STARTED = "Started"
-"""Reason of the Event at the start of a run; its key in `announced`, with the Pod of that run as value."""
+"""Reason of the Event at the start of a run. Also its key in `announced`; the value is the uid of that run's Pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """One Event about a SharePod; `warning`: of type Warning, else Normal."""
+    """One Event about a SharePod. `warning`: True for type Warning, False for Normal."""
 
     warning: bool
     reason: str
@@ -52,9 +52,9 @@ def announcements(
 
     Args:
         written: The status just written, from `status.compose`.
-        finish: How the SharePod or its run ended with this status; None if it did not.
+        finish: End of the SharePod or its run that this status records; None if it records no end.
         seen: The agent's report of the tenant.
-        announced: Message of the last Event by condition type or finding.
+        announced: By condition type or finding: message of the last Event.
     """
     known = dict(announced)
     if finish is not None and not isinstance(finish, Finish):
@@ -87,7 +87,7 @@ def announcements(
 
 
 def _started(written: Mapping[str, Any]) -> str:
-    """Return where a run has started, and how to look into it."""
+    """Return the Event's text at the start of a run: its place, and commands to inspect it."""
     name, gpus = written.get("podName"), written.get("gpuIndexes") or ""
     place = f"{written.get('node')}, {'GPUs' if ',' in gpus else 'GPU'} {gpus}"
     ways = f"kubectl logs {name}, kubectl exec {name} and kubectl port-forward pod/{name}"
@@ -99,8 +99,8 @@ def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool)
 
     Args:
         condition: The condition.
-        waited: An earlier status showed the SharePod as waiting for a place.
-        findings: The agent has findings, which have their own Events.
+        waited: True if an earlier status showed that the SharePod waits for a place.
+        findings: True if the agent reports findings, which have their own Events.
     """
     kind, reason, message = condition["type"], condition["reason"], condition["message"]
     warning = condition["status"] != "True"
@@ -115,8 +115,8 @@ def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool)
 
 
 def announced_before(written: SharePodStatus, seen: TenantStatus | None) -> dict[str, str]:
-    """Return the Events of a former process, by the status that it wrote: the first value of `announced` in a new
-    process.
+    """Return the first value of `announced` in a new process: the Events that a former process wrote, as derived from
+    the stored status.
 
     A finding counts as announced if the condition Enforced names it.
     """

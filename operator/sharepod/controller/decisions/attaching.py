@@ -1,12 +1,12 @@
 """Attachment of GPUs to SharePods' Pods: by claims, or by the runtime class and CSI. Pure.
 
-A Pod fixes the way at its creation, before it has a node. CSI works on every node of the pool, claims only where the
-container runtime supports CDI. So `auto` uses claims if every node can attach them, else CSI.
+A Pod's way of attachment is fixed at its creation, before it has a node. CSI works on every node of the pool. Claims
+work only where the container runtime supports CDI. So `auto` uses claims if every node can attach them, else CSI.
 
 Guarantees:
-- `auto` never creates a Pod whose way of attachment some node of the pool does not support.
-- A node that is starting, or whose agent is away, changes nothing. A node that has not yet been seen to attach a
-  claim's devices counts as unable to.
+- `auto` uses claims only if no node of the pool is known to be unable to attach them.
+- A node whose agent starts or is away does not change the choice. A node whose self-test has not yet attached a claim's
+  devices counts as unable to attach them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AttachReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attaching:
-    """Way in which the GPUs of new Pods are attached, and why. `message`: the reason as text."""
+    """Way in which the GPUs of new Pods are attached, with the reason. `message`: the reason as text."""
 
     by_claims: bool
     reason: AttachReason
@@ -47,19 +47,19 @@ class Attaching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachSituation:
-    """Inputs of the choice."""
+    """Inputs of the choice between claims and CSI."""
 
     setting: Attach
     served: bool
-    """The API server has ResourceClaims of `resource.k8s.io/v1`."""
+    """True if the API server serves ResourceClaims of `resource.k8s.io/v1`."""
     guarded: bool | None
-    """The policy on claims of SharePods' Pods is enforced; None while unknown."""
+    """True if the admission policy on claims of SharePods' Pods is enforced. None while unknown."""
     not_honoured: str = ""
-    """Latest sign that allocations by the operator are not honoured; empty: none."""
+    """Latest evidence that allocations by the operator are not honoured, as text. Empty if there is none."""
 
 
 def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Attaching:
-    """Return the way for the Pods that are created now."""
+    """Return the way of attachment for Pods that are created now."""
     if situation.setting is Attach.CSI:
         return Attaching(False, AttachReason.SETTING, "the operator's setting attach is csi")
     if situation.setting is Attach.CLAIMS:
@@ -84,7 +84,11 @@ def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Atta
 
 
 def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
-    """Return whether a node attaches GPUs by claims, and why not; None while it starts or cannot take SharePods."""
+    """Return (whether a node attaches GPUs by claims, the reason if it does not).
+
+    The first value is None while the node's agent or its self-test starts. It is also None for a node that takes no
+    SharePods: an unreadable node, a node of pool `scheduler`, or a node without shareable GPUs.
+    """
     if node.error is not None or node.spec.pool is Pool.SCHEDULER or not any(gpu.shareable for gpu in node.status.gpus):
         return None, ""
     conditions = {item.type: item for item in node.status.conditions}

@@ -2,8 +2,8 @@
 
 Guarantees:
 - The allocation names one node, and one device for each GPU of the row, in the row's order.
-- Objects are plain JSON with maps in sorted key order: the API server compares parts of them byte by byte.
-- An Event with the same message is not repeated while its cause lasts (the Event recorder ensures this).
+- Objects are plain JSON with sorted keys, because the API server compares parts of them byte by byte.
+- An Event with the same message is not repeated while its cause lasts. The Event recorder ensures this.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ Json = dict[str, Any]
 CONDITION_GRANTED = "Granted"
 CONDITION_RESIZED = "Resized"
 LOST = "ReservationLost"
-"""Reason of the Event of a Pod that is on a node without a share."""
+"""Reason of the Event about a Pod that is bound to a node and has no share there."""
 
 _CONDITION_MESSAGE = 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One Event about a claim and the Pods that wait for it. `warning`: of type Warning, else Normal."""
+    """One Event, written about a claim and about the Pods that wait for it. `warning`: True for type Warning, False for
+    Normal.
+    """
 
     warning: bool
     reason: str
@@ -44,8 +46,8 @@ class Note:
 
 
 def allocation(node: str, row: Tenant, names: Sequence[str], now: str) -> Json:
-    """Return `status.allocation` for a row. `names`: of the claim's request for each GPU. `now`: RFC 3339, in whole
-    seconds."""
+    """Return `status.allocation` for a row. `names`: for each GPU of the row, the name of the claim's device request.
+    `now`: RFC 3339, in whole seconds."""
     results = [
         {"device": device_name(uuid), "driver": CLAIM_DRIVER, "pool": node, "request": name}
         for name, uuid in zip(names, row.gpus, strict=True)
@@ -64,8 +66,8 @@ def devices(node: str, row: Tenant, resize: Refusal | SpecError | None, before: 
     Args:
         node: Name of the node.
         row: The row in the ledger.
-        resize: Refusal of another requested share, or why that request is unreadable; None if neither.
-        before: The present entries; unchanged conditions keep their time.
+        resize: Refusal of a requested change of the share, or the error of an unreadable request; None if neither.
+        before: The present entries. A condition that stays the same keeps its time.
         now: RFC 3339, in whole seconds.
     """
     known = {
@@ -119,7 +121,7 @@ def without_times(entries: Sequence[Any]) -> list[Json]:
 
 
 def unlisted(snapshot: ClaimSnapshot) -> Note | None:
-    """Return the Event for a Pod that has the share while no container lists the claim; None otherwise."""
+    """Return the Event for a Pod that has the share while none of its containers lists the claim. None otherwise."""
     claim = snapshot.claim
     if claim is None or not (claim.ours or claim.scheduled) or claim.deleting:
         return None
@@ -138,9 +140,10 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
 
     Args:
         snapshot: The claim.
-        refusal: Last refusal of a place, of this claim or the claim that stands for its Pod; None if none.
-        blocked: Why no place is requested although a Pod waits; None if one is.
-        waited: The owner was notified that there is no place.
+        refusal: Last refusal of a place for this claim, or for the claim that requests the places of its Pod. None if
+            there is none.
+        blocked: Reason for which no place is requested although a Pod waits; None if a place is requested.
+        waited: True if the owner was notified that there is no place.
     """
     claim = snapshot.claim
     if claim is not None and claim.scheduled:
@@ -182,8 +185,8 @@ def _notes_of_scheduled(claim: ClaimFacts, not_entered: str | None, *, lives: bo
 
     Args:
         claim: The claim.
-        not_entered: Why its allocation has no row in the ledger; None if it has one.
-        lives: A Pod on a node uses it.
+        not_entered: Reason for which its allocation has no row in the ledger; None if it has a row.
+        lives: True if a Pod on a node uses the claim.
     """
     given = claim.allocation.scheduled if claim.allocation is not None else None
     error = given if isinstance(given, SpecError) else claim.error

@@ -1,20 +1,23 @@
 """The next step for one claim. Pure: maps a snapshot to one step.
 
-The Pod comes first: a claim gets a place once a Pod that uses it waits for a node. Then its row is written to the
-ledger, then the allocation to the claim. By the allocation kube-scheduler binds the Pod to that node.
+The order of steps:
+1. A Pod that uses the claim waits for a node. Only then a place is requested.
+2. The claim's row is written to the ledger of a node.
+3. The allocation is written to the claim. It names the node, so kube-scheduler binds the Pod there.
 
 Guarantees, in any order of events:
 - A1 row-before-allocation: a claim is allocated only where the ledger, as stored in the API server, has a Reserved row
   for it.
 - A2 one place at a time: a place is requested only while no ledger has a row of the claim.
-- A3 no share of a live process is released: a row is removed in one step only if this process decided it. No Pod on a
-  node may have been seen to use the claim. Every other row is removed in two steps, as a SharePod's.
-- A4 an allocation is removed only while no Pod that kube-scheduler has assigned it to can be on a node.
+- A3 no share of a live process is released: a row is removed in one step only if this process decided the row and has
+  seen no Pod on a node use the claim. Every other row is removed in two steps: it becomes Releasing, and is removed
+  once the agent confirms that no process is left.
+- A4 an allocation is removed only while no Pod in the claim's `status.reservedFor` can be on a node.
 - A5 an unreadable row blocks every decision about its claim.
-- A6 no idle allocation: an allocation that no Pod uses or waits for is removed. So is an allocation on a deleted node
-  while its Pod waits.
-- A7 no eviction for a line: a claim of a line is allocated only once the node advertises enough for the lines of all
-  shares there, lowered ones included.
+- A6 no idle allocation: an allocation is removed if no Pod uses it or waits for it. It is also removed if its node is
+  deleted while its Pod waits.
+- A7 no eviction for a line: a claim for a Pod's resource line is allocated only once the node advertises enough for the
+  lines of all shares there, including lowered shares.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ from .snapshot import ReservationSnapshot
 from .steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 
 _CLAIMS = re.compile("cannot allocate all claims|resourceclaim", re.IGNORECASE)
-"""kube-scheduler's message for a Pod that its claims keep unbound; no field contains this fact."""
+"""Text in kube-scheduler's message for a Pod that stays unbound because of its claims. No field of the Pod contains
+this fact."""
 
 
 def names_claims(refusal: str) -> bool:
-    """Return whether kube-scheduler's refusal of a Pod names its claims as a cause."""
+    """Return True if kube-scheduler's refusal of a Pod names the Pod's claims as a cause."""
     return _CLAIMS.search(refusal) is not None
 
 
@@ -45,42 +49,43 @@ class ClaimSnapshot:
 
     claim: ClaimFacts | None
     pods: tuple[ClaimPodFacts, ...] = ()
-    """Pods that use it, waiting Pods first."""
+    """Pods that use the claim, waiting Pods first."""
     reserved: tuple[ReservationSnapshot, ...] = ()
     leads: bool = False
-    """A Pod waits for it, and this claim requests the places of all claims of that Pod."""
+    """True if a Pod waits for the claim, and this claim requests the places of all claims of that Pod."""
     unused: bool = False
-    """This process decided its row, and has seen no Pod with it since, neither given to one nor used by one."""
+    """True if this process decided the row and has since seen no Pod that uses the claim or is in its
+    `status.reservedFor`."""
     allocated: bool = False
-    """This process has written the allocation of its row."""
+    """True if this process has written the allocation of the claim's row."""
     give_up: bool = False
-    """Another claim of its Pod has lost its place on the same node."""
+    """True if another claim of its Pod has lost its place on the same node, so this claim must give up its place."""
     due: float = float("inf")
-    """When the allocation is removed if no Pod was bound with it."""
+    """Time at which the allocation is removed if no Pod was bound with it until then."""
     overdue: str = ""
-    """Reason for that, as text that follows "the node"."""
+    """Reason for the removal at `due`, as text that follows "the node"."""
     unseen: bool = False
-    """The reason is that no scheduler has handled the Pod: another node would not help."""
+    """True if the reason is that no scheduler has handled the Pod. Another node would not help then."""
     unreadable_row: bool = False
-    """A row of the claim cannot be read."""
+    """True if a row of the claim is unreadable."""
     namespace_ends: bool = False
     advertised: bool = True
-    """The node of its row advertises enough for its line and the lines of the other shares there."""
+    """True if the node of its row advertises enough for the claim's line and the lines of the other shares there."""
     now: float = 0.0
 
     @property
     def waited_for(self) -> bool:
-        """True if a Pod that uses it waits for a node."""
+        """True if a Pod that uses the claim waits for a node."""
         return any(pod.waits for pod in self.pods)
 
     @property
     def lives(self) -> bool:
-        """True if a Pod that is not being deleted runs with it."""
+        """True if a Pod that is not being deleted runs with the claim."""
         return any(pod.runs and not pod.deleting for pod in self.pods)
 
     @property
     def in_use(self) -> bool:
-        """True if a Pod may have processes that use it. A Pod that waits for a node has none."""
+        """True if a Pod may have processes that use the claim. A Pod that waits for a node has no processes."""
         waiting = {pod.uid for pod in self.pods if pod.waits}
         given = self.claim is not None and not waiting.issuperset(self.claim.consumers)
         return given or any(pod.runs for pod in self.pods)
@@ -94,21 +99,22 @@ class Allocate:
     node: str
     row: Tenant
     consumer: ClaimPodFacts | None = None
-    """Pod to reserve the claim for, which may still name Pods that have ended. For bound Pods kube-controller-manager
-    reserves an allocated claim for each bound Pod, and deallocates a claim whose last Pod has ended."""
+    """Pod that `status.reservedFor` must name; None leaves it to kube-controller-manager. That controller adds each
+    bound Pod of an allocated claim, and deallocates a claim whose last listed Pod has ended, so the list must not name
+    only ended Pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deallocate:
-    """Remove the allocation, unless kube-scheduler has assigned it to a Pod. A reservation for a waiting Pod is removed
-    first, so that kube-scheduler cannot bind that Pod in between."""
+    """Remove the allocation. If `status.reservedFor` names a waiting Pod, that entry is removed first, so that
+    kube-scheduler cannot bind the Pod in between."""
 
     claim: ClaimFacts
     node: str | None
-    """Node to stay away from for a while; None: none."""
+    """Node that the claim must avoid for a while. None if there is none."""
     message: str
     unseen: bool = False
-    """No scheduler has handled the Pod: the claim gets no other place for a while."""
+    """True if no scheduler has handled the Pod. The claim then gets no other place for a while."""
 
 
 ClaimStep = Forget | Wait | Place | Allocate | Deallocate | Unreserve | BeginRelease | RemoveRow
@@ -137,7 +143,7 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
     if mine is not None and mine.forced and not snapshot.lives:
         return RemoveRow(mine.node, RemovalReason.FORCED)
     if snapshot.in_use or claim.deleting or not allocation.ours:
-        return Wait()  # kube-controller-manager takes it away with the last Pod
+        return Wait()  # kube-controller-manager removes the allocation with the last Pod
     if mine is None:
         return Deallocate(claim, None, "the ledger has no share for it")  # A4: the caller names this version
     if snapshot.give_up:
@@ -152,13 +158,13 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
 
 
 def holds(reserved: ReservationSnapshot, allocation: Allocation) -> bool:
-    """Return whether a written row is the share that an allocation names."""
+    """Return True if a written row has the node and the GPUs that an allocation names."""
     row = reserved.written
     return row is not None and not reserved.releasing and is_of_row(allocation, reserved.node, row)
 
 
 def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
-    """Return the next step for a claim that has no allocation, not yet or no longer."""
+    """Return the next step for a claim without an allocation."""
     wanted = snapshot.waited_for and not claim.deleting and claim.request is not None and not snapshot.namespace_ends
     mine: ReservationSnapshot | None = None
     for reserved in sorted(snapshot.reserved, key=lambda item: (item.written is None, item.releasing, item.node)):
@@ -181,7 +187,7 @@ def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
 
 
 def _release(snapshot: ClaimSnapshot) -> ClaimStep | None:
-    """Return the step that removes the rows of a deleted claim; None once there are none."""
+    """Return the step that removes the rows of a deleted claim. None once it has no row."""
     for reserved in snapshot.reserved:
         if (step := drop(snapshot, reserved)) is not None:
             return step
@@ -189,7 +195,9 @@ def _release(snapshot: ClaimSnapshot) -> ClaimStep | None:
 
 
 def drop(snapshot: ClaimSnapshot, reserved: ReservationSnapshot) -> Unreserve | BeginRelease | RemoveRow | None:
-    """Return the step by which a row ends; None while the ledger or its agent is awaited."""
+    """Return the next step towards the removal of a row. None while a write of the ledger or the agent's confirmation
+    is awaited.
+    """
     if reserved.written is None:
         return Unreserve(reserved.node)
     if reserved.forced:

@@ -1,7 +1,7 @@
 """Conditions of a SharePod. Pure.
 
 Guarantees:
-- Every condition has a reason. The message of a condition that a user does not want states what would help.
+- Every condition has a reason. The message of a condition that reports a problem contains a remedy.
 """
 
 from __future__ import annotations
@@ -46,41 +46,42 @@ _BETWEEN = ("Releasing", "NodeUnreachable", "BackOff")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
-    """Everything that a status is made of."""
+    """All inputs of a status."""
 
     snapshot: TenantSnapshot
     node: str | None
-    """Node of its row."""
+    """Node of the tenant's row."""
     row: Tenant | None
-    """Its row as the API server has it."""
+    """The tenant's row as stored in the API server."""
     gpus: Sequence[Gpu] | None
-    """The row's GPUs as the agent of that node reports them; None if it reports nothing."""
+    """The row's GPUs as that node's agent reports them. None if the agent reports nothing."""
     seen: TenantStatus | None
     """The agent's report of the tenant."""
     refusal: Refusal | None
-    """Last refusal of a place; None if there is none."""
+    """Last refusal of a place. None if there is none."""
     resize_refusal: Refusal | None
-    """Refusal of the last change of its share; None if there is none."""
+    """Refusal of the last requested change of the share. None if there is none."""
     resizing: bool
-    """True if the SharePod requests another share than it was granted."""
+    """True if the SharePod requests another share than it has."""
     blocked: Blocked | None
-    """Reason that its Pod cannot be created, or given its share, for now; None if it can."""
+    """Reason for which its Pod cannot be created, or cannot get its share, for now. None if there is none."""
     usage_due: bool
-    """Usage has moved, and may be written now."""
+    """True if usage has changed enough and may be written now."""
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
     missing_gpus: tuple[str, ...] = ()
-    """UUIDs of the row's GPUs that the agent of that node no longer reports."""
+    """UUIDs of the row's GPUs that the node's agent no longer reports."""
     consumed: SharePodConsumption | None = None
-    """Totals to be written now; None: they stay as they are."""
+    """Totals to write now. None: the stored totals stay."""
     moves_to: KeptPlace | None = None
-    """Place reserved for it while this process moves it."""
+    """Place that is reserved for the SharePod while this process moves it."""
     unreachable: str | None = None
-    """Node that does not answer, where the tenant's Pod or share cannot go before it does."""
+    """Node that does not answer. The tenant's Pod cannot end, or its share cannot be released, before the node
+    answers."""
 
 
 class Stated(NamedTuple):
-    """Content of a condition; `compose` adds its time and its generation."""
+    """Content of a condition. `compose` adds its time and its generation."""
 
     type: str
     status: Status
@@ -126,12 +127,12 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
 
 
 def granted(row: Tenant) -> Json:
-    """Return a row's share as `status.granted` has it."""
+    """Return a row's share in the form of `status.granted`."""
     return {"requestMilli": row.request_milli, "limitMilli": row.limit_milli, "memory": row.memory}
 
 
 def share(row: Tenant) -> str:
-    """Return a row's share as users write it."""
+    """Return a row's share as text, in the units of the spec."""
     if row.mode is Mode.EXCLUSIVE:
         return "the whole GPU" if len(row.gpus) == 1 else "whole GPUs"
     each = "" if len(row.gpus) == 1 else " on each"
@@ -169,7 +170,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
 
 
 def _unseen(pod: PodFacts) -> str:
-    """Return the message for a Pod with a share that no scheduler has handled."""
+    """Return the message for a Pod that has a share and that no scheduler has handled."""
     if pod.scheduler == DEFAULT_SCHEDULER:
         return "kube-scheduler has not bound the pod yet"
     return f"the scheduler {pod.scheduler} has not bound the pod yet: check that a scheduler of that name runs"
@@ -187,7 +188,7 @@ def _pod_gated(pod: PodFacts, inputs: StatusInputs) -> Stated:
 
 
 def _refused_share(inputs: StatusInputs) -> bool:
-    """Return whether the API server has refused the share for the present Pod."""
+    """Return True if the API server has refused to open the gate of the present Pod."""
     pod = inputs.snapshot.pod
     return inputs.blocked is not None and pod is not None and inputs.blocked.pod == pod.uid
 
@@ -229,7 +230,9 @@ def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
 
 
 def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated | None:
-    """Return the condition GPUHealthy; None while no GPU of the SharePod has failed. `over`: it has ended."""
+    """Return the condition GPUHealthy. None while no GPU of the SharePod has failed. `over`: True if the SharePod has
+    ended.
+    """
     former = _former(was, CONDITION_GPU_HEALTHY)
     if inputs.row is None or inputs.gpus is None or over:
         return former
@@ -246,7 +249,9 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
 
 
 def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated | None:
-    """Return the condition Resized; None while no other share was requested. `over`: the SharePod has ended."""
+    """Return the condition Resized. None if no other share was ever requested. `over`: True if the SharePod has
+    ended.
+    """
     was = sharepod.status
     former = _former(was, CONDITION_RESIZED)
     if inputs.row is None or over:
@@ -272,17 +277,19 @@ def between_runs(inputs: StatusInputs, last: Json | None) -> tuple[Stated | None
 def of_run(
     sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json], finish: Finish | EndRun | None
 ) -> tuple[Stated | None, ...]:
-    """Return the conditions Placed and PodReady of a SharePod that waits, runs or has ended. `gpus`: as shown."""
+    """Return the conditions Placed and PodReady of a SharePod that waits, runs or has ended. `gpus`: GPUs as the status
+    shows them.
+    """
     end = finish if isinstance(finish, Finish) else None
     return _placed(sharepod, inputs, gpus), _pod_ready(sharepod.status, inputs, end)
 
 
 _STALLING = frozenset({"Invalid", "NeverFits", "AffinityConflict", "PodNameTaken"})
-"""Reasons that need a change by a user."""
+"""Reasons of the condition Placed or PodReady that only a change by a user resolves."""
 
 
 def overall(phase: Phase, placed: Stated | None, pod_ready: Stated | None) -> tuple[Stated, ...]:
-    """Return the condition Ready, and Reconciling or Stalled where it is False, as kstatus reads them."""
+    """Return the condition Ready. If it is False, also return Reconciling or Stalled, as kstatus defines them."""
     if phase is Phase.SUCCEEDED:
         text = pod_ready.message if pod_ready is not None else ""
         return (_condition(CONDITION_READY, "True", EndReason.COMPLETED, text),)
@@ -320,7 +327,7 @@ def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:
 
 
 def _ended_run(last: Json | None) -> Stated:
-    """Return the condition PodReady between two runs: how the last one ended."""
+    """Return the condition PodReady between two runs: how the last run ended."""
     known = last or {}
     return _condition(CONDITION_POD_READY, "False", known.get("cause") or EndReason.POD_LOST, known.get("message", ""))
 

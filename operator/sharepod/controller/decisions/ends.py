@@ -6,7 +6,8 @@ SharePod's restartPolicy, by one table (`sequel`).
 Guarantees:
 - RE1 Never runs once: with restartPolicy Never no run follows another.
 - RE2 completed work is not repeated: with OnFailure no run follows a completed run.
-- RE3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`, and starts from the shortest after a run that lasted.
+- RE3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`. After a run that lasted long enough, the next pause is the
+  shortest again.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from sharepod.backoff import Backoff
 from sharepod.controller.state.facts.pod_facts import PodFacts
 
 _REASON_LIMIT = 128
-"""Longest reason kept, in characters: the limit of events.k8s.io/v1."""
+"""Longest reason in characters: the limit of events.k8s.io/v1."""
 LONGEST_PAUSE_S = 360.0
-"""Longest pause between two runs, six minutes. A Job's."""
+"""Longest pause between two runs: six minutes, as for a Job."""
 _BACKOFF = Backoff(10.0, LONGEST_PAUSE_S)
-"""Seconds between two runs. A Job's."""
+"""Pause between two runs, in seconds: first and longest, as for a Job."""
 _LASTING_S = 600.0
-"""Seconds of running after which a failure counts as a first one: as a kubelet counts crashes of a container."""
+"""Seconds of running after which a failure counts as the first again. The kubelet counts crashes of a container in the
+same way."""
 _LASTING_DISRUPTED_S = 60.0
-"""Seconds of running after which a disruption counts as the first. Draining nodes one after another may move a SharePod
-every few minutes, through no fault of its work."""
+"""Seconds of running after which a disruption counts as the first again. If an admin drains nodes one after the other,
+a SharePod may move every few minutes through no fault of its work."""
 
 
 class EndReason(StrEnum):
@@ -48,7 +50,7 @@ class EndReason(StrEnum):
 
 
 class Absence(Enum):
-    """Thing that must be missing for an end to be true. A live read confirms that before the end is written."""
+    """Object from whose absence an end follows. A live read must confirm the absence before the end is written."""
 
     POD = "pod"
     ROW = "row"
@@ -62,27 +64,27 @@ class EndCause(StrEnum):
     CONTAINER_FAILED = "ContainerFailed"
     """The Pod failed because a container failed."""
     DEADLINE = "DeadlineExceeded"
-    """It ran for activeDeadlineSeconds."""
+    """The Pod ran for its activeDeadlineSeconds."""
     REJECTED = "Rejected"
     """The kubelet refused the Pod that was bound to its node."""
     NOT_STARTED = "NotStarted"
-    """None of its containers was started for `start_timeout`: an image that cannot be pulled, too long a name."""
+    """No container of the Pod was started within `start_timeout`, for example because an image cannot be pulled."""
     EVICTED = "Evicted"
     """The kubelet evicted the Pod (memory or disk pressure, shutdown), or the operator did, by `unenforced_policy`."""
     DRAINED = "Drained"
     """Evicted by the Eviction API (`kubectl drain`), or by a NoExecute taint."""
     PREEMPTED = "Preempted"
-    """For a Pod of higher priority, by kube-scheduler or by the operator."""
+    """The Pod was evicted for a Pod of higher priority, by kube-scheduler or by the operator."""
     MOVED = "Moved"
     """The operator restarts it on other GPUs to free a place for a waiting request."""
     DELETED = "Deleted"
     """A user or controller deleted the Pod."""
     NODE_LOST = "NodeLost"
-    """Its Node was deleted, or is out of service."""
+    """The Pod's Node was deleted, or has the taint out-of-service."""
     GPU_FAILED = "GpuFailed"
-    """One of its GPUs failed, and its Pod is not ready."""
+    """One of the GPUs failed, and the Pod is not ready."""
     RESERVATION_LOST = "ReservationLost"
-    """The ledger no longer has its row."""
+    """The ledger no longer contains the row."""
 
 
 _DISRUPTIONS = frozenset(
@@ -96,12 +98,12 @@ _DISRUPTIONS = frozenset(
         EndCause.RESERVATION_LOST,
     }
 )
-"""Causes for which neither the work nor its place is to blame: the first is followed by the next run at once."""
+"""Causes outside the work and its place. After the first such end the next run begins without a pause."""
 
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget of a preempted Pod, as kube-scheduler writes it."""
 MOVED = "MovedByOperator"
-"""End cause of a moved Pod. Its DisruptionTarget condition says only EvictionByEvictionAPI."""
+"""End cause of a moved Pod. Its condition DisruptionTarget has only the reason EvictionByEvictionAPI."""
 _BY_DISRUPTION = {
     "EvictionByEvictionAPI": EndCause.DRAINED,
     "DeletionByTaintManager": EndCause.DRAINED,
@@ -110,7 +112,7 @@ _BY_DISRUPTION = {
     "DeletionByPodGC": EndCause.NODE_LOST,
     "TerminationByKubelet": EndCause.EVICTED,
 }
-"""Causes by the reason of the Pod's condition DisruptionTarget, as Kubernetes has them."""
+"""By Kubernetes' reason of the Pod's condition DisruptionTarget: the cause."""
 
 _BY_KUBELET = {
     "DeadlineExceeded": EndCause.DEADLINE,
@@ -120,11 +122,11 @@ _BY_KUBELET = {
     "Shutdown": EndCause.EVICTED,
     "NodeLost": EndCause.NODE_LOST,
 }
-"""Causes by a failed Pod's own reason; every other reason is a refusal by the kubelet."""
+"""By a failed Pod's own reason: the cause. Every other reason means that the kubelet refused the Pod."""
 
 
 class Sequel(Enum):
-    """Sequel of the end of a run."""
+    """Consequence of the end of a run."""
 
     SUCCEEDED = "the SharePod has succeeded"
     FAILED = "the SharePod has failed"
@@ -133,7 +135,9 @@ class Sequel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a run. `reason`: of the SharePod's end, if that follows: an `EndReason`, or a kubelet's reason."""
+    """End of a run. `reason`: reason of the SharePod's end if the SharePod ends too: an `EndReason`, or a kubelet's
+    reason.
+    """
 
     cause: EndCause
     reason: str
@@ -159,7 +163,9 @@ def sequel(cause: EndCause, policy: RestartPolicy) -> Sequel:
 
 
 def attempts_after(cause: EndCause, ran_s: float, attempts: int) -> int:
-    """Return how many runs in a row did not last, including this one. `attempts`: the number before it."""
+    """Return the number of consecutive short runs, including the run that lasted `ran_s`. `attempts`: the number before
+    that run.
+    """
     lasting = _LASTING_DISRUPTED_S if cause in _DISRUPTIONS else _LASTING_S
     return 1 if ran_s >= lasting else attempts + 1
 
@@ -174,8 +180,8 @@ def pause_s(cause: EndCause, attempts: int) -> float:
 def end_of(pod: PodFacts) -> RunEnd:
     """Return how a Pod in a terminal phase ended.
 
-    A Pod whose deletion was requested before its end counts as deleted, whatever its containers' exit codes, as for
-    Jobs.
+    If its deletion was requested before its containers ended, it counts as deleted, whatever their exit codes. Jobs do
+    the same.
     """
     deleted = pod.deleting and (pod.restarts or not pod.ended_first)
     if pod.phase == "Succeeded" and not deleted:
@@ -201,22 +207,23 @@ def disruption_reason(pod: PodFacts) -> EndReason:
 
 
 _OWN_REASONS = {EndCause.PREEMPTED: EndReason.PREEMPTED, EndCause.MOVED: EndReason.MOVED}
-"""Reasons of disruptions in favour of other requests; every other disruption is an eviction."""
+"""By cause: reason of a disruption in favour of another request. Every other disruption has the reason Evicted."""
 _REASONS: dict[str, EndCause] = {
     EndReason.EVICTED: EndCause.EVICTED,
     EndReason.PREEMPTED: EndCause.PREEMPTED,
     EndReason.MOVED: EndCause.MOVED,
 }
-"""Causes by the reason in a SharePod's condition while its disrupted Pod is being deleted."""
+"""By the reason in a SharePod's condition while its disrupted Pod is being deleted: the cause."""
 
 
 def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_lost: bool) -> RunEnd:
-    """Return the end of a run whose Pod no longer exists: as in the Pod's last known state, or as lost.
+    """Return the end of a run whose Pod no longer exists. It follows from the Pod's last known state; without one, the
+    Pod counts as lost.
 
     Args:
         status: The SharePod's status.
-        lost: The Pod's last known facts; None if none.
-        node_lost: Its node is deleted or out of service.
+        lost: The Pod's last known facts; None if unknown.
+        node_lost: True if the Pod's node is deleted or out of service.
     """
     if lost is not None and status.pod_uid in (None, lost.uid):
         if lost.ended:
@@ -237,6 +244,8 @@ def phase_after(following: Sequel) -> Phase:
 
 
 def _condition_reason(reason: str) -> str:
-    """Return a kubelet's reason (`OutOfephemeral-storage`) in the characters that a condition's reason allows."""
+    """Return a kubelet's reason, such as `OutOfephemeral-storage`, in characters that are valid in a condition's
+    reason.
+    """
     kept = re.sub(r"[^A-Za-z0-9_]", "_", reason)[:_REASON_LIMIT]
     return kept if re.match("[A-Za-z]", kept) else EndReason.POD_FAILED

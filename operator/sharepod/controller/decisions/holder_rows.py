@@ -1,11 +1,14 @@
-"""Holders in the ledger of a node. Pure: maps rows, Pods and the agent's report to the new rows.
+"""Rows of holders in the ledger of a node. A holder is a Pod of the operator that takes a GPU from NVIDIA's device
+plugin. Pure: maps rows, Pods and the agent's report to the new rows.
 
 Guarantees:
-- HR1 seen-held: a holder is Held only after the agent has seen its Pod with the GPU, and never after it was Releasing.
-- HR2 one-way: a holder becomes Releasing when its Pod ends, when another Pod has its GPU, or when it has another GPU or
-  none. Its row stays until the Pod's end is confirmed and no tenant has a row on its GPU.
-- HR3 none-given-back-in-use: a holder is returned only if no row or undecided row of a tenant has its GPU.
-- Every Pod of a holder has a row.
+- HR1 seen-held: a holder becomes Held only after the agent has reported the GPU of its Pod. A Releasing holder never
+  becomes Held again.
+- HR2 one-way: a holder becomes Releasing when its Pod ends, when another Pod has its GPU, or when its Pod has another
+  GPU or none. Its row stays until the end of its Pod is confirmed and no tenant has a row on its GPU.
+- HR3 none-given-back-in-use: a holder is returned only if no tenant has its GPU, by a row or by a decision that is not
+  yet written.
+- Every existing Pod of a holder gets a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The next step for one tenant. Pure: maps a snapshot to one step.
 
-The Pod comes first, behind a scheduling gate. The API server's checks of a Pod (quota, Pod Security, priority,
-policies) precede the reservation of a share. Then the share is reserved for that Pod, and the gate opened.
+The Pod is created first, behind a scheduling gate. So the API server's checks of the Pod (quota, Pod Security,
+priority, policies) precede the reservation of a share. Then the share is reserved for that Pod, and the gate is opened.
 
 The end of a run leads to the end of the SharePod or to another run (`ends.sequel`). Between two runs:
 1. The former Pod, recorded in `status.lastEnd`, is deleted.
@@ -14,21 +14,22 @@ Guarantees, in any order of events:
   restartPolicy Never runs twice.
 - L2 an end is recorded first: a terminal phase, or the end of a run, is written before the release of the reservation
   begins.
-- L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. Nor does the absence
-  of a Pod decide anything while its SharePod's status is unreadable.
+- L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. While a SharePod's
+  status is unreadable, nothing follows from the absence of its Pod.
 - L4 no share of a live process is released. A row is removed only in one of three cases. Its agent has confirmed that
-  no process is left, or an override applies (Node deleted, out-of-service taint, force-release). In the third case no
-  Pod of the tenant was ever bound to that node.
-- L5 a Pod is withdrawn only while it is not bound. It is deleted only once no record allows that it has run: an
-  operator that dies in between leaves no run that counts as lost.
+  no process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant
+  was ever bound to that node.
+- L5 a Pod is withdrawn only while it is not bound. The withdrawn Pod disappears only after its row and `status.podUID`
+  are removed. So if the operator dies in between, the next operator does not count a lost run.
 - L6 no idle share: a share is requested only while a Pod of the tenant waits behind its gate, and not in a namespace in
   deletion. A share that the API server refuses for the Pod is released.
 - L7 the quota counts the share: a waiting Pod whose line is smaller than its SharePod's present request is withdrawn.
-  Its successor has the larger line.
+  The next Pod has the larger line.
 - L8 no eviction for a line: a gate opens only once the node advertises enough for the lines of all shares there,
-  lowered ones included. So kube-scheduler finds room for the Pod.
+  including lowered shares. So kube-scheduler finds room for the Pod without preemption.
 
-For a Pod whose GPUs are attached by a claim, `share_claim_steps` decides the claim's steps (AC1 to AC3).
+If a Pod's GPUs are attached by a claim, `share_claim_steps` decides the steps of that claim (guarantees AC1 to AC3
+there).
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ from .steps import (
 )
 
 _UNFINISHED = frozenset({EndReason.EVICTED, EndReason.PREEMPTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
-"""Reasons of ends that interrupted the work from outside."""
+"""Reasons of ends that interrupted the work from outside. The message then contains `_ADVICE`."""
 _CLOCK_SKEW_S = 60.0
-"""Seconds by which two nodes' clocks may differ."""
+"""Largest expected difference between the clocks of two machines, in seconds."""
 _ADVICE = (
     "; with restartPolicy Never nothing is run a second time: create the SharePod again, with OnFailure if it may be"
 )
-"""Fix for a SharePod that ended unfinished."""
+"""Remedy in the message of a SharePod whose work was interrupted."""
 
 
 def decide(snapshot: TenantSnapshot) -> Step:
@@ -79,7 +80,7 @@ def decide(snapshot: TenantSnapshot) -> Step:
     if snapshot.unreadable_row:  # L3
         return Wait()
     sharepod, pod = snapshot.sharepod, snapshot.pod
-    if pod is not None and pod.marked and pod.node is not None:  # it was bound before its withdrawal
+    if pod is not None and pod.marked and pod.node is not None:  # the Pod was bound before its withdrawal took effect
         return LetPodGo(pod)
     if pod is not None and pod.taken_back:
         return _taken_back(snapshot, sharepod, pod)
@@ -97,7 +98,7 @@ def decide(snapshot: TenantSnapshot) -> Step:
 
 
 def _taken_back(snapshot: TenantSnapshot, sharepod: SharePodFacts | None, pod: PodFacts) -> Step:
-    """Return the next step for a withdrawn Pod: its row is removed, then its record, then the Pod."""
+    """Return the next step for a withdrawn Pod. Its row is removed first, then `status.podUID`, then the Pod."""
     if sharepod is None or sharepod.deleting or sharepod.ended or snapshot.between_runs:
         return LetPodGo(pod)
     waits = False
@@ -127,7 +128,9 @@ def _end(snapshot: TenantSnapshot) -> Step:
 
 
 def _left_alone(snapshot: TenantSnapshot) -> bool:
-    """Return whether the SharePod was deleted without its Pod, which keeps its share until it ends."""
+    """Return True if the SharePod was deleted without its Pod (`--cascade=orphan`). The Pod keeps its share until the
+    Pod ends.
+    """
     sharepod, pod = snapshot.sharepod, snapshot.pod
     if pod is None or pod.node is None or pod.ended or pod.deleting:
         return False
@@ -146,9 +149,10 @@ def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     last = sharepod.status.last_end
     due = (seconds(last.retry_at) or 0.0) if last is not None else 0.0
     left = due - snapshot.wall
-    if 0 < left <= ends.LONGEST_PAUSE_S + _CLOCK_SKEW_S:  # no pause is longer: a clock that was set back delays no run
+    # no pause is longer, so a clock that was set back delays no run
+    if 0 < left <= ends.LONGEST_PAUSE_S + _CLOCK_SKEW_S:
         return Wait(snapshot.now + left)
-    if snapshot.pod is not None:  # it has ended; until now its log was kept for reading
+    if snapshot.pod is not None:  # the ended Pod was kept until now for its log
         return Wait() if snapshot.pod.deleting else DeletePod(snapshot.pod)
     if snapshot.now < snapshot.blocked_until:
         return Wait(snapshot.blocked_until)
@@ -156,8 +160,8 @@ def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
 
 
 def _release(snapshot: TenantSnapshot) -> Step | None:
-    """Return the step by which a Pod and its reservations go, the Pod first; None once nothing is left but, at most, a
-    Pod that has ended."""
+    """Return the next step that removes a Pod and its reservations, the Pod first. None once no reservation is left,
+    and no Pod except an ended one."""
     for reserved in snapshot.reserved:
         if reserved.written is None:
             return Unreserve(reserved.node)
@@ -199,7 +203,7 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
     if mine is None:
         if sharepod.error is None and may_have and not pod.foreign_gates and not snapshot.reserved:
             if snapshot.claim is not None and snapshot.claim.deleting:
-                return Wait()  # the next Pod is created once it is deleted
+                return Wait()  # the next Pod is created once this Pod is deleted
             return share_claim_steps.before_place(pod, snapshot.claim) or Place()
         return Wait(snapshot.refused_until) if refused else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
@@ -216,9 +220,10 @@ def _kept_first(reserved: tuple[ReservationSnapshot, ...]) -> list[ReservationSn
 
 
 def _drop(reserved: ReservationSnapshot, former: str | None) -> Step | None:
-    """Return the step that ends a reservation of another Pod than the present one; None while waiting for its agent.
+    """Return the next step towards the removal of a reservation that belongs to another Pod than the present Pod. None
+    while the agent's confirmation is awaited.
 
-    `former`: uid of the Pod of the last run, whose processes may live: its row is removed in two steps.
+    `former`: uid of the last run's Pod. Its processes may live, so its row is removed in two steps.
     """
     if reserved.written is None:
         return Unreserve(reserved.node)
@@ -274,7 +279,7 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
         )
         return _conclude(snapshot, sharepod, lost, pod.uid)
     if pod.node is None and here.override is not None:
-        return TakeBackPod(pod, here.override.value)  # no scheduler could bind it there
+        return TakeBackPod(pod, here.override.value)  # no scheduler can bind the Pod to this node
     if pod.node is not None and snapshot.gpu_failed and not pod.ready and _follows(sharepod, EndCause.GPU_FAILED):
         failed = f"a GPU of {pod.node} has failed, and the pod is not ready"
         return _conclude(snapshot, sharepod, RunEnd(EndCause.GPU_FAILED, EndReason.POD_FAILED, failed), pod.uid)
@@ -282,7 +287,9 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
 
 
 def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod has a share: it waits for its binding, then for a container."""
+    """Return the next step for a SharePod whose Pod has a share and waits for its binding, then for the start of a
+    container.
+    """
     due = float("inf")
     if (why := share_claim_steps.lost(pod, snapshot.claim)) is not None:
         return TakeBackPod(pod, why, TakeBackCause.CLAIM)
@@ -305,16 +312,17 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
 
 
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
-    """Return the next step for a SharePod that has no Pod, not yet or no longer."""
+    """Return the next step for a SharePod without a Pod."""
     former = sharepod.status.former_pod
-    for reserved in snapshot.reserved:  # a row of the last run, which a restore of etcd has brought back
+    for reserved in snapshot.reserved:  # a row of the last run, restored with a backup of etcd
         of_former = former is not None and reserved.written is not None and reserved.written.pod_uid == former
         if of_former and (step := _drop(reserved, former)) is not None:
             return step
     if sharepod.status.pod_uid is not None:
         return _lost(snapshot, sharepod, sharepod.status.pod_uid)
     if snapshot.lost is not None and snapshot.lost.node is not None:
-        return _lost(snapshot, sharepod, snapshot.lost.uid)  # it was bound, and deleted before `podUID` was written
+        # the Pod was bound, and deleted before `podUID` was written
+        return _lost(snapshot, sharepod, snapshot.lost.uid)
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
         if on_record not in (None, former):
@@ -330,19 +338,21 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
 
 
 def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod_uid: str) -> Step:
-    """Return the consequence of a run whose Pod was created and is deleted."""
+    """Return the step that records the end of a run whose Pod was deleted."""
     node_lost = any(reserved.override is not None for reserved in snapshot.reserved)
     end = ends.end_of_lost(sharepod.status, snapshot.lost, node_lost=node_lost)
     return _conclude(snapshot, sharepod, end, pod_uid)
 
 
 def _follows(sharepod: SharePodFacts, cause: EndCause) -> bool:
-    """Return whether another run follows a run that ended for that cause."""
+    """Return True if another run follows a run that ended for this cause."""
     return ends.sequel(cause, sharepod.restart_policy) is Sequel.ANOTHER_RUN
 
 
 def _conclude(snapshot: TenantSnapshot, sharepod: SharePodFacts, end: RunEnd, pod_uid: str) -> Step:
-    """Return the record of the end of a run: that of the SharePod, or that another run follows."""
+    """Return the step that records the end of a run: `Finish` if the SharePod ends too, `EndRun` if another run
+    follows.
+    """
     following = ends.sequel(end.cause, sharepod.restart_policy)
     if following is not Sequel.ANOTHER_RUN:
         advice = _ADVICE if sharepod.restart_policy is RestartPolicy.NEVER and end.reason in _UNFINISHED else ""

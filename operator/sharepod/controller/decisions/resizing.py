@@ -1,8 +1,9 @@
-"""Resize wish: whether a SharePod requests another share than it was granted. Pure.
+"""Resize wish: finds out whether a SharePod requests another share than it has. Pure.
 
 Guarantees:
-- The answer follows from the API server's objects and one number that the operator remembers of the tenant.
-- A changed report of a GPU's memory is no request: default memory changes only with the SharePod.
+- The answer follows from the API server's objects and from one number in the tenant's memo (`memory_settled`).
+- If the agent reports another size of a GPU's memory, this is no request. The default memory is computed again only
+  when the SharePod changes.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from .snapshot import TenantSnapshot
 
 @dataclass(frozen=True, slots=True)
 class ResizeWish:
-    """The answer, and the number to remember."""
+    """Answer, and the number to keep in the memo. `wanted`: True if another share is requested."""
 
     wanted: bool
     memory_settled: int | None
-    """Generation of the SharePod at which its default memory equalled its row; -1: never; None: unknown."""
+    """Generation of the SharePod at which its default memory equalled the memory of its row. -1: never. None:
+    unknown."""
 
 
 def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_settled: int | None) -> ResizeWish:
     """Compare the SharePod's request, limit and memory with its row.
 
-    A SharePod that has ended, is not placed, or is being released has no wish.
+    Return `wanted` as False for a SharePod that has ended, is not placed, or is being released.
 
     Args:
         snapshot: The tenant.
         gpunode: The GPUNode of its first reservation.
-        memory_settled: Value of the last answer.
+        memory_settled: `memory_settled` of the last answer.
     """
     sharepod, no = snapshot.sharepod, ResizeWish(False, memory_settled)
     if sharepod is None or sharepod.gpu is None or sharepod.ended or sharepod.deleting:
@@ -48,7 +50,7 @@ def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_s
     if (row.request_milli, row.limit_milli) != (asked.request_milli, asked.limit_milli):
         return ResizeWish(True, memory_settled)
     if sharepod.plain:
-        return no  # its memory stays as it was granted
+        return no  # the memory stays as granted
     if asked.memory is not None:
         return ResizeWish(asked.memory != row.memory, memory_settled)
     return _default_memory(gpunode, row, sharepod, asked, memory_settled)
@@ -61,13 +63,15 @@ def _default_memory(
     asked: GpuRequest,
     settled: int | None,
 ) -> ResizeWish:
-    """Compare the memory that its request gives by default with its row's, once per version of the SharePod."""
+    """Compare the default memory of the SharePod's request with the memory of its row, once per generation of the
+    SharePod.
+    """
     if settled == sharepod.generation:
         return ResizeWish(False, settled)
     sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
     if len(sizes) < len(row.gpus):
         return ResizeWish(False, settled)
-    if settled is None:  # first answer of this process: the status contains the value of an earlier process
+    if settled is None:  # first answer of this process: take the value of an earlier process from the status
         refused = any(item.type == CONDITION_RESIZED and item.status == "False" for item in sharepod.status.conditions)
         settled = -1 if refused else sharepod.status.observed_generation or -1
     if min(asked.memory_on(size) for size in sizes) == row.memory:

@@ -1,21 +1,21 @@
 """The next step for a claim that kube-scheduler has allocated GPUs of pool `scheduler`. Pure.
 
-kube-scheduler decides, and the ledger follows: the row copies the allocation. The agent serves only rows, so a Pod runs
-once its claim has a row. The operator's own entry in `status.reservedFor`, the hold, keeps the allocation, and so
-kube-scheduler's count, until no process of the Pod is left on the node.
+kube-scheduler decides, and the operator copies its allocation into a row of the ledger. The agent serves only rows, so
+a Pod runs only once its claim has a row. The operator also adds an entry of its own to `status.reservedFor`, the hold.
+It keeps the allocation until no process of the Pod is left on the node, so kube-scheduler counts the share until then.
 
 Guarantees, in any order of events:
-- SC1 row-after-allocation: a row is written only for an allocation that a Pod uses or waits with, and equals the
-  allocation's consumption.
+- SC1 row-after-allocation: a row is written only for an allocation whose claim a Pod uses or waits for. The row's share
+  equals the capacity that the allocation consumes.
 - SC2 one place at a time: a row is written only while no ledger has another row of the claim.
 - SC3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. An earlier hold would stop
   kube-scheduler from deallocating the claim of a Pod that does not fit.
-- SC4 row-before-hold: the hold is removed only once no ledger has a row of the claim. The allocation is removed with
-  it, unless a Pod uses the claim by then.
-- SC5 no share of a live process is released: `claim_steps` A3 also applies to these rows.
+- SC4 row-before-hold: the hold is removed only once no ledger has a row of the claim. The allocation is removed in the
+  same write, unless another Pod uses the claim by then.
+- SC5 no share of a live process is released: guarantee A3 of `claim_steps` also applies to these rows.
 - SC6 an unreadable row or claim blocks every decision.
-- SC7 no hold blocks a Pod: a hold that ties a waiting Pod to a lost node is removed with its row, once no Pod uses the
-  claim. Such a node is deleted, or kube-scheduler has refused the Pod for it.
+- SC7 no hold blocks a Pod: if a hold ties a waiting Pod to a node where it cannot run, the hold and the row are removed
+  once no Pod uses the claim. That node is deleted, or kube-scheduler has refused the Pod for it.
 
 `claim_steps` handles a deleted claim with a row: that row is removed in two steps.
 """
@@ -39,7 +39,7 @@ from .steps import BeginRelease, RemovalReason, RemoveRow, Unreserve, Wait
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Enter the share that kube-scheduler has given the claim in the ledger of its node."""
+    """Enter the share that kube-scheduler has allocated to the claim in the ledger of the share's node."""
 
     claim: ClaimFacts
     share: ScheduledShare
@@ -55,8 +55,9 @@ class HoldClaim:
 
 @dataclass(frozen=True, slots=True)
 class LetClaimGo:
-    """Take the operator's entry, if there is one, out of `status.reservedFor`; where none is left, the allocation, too.
-    By itself kube-controller-manager does that only for a claim that is being deleted, or with the entry of a Pod."""
+    """Remove the operator's entry, if there is one, from `status.reservedFor`. If no entry is left, remove the
+    allocation too. kube-controller-manager would not: it deallocates only a claim that is being deleted, or together
+    with a Pod's entry."""
 
     claim: ClaimFacts
 
@@ -65,7 +66,7 @@ ScheduledClaimStep = Adopt | HoldClaim | LetClaimGo | Unreserve | BeginRelease |
 
 
 def next_step(snapshot: ClaimSnapshot) -> ScheduledClaimStep:
-    """Return the next step for a claim with `scheduled`, which is known."""
+    """Return the next step for a known claim that kube-scheduler allocates."""
     claim = snapshot.claim
     assert claim is not None
     if snapshot.unreadable_row or not claim.readable:  # SC6
@@ -82,7 +83,7 @@ def next_step(snapshot: ClaimSnapshot) -> ScheduledClaimStep:
 
 
 def _without_row(snapshot: ClaimSnapshot, claim: ClaimFacts, given: ScheduledShare | None) -> ScheduledClaimStep:
-    """Return the next step for a claim without the row of its allocation, if it has one."""
+    """Return the next step for a claim that has no allocation, or whose allocation has no row."""
     if snapshot.reserved:  # SC2
         return Wait()
     if given is not None and _is_wanted(snapshot, claim) and claim.error is None:
@@ -109,7 +110,7 @@ def _with_row(snapshot: ClaimSnapshot, claim: ClaimFacts, mine: ReservationSnaps
 
 
 def is_of(reserved: ReservationSnapshot, share: ScheduledShare) -> bool:
-    """Return whether a row, decided or written, is this share and is not being released."""
+    """Return True if a row, written or only decided, is this share and is not being released."""
     row = reserved.wanted
     return (
         not (reserved.releasing or row.releasing)
@@ -120,7 +121,9 @@ def is_of(reserved: ReservationSnapshot, share: ScheduledShare) -> bool:
 
 
 def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str]) -> Reservation | str:
-    """Return the row of a share, or why there is none. `gpus`: UUIDs of the node's GPUs by the names of devices."""
+    """Return the row of a share, or the reason for which it has none. `gpus`: by name of a device, the UUID of the
+    node's GPU.
+    """
     missing = [device for device in share.devices if device not in gpus]
     if missing:
         return f"node {share.node} has no GPU {', '.join(missing)}: delete the pod, unless the GPU comes back"
@@ -137,5 +140,5 @@ def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str
 
 
 def _is_wanted(snapshot: ClaimSnapshot, claim: ClaimFacts) -> bool:
-    """Return whether a Pod that runs or is to run uses the claim, by the claim's status."""
+    """Return True if, by the claim's status, a Pod that runs or waits to run uses the claim."""
     return any(pod.uid in claim.consumers and not (pod.deleting or pod.ended) for pod in snapshot.pods)

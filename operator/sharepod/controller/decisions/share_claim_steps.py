@@ -1,12 +1,17 @@
 """Steps for the claim by which the GPUs of a SharePod's Pod are attached. Pure.
 
-The Pod names its claim from the start. The claim is created before a share is reserved, because the row names the
-claim's uid. It is allocated once the row is in the ledger, and the Pod's gate opens after that.
+The Pod names its claim from its creation. The order of steps:
+1. The claim is created, because the row must name the claim's uid.
+2. A share is reserved: the row is written to the ledger.
+3. The claim is allocated to the GPUs of the row.
+4. The Pod's gate opens.
 
 Guarantees:
-- AC1 row-before-allocation: the claim is allocated only to the GPUs of a row, as the API server has it, that names it.
+- AC1 row-before-allocation: the claim is allocated only to the GPUs of a row that is stored in the API server and names
+  the claim.
 - AC2 allocation-before-gate: a gate opens only while the claim has the allocation of the row.
-- AC3 one place at a time: a claim with another allocation loses that first; no Pod has used it, as the gate is closed.
+- AC3 one place at a time: if the claim has another allocation, that is removed first. No Pod has used it, because the
+  gate is closed.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ class AllocateClaim:
 
 @dataclass(frozen=True, slots=True)
 class FreeClaim:
-    """Take the allocation of a former place back."""
+    """Remove the claim's allocation to a former place."""
 
     pod: PodFacts
     claim: ClaimFacts
@@ -48,14 +53,18 @@ ShareClaimStep = MakeClaim | AllocateClaim | FreeClaim
 
 
 def names_claim(reference: ClaimReference | None, pod: PodFacts, claim: ClaimFacts | None) -> bool:
-    """Return whether a row has the attachment of its Pod: by the Pod's claim, or by CSI."""
+    """Return True if a row matches the attachment of its Pod: the row names the Pod's claim, or no claim if the Pod
+    uses CSI.
+    """
     if pod.claim is None:
         return reference is None
     return claim is not None and not claim.deleting and reference is not None and reference.uid == claim.uid
 
 
 def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeClaim | None:
-    """Return the claim's step before a place is requested; None if none is needed. `claim`: last known facts."""
+    """Return the step that the claim needs before a place is requested. None if it needs none. `claim`: its last known
+    facts.
+    """
     if pod.claim is None:
         return None
     if claim is None:
@@ -64,7 +73,7 @@ def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeCla
 
 
 def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant) -> AllocateClaim | FreeClaim | None:
-    """Return the step that a Pod with a row needs before its gate opens; None if it needs none (AC2)."""
+    """Return the step that the claim needs before the Pod's gate opens (AC2). None if it needs none."""
     if pod.claim is None or claim is None:
         return None
     if claim.allocation is None:
@@ -73,8 +82,8 @@ def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant)
 
 
 def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:
-    """Return why a Pod with an open gate can never be bound: its claim is missing, is being deleted or has no
-    allocation."""
+    """Return the reason for which a Pod with an open gate can never be bound: its claim is missing, being deleted or
+    not allocated. None if it can be bound."""
     if pod.claim is None or pod.node is not None:
         return None
     if claim is None or claim.deleting:
@@ -83,6 +92,6 @@ def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:
 
 
 def is_of_row(allocation: Allocation, node: str, row: Tenant) -> bool:
-    """Return whether an allocation names the GPUs of a row, as devices of SharePod's driver."""
+    """Return True if an allocation names exactly the GPUs of a row, as devices of SharePod's driver."""
     named = [device for _, _, device in allocation.devices]
     return allocation.ours and allocation.node == node and named == [device_name(uuid) for uuid in row.gpus]

@@ -1,7 +1,7 @@
-"""Facts of one tenant at one moment: the input of the decision about its next step.
+"""Snapshot: all facts of one tenant at one moment, as the input of the decision about its next step.
 
 Guarantees:
-- A snapshot does not change: deciding twice on one snapshot gives one answer.
+- A snapshot does not change, so two decisions on one snapshot give the same answer.
 - Written and decided states are separate fields (`ReservationSnapshot.written`, `wanted`).
 """
 
@@ -24,24 +24,27 @@ class ReservationSnapshot:
 
     node: str
     wanted: Reservation
-    """The reservation as placement has it."""
+    """The reservation in the cluster state, written or only decided."""
     written: Tenant | None
-    """Its row as the API server has it; None while it is only decided."""
+    """Its row as stored in the API server. None while the reservation is only decided."""
     drained: bool = False
-    """The agent has reported, for this release, that nothing is left."""
+    """True if the agent has reported, for this release, that nothing of the tenant is left."""
     override: RemovalReason | None = None
-    """Reason that the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`."""
+    """Reason for which the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`. None if it must be
+    awaited."""
     forced: bool = False
-    """An admin has listed the tenant in force-release."""
+    """True if an admin has listed the tenant in the annotation force-release."""
 
     @property
     def releasing(self) -> bool:
-        """True if the row, as written, is being released."""
+        """True if the written row has the state Releasing."""
         return self.written is not None and self.written.state is TenantState.RELEASING
 
     @property
     def confirmed(self) -> RemovalReason | None:
-        """Reason by which nothing is left on the node; None if nothing confirms that."""
+        """Reason from which it follows that nothing of the tenant is left on the node. None if nothing confirms
+        this.
+        """
         return self.override or (RemovalReason.DRAINED if self.drained else None)
 
 
@@ -53,39 +56,39 @@ class TenantSnapshot:
     pod: PodFacts | None
     reserved: tuple[ReservationSnapshot, ...]
     claim: ClaimFacts | None = None
-    """Claim by which its Pod's GPUs are attached, if it has one and that is known."""
+    """Claim by which the Pod's GPUs are attached. None if the Pod has none, or it is not known yet."""
     lost: PodFacts | None = None
-    """Last facts of its Pod, if that is deleted."""
+    """Last facts of its Pod if the Pod is deleted."""
     unbound_since: float | None = None
-    """When kube-scheduler was first seen to refuse its Pod."""
+    """Time at which kube-scheduler was first seen to refuse its Pod."""
     unstarted_since: float | None = None
-    """When its Pod was first seen with a share and without a container that was started."""
+    """Time at which its Pod was first seen with a share and without a started container."""
     ended_since: float | None = None
-    """When it ended, if it has and its status contains the time. Converted from wall time once, so that a clock change
-    causes no delay."""
+    """Time at which the SharePod ended. None if it has not ended, or its status has no end time. The time of day is
+    converted once, so that a later clock change causes no delay."""
     blocked_until: float = 0.0
-    """When to try again to create its Pod."""
+    """Time before which the creation of its Pod is not tried again."""
     refused_until: float = 0.0
-    """When to try again to give its Pod a share: the API server has refused the patch that does."""
+    """Time before which its Pod's gate is not opened again, because the API server has refused that patch."""
     now: float = 0.0
     wall: float = 0.0
-    """Time of day, seconds since the epoch: the times in a status are compared with it."""
+    """Time of day in seconds since the epoch, for comparison with times in the status."""
     bind_timeout: float = 60.0
     """Seconds after which a Pod that kube-scheduler refuses is withdrawn."""
     start_timeout: float = 1800.0
-    """Seconds after which a Pod of which no container was started gives its share back."""
+    """Seconds after which a Pod without a started container loses its share."""
     namespace_ends: bool = False
-    """Its namespace is being deleted."""
+    """True if its namespace is being deleted."""
     unreadable_row: bool = False
-    """A row of the tenant is unreadable, so its share is unknown."""
+    """True if a row of the tenant is unreadable. Its share is then unknown."""
     gpu_failed: bool = False
-    """One of the GPUs of its row has failed."""
+    """True if one of the GPUs of its row has failed."""
     advertised: bool = True
-    """The node of its row advertises enough for its Pod's line and the lines of the other shares there."""
+    """True if the node of its row advertises enough for its Pod's line and the lines of the other shares there."""
 
     @property
     def between_runs(self) -> bool:
-        """True if its last run has ended, as is on record, and nothing shows that another has begun."""
+        """True if the status records the end of its last run, and nothing shows that another run has begun."""
         if self.sharepod is None or (last := self.sharepod.status.last_end) is None:
             return False
         if self.pod is not None:

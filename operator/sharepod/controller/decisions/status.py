@@ -1,9 +1,9 @@
 """Status of a SharePod in the form of the API (`SharePodStatus.dump`). Pure.
 
 Guarantees:
-- An unchanged status makes an empty patch.
-- A terminal phase stays.
-- Inputs with the same `looked_at` make the same status, except for times.
+- If the status is unchanged, the patch is empty.
+- A terminal phase never changes.
+- Inputs with equal `looked_at` give equal statuses, except for times.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from .steps import Ending, EndRun, Finish
 Json = dict[str, Any]
 
 MINOR = frozenset({"conditions", "usage", "observedGeneration", "restarts", "summary", "readyContainers", "podIP"})
-"""Fields of the status that only explain: nothing is decided by them."""
+"""Fields of the status that only inform users. No decision depends on them."""
 
 
 def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> Json:
-    """Return the status as it should be now; with `finish`, as it is after that end."""
+    """Return the status that the SharePod should have now. With `finish`: the status after that end."""
     was = sharepod.status
     pod, row = inputs.snapshot.pod, inputs.row
     between = isinstance(finish, EndRun) or (finish is None and not sharepod.ended and inputs.snapshot.between_runs)
@@ -92,14 +92,15 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
 def _summary(
     was: SharePodStatus, phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Sequence[Stated | None]
 ) -> str:
-    """Return STATUS for `kubectl get`: the Pod's STATUS while it has a share, else why it has none.
+    """Return the column STATUS for `kubectl get`: the Pod's STATUS while it has a share, otherwise the reason why it
+    has none.
 
     Args:
         was: The present status.
         phase: The phase to show.
         pod: The Pod.
         row: Its row.
-        stated: The conditions Placed and PodReady, and further ones.
+        stated: The conditions: Placed, PodReady, then others.
     """
     placed, pod_ready = stated[0], stated[1]
     if phase is Phase.SUCCEEDED:
@@ -107,7 +108,8 @@ def _summary(
     if phase is Phase.FAILED:
         if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED:
             return pod_ready.reason
-        if pod is not None and pod.ended:  # as its containers ended: Error, OOMKilled, ContainerCannotRun
+        # the reason of its containers, such as Error, OOMKilled or ContainerCannotRun
+        if pod is not None and pod.ended:
             return pod.summary
         return was.summary if was.ended and was.summary else "Error"
     if row is not None and pod is not None and not pod.waits_for_share and (placed is None or placed.status == "True"):
@@ -120,14 +122,16 @@ def _summary(
 
 
 def _pod_uid(was: SharePodStatus, pod: PodFacts | None, *, between: bool) -> str | None:
-    """Return the Pod of the present run; None between two runs, and for a withdrawn Pod."""
+    """Return the uid of the present run's Pod. None between two runs, and for a withdrawn Pod."""
     if between or (pod is not None and pod.taken_back):
         return None
     return pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid
 
 
 def _start_time(was: SharePodStatus, pod: PodFacts | None) -> str | None:
-    """Return since when the present run is on its node; shown once a container runs, which needs a write anyway."""
+    """Return the time at which the kubelet accepted the present run's Pod. It is shown once a container runs, because
+    the status is written then anyway.
+    """
     if pod is None or pod.waits_for_share:
         return was.start_time if was.pod_uid is not None else None
     return (pod.started or None) if pod.phase != "Pending" else None
@@ -142,14 +146,16 @@ def _restarts(was: SharePodStatus, pod: PodFacts | None, *, between: bool, last:
 
 
 def _moves_to(was: SharePodStatus, inputs: StatusInputs, *, between: bool, over: bool) -> Json | None:
-    """Return the place reserved for a moving SharePod, from the end of its Pod until the next Pod has a share."""
+    """Return the place that is reserved for a moving SharePod. It is shown from the end of its Pod until the next Pod
+    has a share.
+    """
     pod, kept = inputs.snapshot.pod, inputs.moves_to or was.moves_to
     waits = pod is None or pod.deleting or (pod.waits_for_share and inputs.row is None)
     return kept.dump() if kept is not None and (between or waits) and not over else None
 
 
 def _last_end(was: SharePodStatus, inputs: StatusInputs, finish: Ending | None) -> Json | None:
-    """Return `lastEnd` as it is, or the record of the end of a run."""
+    """Return `lastEnd`: the record of the run that ends now, or the present value."""
     if not isinstance(finish, EndRun):
         return was.last_end.dump() if was.last_end is not None else None
     pod = inputs.snapshot.pod
@@ -169,7 +175,7 @@ def _last_end(was: SharePodStatus, inputs: StatusInputs, finish: Ending | None) 
 
 
 def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> tuple[object, ...]:
-    """Return all inputs of `compose` except times, cheap to compare."""
+    """Return all inputs of `compose` except times, in a form that is cheap to compare."""
     seen = inputs.seen
     return (
         sharepod,
@@ -195,8 +201,7 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
 
 
 def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> tuple[object, ...]:
-    """Return the inputs of the fields that decide steps. The other inputs affect only conditions, usage and
-    `observedGeneration`."""
+    """Return the inputs of the fields on which steps depend. All other inputs affect only fields in `MINOR`."""
     pod = inputs.snapshot.pod
     return (
         (pod.name, pod.uid, pod.phase, pod.waits_for_share, pod.taken_back, pod.started) if pod is not None else None,
@@ -212,15 +217,15 @@ def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None =
 
 
 def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
-    """Return the merge patch from a stored status to the wanted status; empty if they are equal.
+    """Return the merge patch that turns the stored status into the wanted status. Empty if they are equal.
 
-    The order of conditions has no meaning: server-side apply keeps the stored order.
+    The order of conditions does not count, because server-side apply keeps the stored order.
     """
     changes: Json = {key: value for key, value in wanted.items() if written.get(key) != value}
     if "conditions" in changes and _by_type(written.get("conditions")) == _by_type(changes["conditions"]):
         del changes["conditions"]
     changes |= {key: None for key in written if key not in wanted}
-    # These are merged field by field: nothing of the former value may stay.
+    # Objects are merged field by field, and no field of the former value may stay.
     for key in ("usage", "consumed", "granted", "share", "lastEnd", "movesTo"):
         if isinstance(changes.get(key), dict):
             changes[key] = dict.fromkeys(written.get(key) or {}) | changes[key]
@@ -241,7 +246,7 @@ def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
 
 
 def gpus_of(row: Tenant, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs of a row, out of a node's."""
+    """Return the GPUs of a row, selected from the node's GPUs."""
     return tuple(gpu for gpu in gpus if gpu.uuid in row.gpus)
 
 

@@ -1,9 +1,9 @@
-"""Steps of tenants: the next action for a tenant, as a value. `lifecycle` and `claim_steps` choose steps, tenants/
-performs them.
+"""Steps of tenants: the next action for a tenant, as a value. `lifecycle` and `claim_steps` choose a step; the
+reconcilers in `tenants/` perform it.
 
 Guarantees:
 - A step names every object that it affects: performing it reads no other state.
-- Recording an end (`Ending`) is a separate step, so the record precedes every release.
+- To record an end (`Ending`) is a step of its own, so the record is written before any release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .share_claim_steps import ShareClaimStep
 
 
 class RemovalReason(Enum):
-    """Reason for removing a row (L4)."""
+    """Reason for the removal of a row (guarantee L4 of `lifecycle`)."""
 
     DRAINED = "drained"
     NODE_GONE = "the Node is deleted"
@@ -37,7 +37,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Only write the status; reconsider at `until` (monotonic seconds), if set."""
+    """Only write the status. If `until` (monotonic seconds) is set, reconcile again at that time."""
 
     until: float | None = None
 
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class OpenGate:
-    """Open the gate of the Pod that this row is for: pin the Pod to the node and name its GPUs."""
+    """Open the gate of the row's Pod: pin the Pod to the node and write its GPUs into its annotation."""
 
     pod: PodFacts
     node: str
@@ -63,25 +63,25 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Begin to delete the Pod of a SharePod that is deleted or has ended."""
+    """Delete the Pod of a SharePod that is deleted or has ended."""
 
     pod: PodFacts
 
 
 class TakeBackCause(Enum):
-    """Cause for withdrawing a Pod. It decides when and where the next Pod may be placed."""
+    """Cause of the withdrawal of a Pod. It decides when and where the next Pod may be placed."""
 
     PLACE = "place"
-    """Its place: kube-scheduler refused it there, or its share is lost. Another node may help."""
+    """The place: kube-scheduler refused the Pod there, or its share is lost. Another node may help."""
     SCHEDULER = "scheduler"
-    """Its scheduler, which has not handled it. Another node would not help."""
+    """The scheduler, which has not handled the Pod. Another node would not help."""
     CLAIM = "claim"
-    """Its ResourceClaim, which was deleted or deallocated. Another node would not help."""
+    """The ResourceClaim, which was deleted or deallocated. Another node would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBackPod:
-    """Delete a Pod that was not bound, unless it has been by now."""
+    """Withdraw a Pod: delete it if it is still not bound."""
 
     pod: PodFacts
     message: str
@@ -91,17 +91,17 @@ class TakeBackPod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSharePod:
-    """Delete the SharePod: its time after its end is over."""
+    """Delete the SharePod, because its ttlSecondsAfterFinished has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClearPodUid:
-    """Empty `status.podUID`: that Pod was withdrawn, and another may be created."""
+    """Clear `status.podUID`: the Pod was withdrawn, so another Pod may be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetPodGo:
-    """Remove the finalizer of a Pod that was withdrawn, or was to be."""
+    """Remove the operator's finalizer from a Pod that was withdrawn, or whose withdrawal was given up."""
 
     pod: PodFacts
 
@@ -120,7 +120,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
-    """Record the end of a run that another will follow: the Pod is no longer the SharePod's run."""
+    """Record the end of a run that another run follows. Its Pod no longer counts as the present run."""
 
     cause: EndCause
     message: str
@@ -128,7 +128,7 @@ class EndRun:
     node: str | None
     """Node of the run; None if it is not known."""
     attempts: int
-    """Runs in a row that did not last, including this one."""
+    """Number of consecutive short runs, including this run."""
     pause_s: float
     """Seconds until the next run may begin."""
     absence: Absence | None = field(default=None, compare=False)
@@ -137,7 +137,7 @@ class EndRun:
 
 @dataclass(frozen=True, slots=True)
 class Unreserve:
-    """Forget a reservation that is only decided."""
+    """Drop a reservation that is only decided, and not in the ledger."""
 
     node: str
 
@@ -156,7 +156,7 @@ class RemoveRow:
     node: str
     reason: RemovalReason
     pod_node: str = ""
-    """With `POD_ELSEWHERE`: where its Pod is."""
+    """With reason `POD_ELSEWHERE`: the node of its Pod."""
 
     @property
     def text(self) -> str:
@@ -184,4 +184,4 @@ Step = (
 )
 
 Ending = Finish | EndRun
-"""Record of an end, which the status carries."""
+"""Step that records an end in the status."""
