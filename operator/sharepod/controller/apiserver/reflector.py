@@ -159,7 +159,7 @@ class Reflector:
         self._missed = False
         """True after an event that did not name its object."""
         self._histories = 0
-        """Number of times that the versions were found to have gone back, by this reflector or another."""
+        """Number of times that this reflector or another found that the versions went back."""
         self.listed = False
         """True once everything was listed. False again from when the versions went back until the next list."""
 
@@ -257,7 +257,7 @@ class Reflector:
         """Read the list page by page, then remove the objects that it does not contain. Return the list's version. If
         the list expires midway (410), begin again, at most twice.
 
-        `history`: value of `_histories` at the start. If it has changed meanwhile, no object is removed.
+        `history`: value of `_histories` at the start. If it changes while the list is read, no object is removed.
         """
         self._on_listing()
         for last in (False, False, True):

@@ -1,13 +1,14 @@
-"""Turns of the shares that request nodes: which of them have a placeholder now. Pure.
+"""Turns of placeholders: decides which shares without room have a placeholder now. A placeholder is a Pod that requests
+a node from a cluster autoscaler. Pure.
 
 Guarantees:
 - The limits, in total and per namespace, are never exceeded.
-- A share requests a node once it has been without room for `after_s`, and for `for_s`. The pause before its next turn
-  doubles each time, up to sixteen times: a node that never helps is not bought indefinitely.
-- Of the due shares, the namespace with the fewest placeholders comes first: neither many shares nor many namespaces
-  exclude another.
-- A share keeps its turn until its time is over, whichever shares come after it.
-- No turn begins while a node is starting: the node may have room for all.
+- A share's turn begins once it has been without room for `after_s`, and lasts `for_s`. The pause before its next turn
+  doubles each time, up to sixteen times `for_s`. So nodes that never help are not bought forever.
+- Among shares whose turn may begin, the namespace with the fewest placeholders comes first. So a namespace with many
+  shares does not exclude others.
+- A share keeps its turn for `for_s`, whichever shares arrive later.
+- No turn begins while a node is starting, because that node may have room for all.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from itertools import chain
 from sharepod.backoff import Backoff
 
 _MOST_PAUSES = 16
-"""Longest pause in times of `for_s`: four hours of 15 minutes each."""
+"""Longest pause in multiples of `for_s`: four hours with the default of 15 minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingLimits:
-    """Limits of asking: most placeholders in all and for one namespace; seconds of waiting before, and of asking."""
+    """Limits: most placeholders in total and for one namespace; seconds of waiting before a turn (`after_s`), and
+    seconds of a turn (`for_s`).
+    """
 
     most: int
     per_namespace: int
@@ -36,7 +39,7 @@ class AskingLimits:
 
 @dataclass(slots=True)
 class _Turn:
-    """Turn of one share. Times are monotonic seconds. `began`: start of its turn; None: it has no turn."""
+    """Turn of one share. Times are monotonic seconds. `began`: start of its turn; None if it has no turn now."""
 
     not_before: float
     began: float | None = None
@@ -52,7 +55,7 @@ class AskingTurns:
         self._turns: dict[str, _Turn] = {}
 
     def clear(self) -> None:
-        """Forget all: this process no longer leads."""
+        """Drop all turns: this process no longer leads."""
         self._turns.clear()
 
     def asking(
@@ -64,14 +67,14 @@ class AskingTurns:
         there: Collection[str] = (),
         kept: Collection[str] = (),
     ) -> list[str]:
-        """Return the tenants that have a placeholder from now on.
+        """Return the tenants that must have a placeholder from now on.
 
         Args:
-            short: Tenant and namespace of each share without room on any node, in the queue's order.
+            short: (tenant, namespace) of each share without room on any node, in the order of the queue.
             now: Monotonic seconds.
-            node_comes: A node exists that does not take shares yet.
-            there: Tenants with a placeholder, including placeholders of an earlier leader.
-            kept: Namespaces of other placeholders that stay: the limits count them, too.
+            node_comes: True if a node of the pool exists that does not take shares yet.
+            there: Tenants that have a placeholder now, including placeholders of an earlier leader.
+            kept: Namespaces of other placeholders that stay. The limits count them too.
         """
         namespaces = dict(short)
         self._turns = {
@@ -98,8 +101,8 @@ class AskingTurns:
         return found
 
     def _due(self, namespaces: Mapping[str, str], now: float, asking: Mapping[str, int]) -> Iterator[str]:
-        """Yield the shares whose turn may begin, from the namespace with the fewest turns first. `asking`: turns by
-        namespace, which the caller keeps up to date."""
+        """Yield the tenants whose turn may begin, the namespace with the fewest turns first. `asking`: number of turns
+        by namespace; the caller updates it between two values."""
         due: dict[str, deque[tuple[int, int, str]]] = {}
         for number, (tenant, turn) in enumerate(self._turns.items()):
             if turn.began is None and now >= turn.not_before:

@@ -1,11 +1,11 @@
 """Pod of a placeholder: requests the node that a share needs from a cluster autoscaler. Pure.
 
 Guarantees:
-- It has the node requirements and the line of the share's Pod, and no claim, volume or gate.
-- kube-scheduler never handles it: it names a scheduler that does not exist.
-- In an autoscaler's simulation it fits no node with Pods of SharePod. The free sum of such a node does not show how it
-  is split between GPUs, and the share found no room there.
-- A share that a new node would not help has no placeholder.
+- A placeholder has the node requirements and the resource line of the share's Pod, and no claim, volume or gate.
+- kube-scheduler never handles a placeholder, because it names a scheduler that does not exist.
+- In an autoscaler's simulation a placeholder fits no node with tenants. Such a node's free sum does not show how the
+  free time is split between GPUs, and the share had no room there.
+- A share that a new node could not take gets no placeholder.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ HOSTNAME = "kubernetes.io/hostname"
 _OF_DAEMON_SET = "pod-template-generation"
 """Label that only the DaemonSet controller gives its Pods."""
 _PER_NAMESPACE_CAP = "ExclusionCap"
-"""Obstacle that no node removes: the namespace excludes others from as many GPUs as the setting allows."""
+"""Name of an obstacle that a new node does not remove: the namespace already excludes others from as many GPUs as the
+setting allows."""
 _LEAST = {"cpu": "1m", "memory": "1Mi"}
-"""Requests of a placeholder whose share's Pod requests no cpu or memory: the placeholder never runs."""
+"""Requests of a placeholder if the share's Pod requests no cpu or memory. They may be small, as the placeholder never
+runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderSettings:
-    """Settings of the Pods of placeholders. `with_line`: nodes advertise the resources of the line."""
+    """Settings of the Pods of placeholders. `with_line`: True if nodes advertise the resources of the line."""
 
     namespace: str
     image: str
@@ -52,9 +54,10 @@ class PlaceholderSettings:
 
 
 def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
-    """Return whether a new node could take a refused share.
+    """Return True if a new node could take a refused share.
 
-    False for a share that names GPUs, models or an affinity group, which no node label promises, or nodes by name.
+    Return False for a share that names nodes by name. Also return False if it names GPUs, models or an affinity group,
+    because no node label promises these.
     """
     asked = [one.gpu for one in (request, *request.siblings)]
     if any(gpu.uuids or gpu.models or gpu.labels.affinity is not None for gpu in asked):
@@ -68,12 +71,14 @@ def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
 
 
 def placeholder_name(tenant: str) -> str:
-    """Return the placeholder's name for a tenant, by which an existing placeholder is found again."""
+    """Return the name of a tenant's placeholder. It depends only on the tenant, so an existing placeholder is found
+    again.
+    """
     return f"{PLACEHOLDER_PREFIX}{tenant}"
 
 
 def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) -> dict[str, Any]:
-    """Return the manifest of the placeholder of a share that a new node helps."""
+    """Return the manifest of the placeholder of a share that a new node could take."""
     needs = request.pod
     amounts = _amounts(request, with_line=settings.with_line)
     container = idle_container("placeholder", settings.image, amounts)
@@ -117,13 +122,13 @@ def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) ->
 
 
 def unschedulable(request: PlacementRequest) -> dict[str, Any]:
-    """Return the status of a placeholder: that of a Pod for which a scheduler finds no node."""
+    """Return the status of a placeholder. It equals the status of a Pod for which a scheduler finds no node."""
     text = f"no node has room for the share of GPUs that {request.namespace}/{request.name} waits for"
     return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}]}
 
 
 def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
-    """Return the node resources of the share's Pod, with one line for all its shares."""
+    """Return the resources that the share's Pod requests from the node, with one resource line for all its shares."""
     taken: Resources = request.pod.resources
     amounts = dict(_LEAST)
     if taken.cpu_milli:
@@ -139,7 +144,9 @@ def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
 
 
 def _open_terms(terms: tuple[NodeSelectorTerm, ...]) -> Iterator[tuple[NodeRequirement, ...]]:
-    """Yield the requirements of the terms that a node of any name could meet, without their requirements on names."""
+    """Yield the requirements of each term, without its requirements on node names. Terms that only named nodes can meet
+    are left out.
+    """
     for term in terms:
         names = [one for one in term.expressions if one.key == HOSTNAME]
         if not term.fields and all(one.operator in ("NotIn", "Exists") for one in names):
@@ -155,10 +162,11 @@ def _toleration(one: Any) -> Iterator[tuple[str, str]]:
 
 
 def _beside_nobody() -> Iterator[Mapping[str, Any]]:
-    """Yield the terms that exclude nodes with Pods of SharePods, and with Pods that have a line.
+    """Yield the anti-affinity terms that exclude nodes with Pods of SharePods and nodes with Pods that have a resource
+    line.
 
-    Pods of DaemonSets are excepted: Cluster Autoscaler copies them to its model of a new node, and would never add a
-    node.
+    Pods of DaemonSets are excepted. Cluster Autoscaler copies these to its model of a new node, so otherwise it would
+    never add a node.
     """
     of_no_daemon_set = {"key": _OF_DAEMON_SET, "operator": "DoesNotExist"}
     for label in (TENANT_LABEL, LINE_LABEL):

@@ -1,12 +1,14 @@
 """Placeholders: Pods by which shares without room on any node request nodes from a cluster autoscaler.
 
 Guarantees:
-- While the setting `placeholders` is 0, nothing is read or written, except once, to remove placeholders of an earlier
+- While the setting `placeholders` is 0, the API server is called only once, to remove placeholders of an earlier
   setting.
-- Existing placeholders are read from the API server each time: a new leader continues with them, each for a full turn.
-- A placeholder whose share has changed its request is created again.
+- Existing placeholders are read from the API server in each round. So a new leader continues with them, each for a full
+  turn.
+- If the request of a share changes, its placeholder is created again.
 - A placeholder that the API server refuses does not prevent others.
-- Only this process marks a Pod Unschedulable, and only once the Pod is the wanted one.
+- The operator writes the condition Unschedulable only into placeholders, and only if the placeholder matches the
+  share's present request.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ from .asking_turns import AskingLimits, AskingTurns
 from .placeholder_pod import PlaceholderSettings, new_node_helps, placeholder_name, placeholder_pod, unschedulable
 
 PERIOD_S = 5.0
-"""Seconds between two looks: half of the period in which Cluster Autoscaler looks."""
+"""Seconds between two rounds: half of Cluster Autoscaler's scan interval."""
 _BEGINNING_S = 30.0
-"""Seconds within which a new leader has decided about all waiting shares: until then earlier placeholders stay."""
+"""Seconds within which a new leader has decided about all waiting shares. Placeholders of an earlier leader stay until
+then."""
 _SLICE = 32
 """Shares handled before other tasks get a turn: 0.5 ms."""
 _WITHOUT_ROOM = (Outlook.WAITING, Outlook.NEVER)
@@ -54,8 +57,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Placeholder as stored in the API server. `namespace`: of its share. `asks`: hash of its request. `marked`: it has
-    the condition Unschedulable."""
+    """Placeholder as stored in the API server. `namespace`: namespace of its share. `asks`: hash of its request.
+    `marked`: True if it has the condition Unschedulable."""
 
     tenant: str
     name: str
@@ -72,11 +75,11 @@ class Placeholders:
         state: The cluster state.
         client: The API server.
         events: Recorder of Events for the owners of shares.
-        memos: Reasons why shares were refused.
+        memos: The tenants' memos, with the refusals.
         loop: Waiting tenants and their requests.
         settings: Settings of the operator.
-        acts: Asked before each round: this process leads, and its watches are fresh.
-        lines_in_force: Nodes advertise the resources of the line.
+        acts: Returns True while this process leads and its watches are fresh. Otherwise a round does nothing.
+        lines_in_force: Returns True if nodes advertise the resources of the line.
         clock: Monotonic seconds.
     """
 
@@ -111,16 +114,16 @@ class Placeholders:
             )
         )
         self._coming: dict[str, float] = {}
-        """By node: since when it is known to be there and to take no shares yet."""
+        """By node that takes no shares yet: time since which it is known."""
         self._refused: dict[str, str] = {}
-        """By tenant: why the API server last refused its placeholder."""
+        """By tenant: reason for which the API server last refused its placeholder."""
         self._begun: float | None = None
-        """When this leader first looked."""
+        """Time of this leader's first round."""
         self._idle = False
-        """Nothing is left of an earlier setting."""
+        """True once the placeholders of an earlier setting are removed."""
 
     async def run(self) -> None:
-        """Look every `PERIOD_S` until cancelled."""
+        """Run a round every `PERIOD_S` until cancelled."""
         while True:
             if self._acts() and not self._idle:
                 try:
@@ -130,17 +133,17 @@ class Placeholders:
             await asyncio.sleep(PERIOD_S)
 
     def clear(self) -> None:
-        """Forget all turns: leadership was lost."""
+        """Drop all turns: leadership was lost."""
         self._turns.clear()
         self._coming.clear()
         self._begun, self._idle = None, False
 
     async def look(self) -> None:
-        """Update the placeholders. Raises `ApiError` and `NotLeadingError`.
+        """Run one round: update the placeholders. Raises `ApiError` and `NotLeadingError`.
 
         1. Find the shares without room on any node, and among them the shares with a turn now.
         2. Delete placeholders that are not wanted, or whose request has changed.
-        3. Create missing placeholders; mark existing ones.
+        3. Create missing placeholders, and mark existing placeholders as Unschedulable.
         """
         short = await self._short()
         there = {one.tenant: one for one in await self._there()}
@@ -171,7 +174,7 @@ class Placeholders:
     # Deciding
 
     async def _short(self) -> dict[str, PlacementRequest]:
-        """Return the requests of the shares without room that a new node would help, oldest first."""
+        """Return, by tenant, the requests of shares without room that a new node could take, the oldest first."""
         found: dict[str, PlacementRequest] = {}
         if not self._settings.placeholders:
             return found
@@ -187,14 +190,16 @@ class Placeholders:
         return found
 
     def _undecided(self, tenant: str) -> bool:
-        """Return whether this leader has just begun and not yet decided about a tenant."""
+        """Return True if this leader began less than `_BEGINNING_S` ago and has not decided about a tenant yet."""
         known = bool(self._state.asking(tenant) or self._state.seen_claims.claims.get(tenant))
         placed = bool(self._state.cluster.reservations_of(TenantId(tenant)))
         early = self._begun is not None and self._clock() < self._begun + _BEGINNING_S
         return early and known and not placed and self._memos.of(tenant).refusal is None
 
     def _node_comes(self) -> bool:
-        """Return whether a node of the pool has not reported its GPUs yet, and is not given up."""
+        """Return True if a node of the pool has not reported its GPUs yet, and has existed for less than
+        `placeholder_for`.
+        """
         now = self._clock()
         new = {node.name for node in self._state.nodes if not self._has_told(node.name)}
         self._coming = {name: self._coming.get(name, now) for name in new}
@@ -223,12 +228,13 @@ class Placeholders:
     async def _create(self, request: PlacementRequest, body: Json) -> _There | None:
         try:
             made = await self._client.create(PODS, body, self._settings.namespace, strict=True)
-        except AlreadyExistsError:  # it is being deleted, or an answer was lost: it is handled in the next round
+        # a former placeholder is being deleted, or an answer was lost: the next round handles it
+        except AlreadyExistsError:
             return None
         except ApiError as error:
             if not (isinstance(error, ForbiddenError | InvalidError) or error.of_admission):
                 raise
-            # A refused placeholder must not prevent others.
+            # If the API server refuses this placeholder, the others must still be created.
             if self._refused.get(str(request.tenant)) != error.message:
                 self._refused[str(request.tenant)] = error.message
                 log.warning("the API server refuses a placeholder", tenant=request.tenant, error=error.message)

@@ -2,11 +2,11 @@
 
 Guarantees:
 - An agent counts as alive for `duration` after its Lease was last seen to *change*, by this machine's own clock.
-- The clock includes time in suspension: no Lease change is seen while the operator's machine sleeps.
-- A caller of `alive` that got another answer than `changed` last returned is notified by the next `changed`, however
-  briefly that answer was true.
-- The wall clock decides only one case: a Lease seen for the first time counts as just changed if its renewTime is
-  recent. An agent that died long ago is therefore not alive when the operator starts.
+- The clock counts suspension, because no Lease change is seen while the operator's machine is suspended.
+- If `alive` has returned another answer than `changed` last reported, the next `changed` reports the node, however
+  short the change was.
+- The time of day decides only one case: a Lease that is seen for the first time counts as just changed if its renewTime
+  is recent. So an agent that died long ago is not alive when the operator starts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class AgentLeases:
     """Leases of the agents by node.
 
     Args:
-        duration: Seconds for which a Lease holds that names no duration itself.
-        clock: Seconds since the machine started, time asleep included.
+        duration: Seconds after which a Lease that names no duration ends.
+        clock: Seconds since the machine started, including suspension.
         now: Time of day, in UTC.
     """
 
@@ -52,7 +52,7 @@ class AgentLeases:
         self._alive: set[str] = set()
         """Nodes whose agents were alive at the last call of `changed`."""
         self._otherwise: set[str] = set()
-        """Nodes for which a caller has got the opposite answer since then."""
+        """Nodes for which `alive` has returned the opposite answer since then."""
 
     def put(self, raw: Mapping[str, Any]) -> None:
         """Record a Lease from the watch; ignore a Lease that is not an agent's."""
@@ -92,7 +92,7 @@ class AgentLeases:
         self._leases = {node: replace(lease, version=0) for node, lease in self._leases.items()}
 
     def alive(self, node: str) -> bool:
-        """True if the agent of a node renews its Lease."""
+        """Return True if the agent of a node renews its Lease."""
         alive = self._alive_at(node, self._clock())
         if alive != (node in self._alive):
             self._otherwise.add(node)
@@ -103,8 +103,8 @@ class AgentLeases:
         return lease is not None and lease.changed is not None and now < lease.changed + lease.duration
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Return, sorted, the given nodes whose agents were alive at only one of this call and the last. Include nodes
-        for which a caller of `alive` got another answer in between."""
+        """Return, sorted, the given nodes whose agents have become alive or away since the last call. Nodes for which
+        `alive` returned another answer in between are included."""
         nodes, now = set(nodes), self._clock()
         alive = {node for node in nodes if self._alive_at(node, now)}
         turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))
@@ -112,7 +112,9 @@ class AgentLeases:
         return turned
 
     def away(self, nodes: Collection[str]) -> int:
-        """Return how many of these nodes had no living agent at the last call of `changed`, with the same nodes."""
+        """Return the number of these nodes without a living agent. The caller must have passed the same nodes to
+        `changed` before.
+        """
         return len(nodes) - len(self._alive)
 
     def _recent(self, renewed: str, duration: float) -> bool:

@@ -1,6 +1,7 @@
 """GPUBudgets as last read.
 
-Guarantee: `on_changed` is called whenever a spec was added, changed or removed, never for a change of status only.
+Guarantee: `on_changed` is called whenever a spec was added, changed or removed, and never after a change of only the
+status.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BudgetsSeen:
         self._take(budget_facts(raw))
 
     def put_unreadable(self, metadata: Json, why: str) -> None:
-        """Record a GPUBudget of which only the metadata is readable: it covers no namespace."""
+        """Record a GPUBudget of which only the metadata is readable. Such a budget covers no namespace."""
         self._take(unreadable_budget(metadata, why))
 
     def _take(self, item: BudgetFacts) -> None:
@@ -36,6 +37,6 @@ class BudgetsSeen:
             self.on_changed()
 
     def drop(self, uid: str, version: float = math.inf) -> None:
-        """Remove a GPUBudget that was deleted as of `version`."""
+        """Remove a GPUBudget that was deleted at `version`. A later cached version stays."""
         if self.known.drop(uid, version) is not None:
             self.on_changed()

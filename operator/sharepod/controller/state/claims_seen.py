@@ -1,12 +1,13 @@
 """Claims as watched: ResourceClaims, the Pods that use them, and the relation between them.
 
 Guarantees:
-- Watches and lists may arrive in any order: the newest version of each object remains.
-- Every Pod that names a claim counts as its user, whatever the claim's owner reference. Users can write owner
-  references, and kube-scheduler checks them only for claims from templates.
+- Watch events and lists may arrive in any order. The newest version of each object is kept.
+- Every Pod that names a claim counts as its user, whatever the claim's owner reference. Owner references are no
+  evidence: anyone can write them, and kube-scheduler checks them only for claims from templates.
 - A change is reported by the uids of the affected claims.
-- A claim never belongs to a Pod of another namespace, whatever owner it names.
-- A claim without sizes has the sizes of its Pod's resource line, once both are known, and no other user.
+- A claim never belongs to a Pod of another namespace, whatever owner reference it has.
+- A claim without sizes gets the sizes of its Pod's resource line once the Pod is known. No other Pod counts as its
+  user.
 """
 
 from __future__ import annotations
@@ -35,60 +36,71 @@ Json = Mapping[str, Any]
 
 
 class ClaimsSeen:
-    """All claims and the Pods that use any. `on_changed`: called with the uid of each claim that a change concerns."""
+    """All claims, and all Pods that use claims. `on_changed`: called with the uid of each claim that a change
+    concerns.
+    """
 
     def __init__(self, on_changed: Callable[[str], None]) -> None:
         self.claims: Store[ClaimFacts] = Store()
         self.pods: Store[ClaimPodFacts] = Store()
         self._on_changed = on_changed
         self._users: dict[tuple[str, str], set[str]] = {}
-        """Uids of Pods by namespace and name of a claim that they name."""
+        """By (namespace, name of a claim): uids of the Pods that name the claim."""
         self._made: dict[str, dict[str, set[str]]] = {}
-        """Uids of claims by the uid of the Pod that they were made for, and its name for each."""
+        """By uid of a Pod, then by the Pod's own name for a claim: uids of the claims created for it."""
         self._deleted: Latest[None] = Latest()
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
-        """Users of a claim in their order, by its uid; dropped when one of them changes."""
+        """By uid of a claim: the Pods that use it, sorted. An entry is dropped when one of these Pods changes."""
         self.turns: dict[str, int] = {}
-        """By uid of a claim: index of the first of its users that have their turn; the very first without."""
+        """By uid of a claim: index of the first user whose turn it is (`claim_requests.next_turn`). Without an entry:
+        0."""
         self._lacking: dict[str, set[str]] = {}
-        """By namespace: uids of Pods whose claim for their resource line is missing or was replaced by another."""
+        """By namespace: uids of Pods whose claim for their resource line is missing, or is not SharePod's own claim."""
         self._bound_lines: dict[str, set[str]] = {}
-        """Uids of Pods with a resource line by the node that they are bound to."""
+        """By node: uids of the Pods with a resource line that are bound to it."""
         self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
-        """Called with the namespace of a Pod that waits for the claim of its line to be made."""
+        """Called with the namespace of a Pod that waits for the creation of its line's claim."""
         self.on_share_claim: Callable[[str], None] = lambda _pod: None
         """Called with the uid of a SharePod's Pod whose claim has changed."""
         self.on_self_test: Callable[[str], None] = lambda _claim: None
-        """Called with the uid of a claim that has changed and has the name of one of a node's self-test."""
+        """Called with the uid of a changed claim whose name is that of a self-test claim."""
 
     # Claims
 
     def booked(self, uid: str) -> None:
-        """Record that a place was decided for a claim: it counts as unused until a user is seen."""
+        """Record that a place was decided for a claim. The claim counts as unused until a Pod is seen to use it."""
         self._unused.add(uid)
 
     def unused(self, uid: str) -> bool:
-        """Return whether no Pod was seen using a claim, on a node or in `status.reservedFor`, since it was booked."""
+        """Return True if, since `booked`, no Pod on a node was seen to use the claim and `status.reservedFor` named no
+        Pod on a node.
+        """
         return uid in self._unused
 
     def forgotten(self, uid: str) -> None:
-        """Note that nothing of a claim is left."""
+        """Record that nothing of a claim is left."""
         self._unused.discard(uid)
 
     def forget_unused(self) -> None:
-        """Forget which claims are unused: a list does not show what happened before it."""
+        """Count no claim as unused any more. Called when events may have been missed, because a list does not show
+        earlier users.
+        """
         self._unused.clear()
 
     def put_claim(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
-        """Record a claim. `sure`: read by a GET just now. `news`: False if the caller wrote it."""
+        """Record a claim. `sure`: True if a GET has just returned it. `news`: False if the caller wrote it and needs no
+        notification.
+        """
         metadata = raw["metadata"]
         uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
         if not self.claims.knows(uid, version, sure=sure):
             self._take(self._sized(claim_facts(raw, self.claims.get(uid))), sure=sure, news=news)
 
     def _sized(self, item: ClaimFacts) -> ClaimFacts:
-        """Return a claim with the size of its Pod's resource line, if the line gives its size."""
+        """Return a claim with the size that its Pod's resource line requests. A claim with a size of its own is
+        returned unchanged.
+        """
         request, error = size_by_line(item, self.pods.get(item.made_for or ""))
         same = request is item.request and error is item.error
         return item if same else replace(item, request=request, error=error)
@@ -120,7 +132,7 @@ class ClaimsSeen:
             self._report_siblings(item)
 
     def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
-        """Remove a claim that was deleted, as of `version` if known. `deleted`: a watch has shown the deletion."""
+        """Remove a claim that was deleted, at `version` if known. `deleted`: True if a watch has shown the deletion."""
         if deleted:
             self._deleted[uid] = None
         item = self.claims.drop(uid, version)
@@ -135,19 +147,21 @@ class ClaimsSeen:
         return uid in self._deleted
 
     def invalidate_claims(self) -> None:
-        """Count each known version of a claim as the oldest, and forget which were deleted."""
+        """Mark all cached claims stale, so that the next list overwrites them whatever its versions. Forget which
+        claims were deleted.
+        """
         self._deleted.clear()
         self.claims.invalidate()
 
     def _note_lost(self, item: ClaimFacts) -> None:
-        """Report the namespace of a deleted claim whose Pod, with a resource line, still waits for it."""
+        """If the Pod of a deleted claim has a resource line and still waits for that claim, call `on_claim_lacking`."""
         pod = self.pods.get(item.made_for or "")
         if pod is not None and pod.waits and pod.claim_of_line == item.name:
             self._note_lacking(pod)
             self.on_claim_lacking(item.namespace)
 
     def without_claim(self) -> Iterator[ClaimPodFacts]:
-        """Yield the waiting Pods whose status names an unknown claim for their resource line."""
+        """Yield the waiting Pods whose status names, for their resource line, a claim that is not in the store."""
         for pod in self.pods:
             name = pod.claim_of_line if pod.waits else None
             if name is not None and self.claims.named(name, pod.namespace) is None:
@@ -172,7 +186,7 @@ class ClaimsSeen:
         self._report_siblings(item)
 
     def _tell(self, item: ClaimFacts) -> None:
-        """Report a claim that was changed or deleted."""
+        """Call the callback for a claim that was changed or deleted. The claim's kind decides which one."""
         if item.ours or item.scheduled:
             self._on_changed(item.uid)
         elif item.of_sharepod and item.made_for is not None:
@@ -181,7 +195,9 @@ class ClaimsSeen:
             self.on_self_test(item.uid)
 
     def _report_siblings(self, item: ClaimFacts) -> None:
-        """Report the other claims of each placeable Pod that uses a claim: the Pod waits for all of them."""
+        """Call `on_changed` for all claims of each Pod that uses this claim, because the Pod waits until all its claims
+        have places.
+        """
         siblings: set[str] = set()
         for pod in self.users(item):
             if 1 < len(pod.entries) <= MAX_CLAIMS:
@@ -190,14 +206,16 @@ class ClaimsSeen:
             self._on_changed(uid)
 
     def share_claim(self, name: str, namespace: str, pod: str) -> ClaimFacts | None:
-        """Return the claim of that name if the operator made it for this Pod of a SharePod. `pod`: its uid."""
+        """Return the claim of that name if the operator created it for the SharePod's Pod with uid `pod`. Otherwise
+        None.
+        """
         item = self.claims.named(name, namespace)
         return item if item is not None and item.of_sharepod and item.made_for == pod else None
 
     # Pods
 
     def put_pod(self, raw: Json) -> ClaimPodFacts | None:
-        """Record a Pod that uses claims; return its current facts."""
+        """Record a Pod that uses claims. Return the newest known facts of the Pod."""
         item = claim_pod_facts(raw)
         taken, before, replaced = self.pods.put(item)
         if replaced is not None:
@@ -238,11 +256,11 @@ class ClaimsSeen:
             self._on_changed(claim.uid)
 
     def invalidate_pods(self) -> None:
-        """Count each known version of a Pod as the oldest."""
+        """Mark all cached Pods stale, so that the next list overwrites them whatever its versions."""
         self.pods.invalidate()
 
     def _resize(self, pod: ClaimPodFacts) -> None:
-        """Bring the sizes of the claims that were made for a Pod up to its line."""
+        """Update the sizes of the claims that were created for a Pod from its resource line."""
         for uid in chain.from_iterable(self._made.get(pod.uid, {}).values()):
             claim = self.claims.get(uid)
             if claim is not None and claim.ours:
@@ -256,7 +274,9 @@ class ClaimsSeen:
             self._no_longer_lacking(pod)
 
     def _has_another(self, pod: ClaimPodFacts) -> bool:
-        """Return whether a claim of another kind was made for the resource line of a Pod."""
+        """Return True if the claim that was created for a Pod's resource line is not SharePod's own claim without
+        sizes.
+        """
         claim = self.claims.named(pod.claim_of_line or "", pod.namespace)
         return claim is not None and claim.made_for == pod.uid and claim.readable and not claim.by_line
 
@@ -267,11 +287,11 @@ class ClaimsSeen:
             self._lacking.pop(pod.namespace, None)
 
     def lacking(self) -> tuple[str, ...]:
-        """Return the namespaces with Pods that wait for the claim of their line to be made."""
+        """Return the namespaces with Pods that wait for the creation of their line's claim."""
         return tuple(self._lacking)
 
     def lacking_in(self, namespace: str) -> Iterator[ClaimPodFacts]:
-        """Yield the Pods of a namespace that wait for the claim of their line to be made."""
+        """Yield the Pods of a namespace that wait for the creation of their line's claim."""
         known = (self.pods.get(uid) for uid in self._lacking.get(namespace, ()))
         yield from (pod for pod in known if pod is not None)
 
@@ -281,7 +301,7 @@ class ClaimsSeen:
         yield from (pod for pod in known if pod is not None)
 
     def _resort(self, pod: ClaimPodFacts) -> None:
-        """Drop the order of users of each claim that a Pod uses."""
+        """Drop the sorted users of each claim that a Pod uses."""
         for claim in self._followed(pod):
             self._sorted.pop(claim.uid, None)
 
@@ -297,7 +317,7 @@ class ClaimsSeen:
         for claim in self._followed(pod):
             self._on_changed(claim.uid)
 
-    # Which belong together
+    # Relation between claims and Pods
 
     def users(self, claim: ClaimFacts) -> tuple[ClaimPodFacts, ...]:
         """Return the Pods that use a claim: waiting Pods first, by priority, then by age."""
@@ -313,7 +333,7 @@ class ClaimsSeen:
         return known
 
     def _uses_template(self, claim: ClaimFacts) -> bool:
-        """Return whether the Pod that a claim was made for has an entry that names it, or an entry without a claim name
+        """Return True if the Pod for which a claim was created uses it: its entry names the claim, or names no claim
         yet."""
         owner = self.pods.get(claim.made_for or "")
         if owner is None or owner.namespace != claim.namespace:
@@ -321,7 +341,7 @@ class ClaimsSeen:
         return any(entry == claim.entry and name in (None, claim.name) for entry, name in owner.entries)
 
     def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
-        """Yield the claims of our class that a Pod uses, as far as they are known, each once, in the Pod's order."""
+        """Yield the known claims of SharePod's class that a Pod uses, each once, in the Pod's order."""
         yield from (claim for claim in self._followed(pod) if claim.ours)
 
     def _followed(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
@@ -332,7 +352,7 @@ class ClaimsSeen:
         yield from {claim.uid: claim for claim in followed}.values()
 
     def scheduled_on(self, node: str) -> bool:
-        """Return whether kube-scheduler is known to have allocated a GPU of this node to a claim."""
+        """Return True if kube-scheduler has allocated a GPU of this node to a known claim."""
         return any(
             claim.allocation is not None
             and isinstance(claim.allocation.scheduled, ScheduledShare)
@@ -341,7 +361,7 @@ class ClaimsSeen:
         )
 
     def crowded(self, pod: ClaimPodFacts) -> str | None:
-        """Return the container of a Pod that uses two claims of our class; None if there is none."""
+        """Return the name of a container that uses two claims of SharePod's class. None if there is none."""
         for name, entries in pod.containers:
             known = (self._named(pod, *entry) for entry in pod.entries if entry[0] in entries)
             if len({claim.uid for claim in known if claim is not None and claim.ours}) > 1:
@@ -349,23 +369,25 @@ class ClaimsSeen:
         return None
 
     def complete(self, pod: ClaimPodFacts) -> bool:
-        """Return whether every claim of a Pod is known, including claims of other classes."""
+        """Return True if every claim of a Pod is known, including claims of other classes."""
         return all(self._named(pod, *entry) is not None for entry in pod.entries)
 
     def needs_others(self, pod: ClaimPodFacts) -> bool:
-        """Return whether a Pod also uses a claim of another class."""
+        """Return True if a Pod also uses a claim of another class."""
         known = (self._named(pod, *entry) for entry in pod.entries)
         return any(claim is not None and not claim.ours for claim in known)
 
     def _named(self, pod: ClaimPodFacts, entry: str, name: str | None) -> ClaimFacts | None:
-        """Return one claim of a Pod. One from a template is known by its owner before the Pod's status names it."""
+        """Return one claim of a Pod. A claim from a template is found by its owner before the Pod's status names it.
+        None if it is not known.
+        """
         if name is not None:
             return self.claims.named(name, pod.namespace)
         made = (self.claims.get(uid) for uid in self._made.get(pod.uid, {}).get(entry, ()))
         return next((claim for claim in made if claim is not None and claim.namespace == pod.namespace), None)
 
     def tell_namespace(self, namespace: str) -> None:
-        """Report every claim of a namespace."""
+        """Call `on_changed` for every claim of a namespace."""
         for claim in self.claims:
             if (claim.ours or claim.scheduled) and claim.namespace == namespace:
                 self._on_changed(claim.uid)

@@ -1,10 +1,10 @@
 """Cluster state: the operator's model of the cluster, in memory (a scheduler cache).
 
 Guarantees:
-- Watches and lists may arrive in any order: the newest version of each object remains.
-- Recording an object does no I/O and never blocks.
-- Changes are reported by key only, never with the change itself: `on_tenant_changed`, `on_node_changed`, and
-  `on_room_changed` when capacity for a waiting SharePod may have appeared.
+- Watch events and lists may arrive in any order. The newest version of each object is kept.
+- To record an object needs no I/O and never blocks.
+- Callbacks get only the key of a changed object: `on_tenant_changed`, `on_node_changed`. `on_room_changed` is called
+  when capacity for a waiting SharePod may have become free.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ def _nobody(_key: str) -> None:
 
 
 class ClusterState:
-    """Cluster state: the facts by kind, and placement's view of them in `cluster`.
+    """Cluster state: the facts of all objects by kind, and in `cluster` the model of nodes and reservations that
+    placement uses.
 
     Args:
-        settings: Settings that every Pod gets; they count in parsing its requests.
+        settings: Settings that apply to every Pod. They affect how a Pod's requests are read.
         agents: Liveness of the agents.
         clock: Monotonic seconds.
         interactive_per_gpu: Most SharePods of latency Interactive on one GPU.
-        max_excluded_gpus: Most GPUs that a namespace may exclude from others by small shares; None: unlimited.
-        namespace: The operator's namespace, with the Pods of holders.
+        max_excluded_gpus: Most GPUs that a namespace may exclude others from by small shares. None: unlimited.
+        namespace: The operator's namespace, which contains the Pods of holders.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ClusterState:
         self.budgets = BudgetsSeen()
         self.sharepods: Store[SharePodFacts] = Store()
         self.lines: Store[SharePodFacts] = Store()
-        """Requests of plain Pods that are their own tenants."""
+        """Plain Pods that are their own tenants, in the form of SharePods."""
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
@@ -107,12 +108,12 @@ class ClusterState:
             on_whole_gpus_wanted=self._whole_gpus_wanted,
         )
         self.lost_pods: Latest[PodFacts] = Latest()
-        """By tenant: the last facts of its Pod, once the Pod is deleted."""
+        """By tenant whose Pod is deleted: the last facts of that Pod."""
         self.gone_nodes: set[str] = set()
-        """Nodes with a ledger that the API server has answered do not exist."""
+        """Names of nodes with a ledger for which a GET has returned 404."""
         self._pods_of: dict[str, tuple[str, ...]] = {}
         self._deleted: Latest[None] = Latest()
-        """SharePods whose deletion a watch has shown, in that order."""
+        """SharePods whose deletion a watch has shown, in the order of deletion."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
         self.on_holders_changed: Callable[[str], None] = _nobody
@@ -125,8 +126,8 @@ class ClusterState:
 
         Args:
             raw: The SharePod.
-            sure: Read by a GET just now.
-            news: False after a write of only the status by the caller, which needs no notification.
+            sure: True if a GET has just returned it.
+            news: False if the caller has just written its status and needs no notification.
         """
         uid, version = _version(raw)
         if not self.sharepods.knows(uid, version, sure=sure):
@@ -142,10 +143,10 @@ class ClusterState:
             self.on_tenant_changed(item.uid)
 
     def drop_sharepod(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
-        """Remove a SharePod that was deleted, as of `version` if known.
+        """Remove a SharePod that was deleted, at `version` if known.
 
-        `deleted`: a watch has shown the deletion. No read needs to confirm it: the watch selects all SharePods, so none
-        leaves it otherwise.
+        `deleted`: True if a watch has shown the deletion. No GET needs to confirm it, because the watch has no selector
+        that a SharePod could stop matching.
         """
         self.sharepods.drop(uid, version)
         if deleted:
@@ -153,7 +154,7 @@ class ClusterState:
         self.on_tenant_changed(uid)
 
     def asking(self, tenant: str) -> SharePodFacts | None:
-        """Return the SharePod or plain Pod of a tenant, None if unknown; a claim has neither."""
+        """Return the SharePod or plain Pod of a tenant. None if it is unknown or the tenant is a claim."""
         return self.sharepods.get(tenant) or self.lines.get(tenant)
 
     def _tell_namespace(self, namespace: str) -> None:
@@ -163,18 +164,20 @@ class ClusterState:
         self.seen_claims.tell_namespace(namespace)
 
     def saw_deleted(self, tenant: str) -> bool:
-        """Return whether a watch has shown the deletion of this SharePod."""
+        """Return True if a watch has shown the deletion of this SharePod."""
         return tenant in self._deleted
 
     def invalidate_sharepods(self) -> None:
-        """Count each known version of a SharePod as the oldest, and forget which were deleted."""
+        """Mark all cached SharePods stale, so that the next list overwrites them whatever its versions. Forget which
+        were deleted.
+        """
         self._deleted.clear()
         self.sharepods.invalidate()
 
     # Pods with the tenant label
 
     def pod_of(self, tenant: str) -> PodFacts | None:
-        """Return the Pod whose controller is this tenant, the newest of several."""
+        """Return the Pod of a tenant. If there are several, return the newest."""
         uids = self._pods_of.get(tenant)
         if uids is None or len(uids) == 1:
             return self.pods.get(uids[0]) if uids else None
@@ -186,8 +189,10 @@ class ClusterState:
 
         Args:
             raw: The Pod.
-            sure: Read by a GET just now. A watch also sends DELETED for a Pod that only lost the label.
-            news: False if the caller wrote it and handles its tenant next: no notification.
+            sure: True if a GET has just returned it. Then it exists even if the watch has sent DELETED, which it also
+                does for a Pod that lost the label.
+            news: False if the caller has just written the Pod and handles its tenant next, so that no notification is
+                needed.
         """
         if self.pods.knows(*_version(raw), sure=sure):
             return
@@ -211,12 +216,12 @@ class ClusterState:
             self.on_tenant_changed(item.tenant)
 
     def _put_line(self, item: SharePodFacts, *, sure: bool) -> bool:
-        """Record the request of a plain Pod; return whether the request has changed."""
+        """Record the request of a plain Pod. Return True if the request has changed."""
         _, before, _ = self.lines.put(item, sure=sure)
         return before is not None and (before.gpu, str(before.error)) != (item.gpu, str(item.error))
 
     def drop_pod(self, uid: str, last: Json | None = None, version: float = math.inf) -> None:
-        """Remove a Pod that was deleted, as of `version` if known. `last`: its last state on the watch."""
+        """Remove a Pod that was deleted, at `version` if known. `last`: its last state on the watch."""
         if last is not None:
             self.pods.put(pod_facts(last))
             if self.lines.get(uid) is not None:
@@ -226,8 +231,8 @@ class ClusterState:
             self._pod_gone(pod)
 
     def invalidate_pods(self) -> None:
-        """Count each known version of a Pod as the oldest, and forget which were lost: in another history they are
-        there, or never were."""
+        """Mark all cached Pods stale, so that the next list overwrites them whatever its versions. Forget which Pods
+        were deleted: after a restore of etcd they may exist again."""
         self.lost_pods.clear()
         self.pods.invalidate()
         self.lines.invalidate()
@@ -264,7 +269,7 @@ class ClusterState:
     # Claims
 
     def is_claim(self, tenant: str) -> bool:
-        """Return whether a tenant is a claim other than a SharePod's, known or only in a ledger."""
+        """Return True if a tenant is a claim, known or only in a ledger. Claims of SharePods' Pods are no tenants."""
         if self.asking(tenant) is not None:
             return False
         known = self.seen_claims.claims.get(tenant)
@@ -274,7 +279,7 @@ class ClusterState:
         return any(row.claim is not None and row.claim.uid == tenant for row in rows)
 
     def claim_of_pod(self, pod: PodFacts) -> ClaimFacts | None:
-        """Return the claim by which the GPUs of a SharePod's Pod are attached; None where CSI does it, or while the
+        """Return the claim by which the GPUs of a SharePod's Pod are attached. None if CSI attaches them, or while the
         claim is not known."""
         return self.seen_claims.share_claim(pod.claim, pod.namespace, pod.uid) if pod.claim is not None else None
 
@@ -310,24 +315,24 @@ class ClusterState:
                 self.tell_tenants(item.name)
 
     def node_is_there(self, name: str) -> None:
-        """Note that a live read has found a Node of that name, in the pool or not: processes may run there."""
+        """Record that a GET has found a Node of that name, in the pool or not. Processes may run there."""
         if name in self.gone_nodes:
             self.gone_nodes.discard(name)
             self.on_node_changed(name)
 
     def node_is_gone(self, name: str) -> None:
-        """Note that a live read has found no Node of that name: nothing runs there."""
+        """Record that a GET has found no Node of that name, so no process runs there."""
         if name not in self.gone_nodes:
             self.gone_nodes.add(name)
             self.tell_tenants(name)
 
     def tell_tenants(self, node: str) -> None:
-        """Notify the tenants with a reservation on a node of a change to the node."""
+        """Call `on_tenant_changed` for each tenant with a reservation on a node."""
         for row in self.cluster.reservations(node):
             self.on_tenant_changed(row.tenant)
 
     def drop_node(self, uid: str, version: float = math.inf) -> None:
-        """Remove a Node that was deleted or left the pool as of `version`; a later version adds it again."""
+        """Remove a Node that was deleted or left the pool at `version`. A later version adds the Node again."""
         item = self.nodes.drop(uid, version)
         if item is not None:
             self.refresh_node(item.name)
@@ -366,7 +371,7 @@ class ClusterState:
         return sharepod.status if sharepod is not None else None
 
     def drop_gpunode(self, uid: str, version: float = math.inf) -> None:
-        """Remove a deleted GPUNode with its ledger, as of `version` if known."""
+        """Remove a GPUNode that was deleted, at `version` if known, together with its ledger."""
         item = self.gpunodes.drop(uid, version)
         if item is not None:
             self.ledgers.remove(item)
@@ -374,13 +379,16 @@ class ClusterState:
             self.on_node_changed(item.name)
 
     def invalidate_gpunodes(self) -> None:
-        """Count each known version and generation of a GPUNode as the oldest."""
+        """Mark all cached GPUNodes stale, so that the next list overwrites them whatever its versions and
+        generations.
+        """
         self.gpunodes.invalidate()
         self.cluster.invalidate_ledgers()
 
     def _whole_gpus_wanted(self) -> None:
-        """Reserve GPUs of idle holders for Pods that wait for whole GPUs; free the GPUs that such Pods no longer
-        need."""
+        """Reconsider all holders of NVIDIA's device plugin, and wake placement. Called when the set of Pods that wait
+        for whole GPUs has changed: unused holders may have to return their GPUs.
+        """
         for node in self.cluster.plugin_nodes():
             self.on_holders_changed(node.name)
         self.on_room_changed()
@@ -392,7 +400,7 @@ class ClusterState:
     # Placement's view of a node
 
     def refresh_node(self, name: str) -> None:
-        """Bring a node into placement's view, from its Node, its GPUNode and its agent's Lease."""
+        """Update placement's view of a node from its Node, its GPUNode and its agent's Lease."""
         node, gpunode = self.nodes.named(name), self.gpunodes.named(name)
         if node is None:
             self.cluster.remove_node(name)
@@ -406,7 +414,7 @@ class ClusterState:
         self.on_room_changed()
 
     def agent_away(self, name: str) -> bool:
-        """True if a node of the pool has no living agent."""
+        """Return True if a node of the pool has no living agent."""
         return self.nodes.named(name) is not None and not self.agents.alive(name)
 
     # All of it

@@ -1,9 +1,9 @@
-"""Tenants that a new version of a GPUNode affects; only they are notified.
+"""Finds the tenants that a new version of a GPUNode affects. Only these tenants are enqueued.
 
 Guarantees:
-- Changes of usage and growth of totals below a step since their last write affect no tenant: an idle cluster causes no
-  work.
-- Any decrease of a tenant's memory affects it, however small: a smaller share may become possible.
+- A tenant is not affected while its usage and totals have changed by less than a step since they were last written. So
+  an idle cluster causes no work.
+- Any decrease of a tenant's memory affects the tenant, because a smaller share may become possible.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sharepod.budgets.sharepod_totals import totals_to_write
 from .facts.node_facts import GpuNodeFacts
 
 USAGE_STEP_MILLI = 50
-"""Least change of usage that is written, in thousandths: five points of the GPU's time, or of the memory granted.
-Metrics and GPUNode show smaller ones.
+"""Least change of usage that is written to a SharePod's status, in thousandths: five percentage points of the GPU's
+time, or of the granted memory. Metrics and GPUNodes show smaller changes.
 """
 
 
@@ -31,7 +31,7 @@ def tenants_concerned(
     Args:
         before: The former version of the GPUNode; None if unknown.
         now: The GPUNode.
-        written: Return a tenant's last written status; None for a claim.
+        written: Returns a tenant's last written status; None for a claim.
     """
     rows = now.rows
     if before is None:
@@ -51,7 +51,7 @@ def tenants_concerned(
     gpus = {uuid for row in now.spec.tenants for uuid in row.gpus}
     turned.update(
         set(now.missing_gpus(gpus)).symmetric_difference(before.missing_gpus(gpus))
-    )  # an agent serves again without one
+    )  # without such a condition the agent serves again
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
@@ -59,19 +59,21 @@ def tenants_concerned(
 
 
 def _moved(was: SharePodStatus | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return whether an agent's report of usage or totals differs enough from the status to write it."""
+    """Return True if the agent's reported usage or totals differ enough from the status, so that they must be
+    written.
+    """
     if usage_moved(was.usage if was is not None else None, seen, row):
         return True
     return was is not None and totals_to_write(was.consumed, seen, drained=False) is not None
 
 
 def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return whether reported usage differs enough from the status to write it.
+    """Return True if reported usage differs enough from the status, so that it must be written.
 
     Args:
-        was: Usage as last written; None counts as no time and no memory.
+        was: Usage as last written. None counts as no time and no memory.
         seen: The agent's report of the tenant.
-        row: The tenant's row, whose memory scales a change of memory.
+        row: The tenant's row. A change of memory is measured relative to the row's memory.
     """
     if seen is None or row is None:
         return was is not None
@@ -88,12 +90,12 @@ def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None
 
 
 def reconciler_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
-    """Return the part of a GPUNode that the node's reconciler acts on."""
+    """Return the part of a GPUNode that the reconciler of nodes uses."""
     return gpunode.spec.pool, gpunode.spec.holders, gpunode.forced, gpunode.status.gpus
 
 
 def _only_held(one: TenantStatus | None, other: TenantStatus | None) -> bool:
-    """Return whether two reports differ only in the time held or the number of processes."""
+    """Return True if two reports differ only in the time of the token or the number of processes."""
     if one is None or other is None:
         return False
     return _held_aside(one) == _held_aside(other)
@@ -104,6 +106,6 @@ def _held_aside(seen: TenantStatus) -> tuple[object, ...]:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Return whether two entries differ. Most unchanged entries are the same object (`facts.gpunode_facts`): no
+    """Return True if two entries differ. Most unchanged entries are the same object (`facts.gpunode_facts`) and need no
     comparison."""
     return one is not other and one != other

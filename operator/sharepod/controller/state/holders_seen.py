@@ -1,9 +1,9 @@
-"""Holders as the operator knows them: existing Pods, Pods to create, Pods to delete.
+"""Holders of the device plugin as the operator knows them: existing Pods, Pods to create, Pods to delete.
 
 Guarantees:
 - Only a Pod of the operator's namespace with the holders' label is a holder.
-- Restarts lose only holders that were wanted and not created, which are wanted again: the rest follows from Pods,
-  ledgers and time.
+- A restart of the operator loses only holders that were wanted and not yet created; placement wants these again. All
+  other facts follow from Pods, ledgers and time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class HolderPod(ObjectFacts):
     """Pod of a holder."""
 
     node: str
-    """Node that it is pinned or bound to."""
+    """Node to which the Pod is pinned or bound."""
     tenant: str
-    """Tenant that it was created for."""
+    """Tenant for which the holder was created."""
     deleting: bool
     bound: bool
-    """A kubelet has it, or had it."""
+    """True if the Pod is or was bound to a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedHolder:
-    """Holder that is to be created."""
+    """Holder that must be created."""
 
     name: str
     node: str
@@ -49,7 +49,7 @@ class HoldersSeen:
 
     Args:
         namespace: The operator's namespace, with the holders' Pods.
-        cluster: Placement's view; receives the holders in creation.
+        cluster: Placement's view, where the holders without a GPU yet are recorded.
         gpunodes: GPUNodes as last read.
         on_changed: Called with a node whose holders have changed.
     """
@@ -64,12 +64,13 @@ class HoldersSeen:
         self._pods: dict[str, HolderPod] = {}
         self._wanted: dict[str, WantedHolder] = {}
         self.lost: dict[str, HolderPod] = {}
-        """By uid: holders whose Pods the watch has shown as ended or deleted, until they are checked."""
+        """By uid: holders whose Pods the watch has shown as ended or deleted. They are removed once a GET has checked
+        them."""
         self.giving_back: set[str] = set()
-        """Ids of holders to be returned: their GPUs get no new tenants."""
+        """Ids of holders that must be returned. Their GPUs get no new tenants."""
 
     def put(self, raw: Json) -> HolderPod | None:
-        """Record a Pod; return its facts if it is a holder's."""
+        """Record a Pod. Return its facts if it is the Pod of a holder, else None."""
         metadata = mapping(raw.get("metadata"))
         if metadata.get("namespace") != self.namespace or HOLDER_LABEL not in mapping(metadata.get("labels")):
             return None
@@ -94,7 +95,7 @@ class HoldersSeen:
         return item
 
     def drop(self, uid: str) -> HolderPod | None:
-        """Remove the Pod of a holder that has ended or was deleted; return its facts if known."""
+        """Remove the Pod of a holder that has ended or was deleted. Return its last facts; None if it was not known."""
         item = self._pods.pop(uid, None)
         if item is not None:
             self.lost[uid] = item
@@ -110,26 +111,26 @@ class HoldersSeen:
         return [pod for pod in self.lost.values() if pod.node == node]
 
     def there(self, uid: str) -> HolderPod | None:
-        """Return the Pod of a holder by uid; None if it is not known to be there."""
+        """Return the Pod of a holder by uid. None if no such Pod is known."""
         return self._pods.get(uid)
 
     def want(self, wanted: Iterable[WantedHolder]) -> None:
-        """Let these holders be created."""
+        """Record holders that must be created, and report their nodes."""
         for each in wanted:
             self._wanted[each.name] = each
             self._changed(each.node)
 
     def wanted_on(self, node: str) -> list[WantedHolder]:
-        """Return the holders that are to be created on a node."""
+        """Return the holders that must be created on a node."""
         return [each for each in self._wanted.values() if each.node == node]
 
     def unwant(self, wanted: WantedHolder) -> None:
-        """Create this holder no more."""
+        """Remove a holder from the holders that must be created."""
         self._wanted.pop(wanted.name, None)
         self.follow(wanted.node)
 
     def clear(self) -> None:
-        """Discard decisions that were not written: this process no longer leads."""
+        """Drop decisions that were not written: this process no longer leads."""
         nodes = {each.node for each in self._wanted.values()}
         self._wanted.clear()
         self.giving_back.clear()
@@ -139,7 +140,7 @@ class HoldersSeen:
     # Placement's view
 
     def follow(self, node: str) -> None:
-        """Give placement the holders in creation: those without a GPU yet that have not been given up."""
+        """Update placement's view with the holders on a node that have no GPU yet and were not given up."""
         gpunode = self._gpunodes.named(node)
         settled = {row.id for row in (gpunode.spec.holders if gpunode else ()) if row.state is not HolderState.PENDING}
         coming = {
@@ -154,7 +155,7 @@ class HoldersSeen:
             self._cluster.start_holder(node, holder, TenantId(tenant))
 
     def open_gpus(self, gpunode: GpuNodeFacts) -> frozenset[str]:
-        """Return the UUIDs of the GPUs that holders have and tenants can be placed on."""
+        """Return the UUIDs of the GPUs of holders on which tenants can be placed."""
         there = {pod.uid for pod in self.on(gpunode.name) if not pod.deleting}
         rows = (row for row in gpunode.spec.holders if row.id in there and row.id not in self.giving_back)
         return frozenset(row.uuid for row in rows if row.state is HolderState.HELD and row.uuid is not None)

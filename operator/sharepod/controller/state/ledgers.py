@@ -1,7 +1,7 @@
-"""Ledgers as read and as decided: moves rows of GPUNodes into placement's view, and out of it.
+"""Ledgers: copies the rows of GPUNodes, as read and as decided, into placement's view, and removes them from it.
 
 Guarantees:
-- Only a write ends a written row; a decision that was not written can be withdrawn.
+- A written row ends only by a write of the ledger. A decision that was not written can be withdrawn.
 - A decision that conflicts with another operator's write is withdrawn: its own write would fail its precondition.
 - A row that becomes unreadable keeps its last readable value.
 """
@@ -30,12 +30,13 @@ class Ledgers:
     """Ledgers of all nodes.
 
     Args:
-        cluster: Placement's view.
+        cluster: The model of nodes and reservations that placement uses.
         gpunodes: GPUNodes as last read.
-        asking: Returns a tenant's SharePod or plain Pod.
-        claims: Claims with their Pods. Like `asking`, they supply the facts of a tenant that a ledger does not hold.
+        asking: Returns a tenant's SharePod or plain Pod; None for a claim.
+        claims: Claims with their Pods. `asking` and `claims` supply facts of a tenant that its row does not contain:
+            its owner, and its Pod's requests.
         on_tenant_changed: Called with each tenant whose reservation has changed.
-        on_room_changed: Called when capacity may have appeared.
+        on_room_changed: Called when capacity may have become free.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Ledgers:
         self._unreadable: dict[str, frozenset[str]] = {}
 
     def with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
-        """Return the GPUNode with each unreadable row as it was when it last could be read."""
+        """Return the GPUNode with each unreadable row replaced by the last readable version of that row."""
         before = self._gpunodes.get(item.uid)
         if item.unreadable:
             self._unreadable[item.name] = item.unreadable
@@ -67,13 +68,14 @@ class Ledgers:
         return item
 
     def unreadable_row(self, tenant: str) -> bool:
-        """True if a ledger has an unreadable row of this tenant: its share is then unknown."""
+        """Return True if a ledger has an unreadable row of this tenant. The tenant's share is then unknown."""
         return any(tenant in tenants for tenants in self._unreadable.values())
 
     def load(self, item: GpuNodeFacts) -> None:
         """Load a ledger into placement's view.
 
-        A decision that conflicts with another operator's write is withdrawn: its own write would fail its precondition.
+        If another operator's write conflicts with a decision, the decision is withdrawn. Its own write would fail,
+        because the generation has changed.
         """
         rows = []
         for row in item.spec.tenants:
@@ -95,7 +97,7 @@ class Ledgers:
         self._on_room_changed()
 
     def _reservation(self, node: str, row: Tenant, owner: str | None, needs: Resources) -> Reservation:
-        """Return the reservation of a row, which is the known one where nothing has changed."""
+        """Return the reservation of a row. If nothing has changed, it is the same object as before."""
         known = self._cluster.written(node, TenantId(row.id))
         if known is not None and known.read_from is row and known.owner == owner and known.needs == needs:
             return known
@@ -110,7 +112,7 @@ class Ledgers:
             self._on_tenant_changed(tenant)
 
     def unreserve(self, node: str, tenant: str) -> None:
-        """Drop a reservation, unless the last read ledger contains it: only a write ends a written row."""
+        """Drop a reservation that is only decided. Do nothing if the last read ledger contains it."""
         gpunode = self._gpunodes.named(node)
         if gpunode is None or tenant not in gpunode.rows:
             self._cluster.release(node, TenantId(tenant))
@@ -121,17 +123,17 @@ class Ledgers:
         self.revert(node, decided.tenant)
 
     def revert(self, node: str, tenant: TenantId) -> None:
-        """Withdraw a decision that was not written: reconsider its tenant, and free the capacity for others."""
+        """Withdraw a decision that was not written. Its capacity becomes free, and its tenant is enqueued."""
         self._cluster.revert(node, tenant)
         self._on_tenant_changed(tenant)
         self._on_room_changed()
 
     def unenforced(self) -> int:
-        """Return how many tenants run, by their agents' reports, without their share being enforced."""
+        """Return the number of tenants whose agents report that the share is not enforced."""
         return sum(seen.enforced is False for item in self._gpunodes for seen in item.status.tenants)
 
     def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
-        """Return a tenant's facts that are not in the ledger: its owner, and its Pod's needs on the node."""
+        """Return (owner, its Pod's requests on the node) of a tenant. A row does not contain these."""
         if (sharepod := self._asking(tenant)) is not None:
             return sharepod.owner, sharepod.needs.resources
         claim = self._claims.claims.get(tenant)

@@ -1,7 +1,8 @@
-"""Volatile memory of each tenant between two steps: back-offs, reasons for its status, announced Events.
+"""Memos: the operator's volatile notes about each tenant between two reconciliations: back-offs, reasons to report,
+written Events.
 
 Guarantees:
-- Losing a memo is harmless: after a restart its content is derived again, or the safe case is assumed.
+- The loss of a memo is harmless: after a restart its content is derived again, or the safe case is assumed.
 - Facts that must survive a restart are in the API server, not here.
 """
 
@@ -15,111 +16,115 @@ from sharepod.backoff import Backoff
 from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
-"""Longest pause before a tenant is placed again, after any failure. Ten minutes: an admin who has fixed the cause waits
-no longer than this."""
+"""Longest pause in seconds before a tenant is placed again after a failure. Ten minutes: the longest delay after an
+admin has fixed the cause."""
 
 
 class BlockedReason(StrEnum):
-    """Reason that a Pod cannot be created, or given its share, for now, as users see it in the condition PodReady."""
+    """Reason for which a Pod cannot be created, or cannot get its share, for now. Users see it in the condition
+    PodReady.
+    """
 
     FORBIDDEN = "PodForbidden"
-    """By a quota, an admission policy, or because the namespace is being deleted."""
+    """A quota or an admission policy forbids it, or the namespace is being deleted."""
     NAME_TAKEN = "PodNameTaken"
-    """By a pod that does not belong to the SharePod."""
+    """A Pod that does not belong to the SharePod has the name."""
     TERMINATING = "PodTerminating"
     """The former pod of that name is being deleted."""
 
 
 @dataclass(slots=True)
 class Blocked:
-    """Creation of a Pod, or opening of its gate, that failed and is tried again. Times are monotonic seconds."""
+    """Failed creation of a Pod, or failed opening of its gate, which is tried again. Times are monotonic seconds."""
 
     reason: BlockedReason
     message: str
     until: float
-    """When to try again."""
+    """Time of the next try."""
     tries: int = 1
-    """Number of refusals in a row."""
+    """Number of consecutive refusals."""
     pod: str | None = None
-    """Uid of the Pod that was refused its share; None: no Pod could be created."""
+    """Uid of the Pod whose gate could not be opened. None if the Pod could not be created."""
 
 
 @dataclass(slots=True)
 class Eviction:
-    """Eviction of one Pod with an unenforced share. Times are monotonic seconds."""
+    """Eviction of one Pod: for an unenforced share, or by preemption or a move. Times are monotonic seconds."""
 
     pod: str
     """Uid of the Pod."""
     since: float
-    """When the share was first seen not to be enforced."""
+    """Time at which the cause was first seen."""
     refused_since: float | None = None
-    """When a disruption budget first refused the eviction."""
+    """Time at which a PodDisruptionBudget first refused the eviction."""
     done: str | None = None
-    """Cause of its eviction as text, once the API server has accepted the eviction."""
+    """Cause of the eviction as text, once the API server has accepted the eviction."""
     preempted: bool = False
-    """It was preempted by a tenant of higher priority."""
+    """True if the Pod was preempted by a tenant of higher priority."""
     move_to: KeptPlace | None = None
-    """Where it restarts, if that frees a place for a waiting request."""
+    """Place where the tenant restarts, if it moves to free a place for a waiting request."""
 
 
 @dataclass(slots=True)
 class ClaimMemo:
-    """Memory of one claim. Times are monotonic seconds."""
+    """Memo of a tenant that is a claim. Times are monotonic seconds."""
 
     allocated: bool = False
-    """This process has written the allocation of its row, or seen it."""
+    """True if this process has written or seen the allocation of the claim's row."""
     give_up: bool = False
-    """Another claim of its Pod has lost its place, so this claim gives up its own."""
+    """True if another claim of its Pod has lost its place, so that this claim must give up its place."""
     taken_back: bool = False
-    """This process has taken its allocation back."""
+    """True if this process has removed its allocation."""
     withdrawn: float | None = None
-    """When its reservation for a waiting Pod was withdrawn, to allow deallocation."""
+    """Time at which its reservation for a waiting Pod was removed, so that it can be deallocated."""
     waits: tuple[str, float, str] | None = None
-    """Uid of the Pod that waits with the claim allocated, since when, and kube-scheduler's message at that time."""
+    """(uid of the Pod that waits while the claim is allocated, time since which it waits, kube-scheduler's message at
+    that time)."""
     refused_since: float | None = None
-    """When kube-scheduler's message for that Pod was first seen to change."""
+    """Time at which kube-scheduler's message for that Pod was first seen to change."""
     not_entered: str | None = None
-    """Why kube-scheduler's allocation has no row in the ledger; None if it has a row, or needs none."""
+    """Reason for which kube-scheduler's allocation has no row in the ledger. None if it has a row, or needs none."""
     waited: bool = False
-    """It was reported as without a place, so that a new place is news."""
+    """True if its owner was notified that it has no place, so that a new place must be reported too."""
 
 
 @dataclass(slots=True)
 class TenantMemo:
-    """Memory of one tenant. Times are monotonic seconds."""
+    """Memo of one tenant. Times are monotonic seconds."""
 
     tenant_deleted: bool = False
-    """Its SharePod, Pod or claim is deleted, by a watch, a live read or a write: an id is never reused."""
+    """True if a watch, a GET or a write has shown that its SharePod, Pod or claim is deleted. A uid is never reused."""
     refusal: Refusal | None = None
-    """Last refusal of a place; None if the tenant was placed or not tried."""
+    """Last refusal of a place. None if the tenant was placed or not tried."""
     resize_refusal: Refusal | None = None
-    """Refusal of the last change of its share; None if none was refused."""
+    """Refusal of the last requested change of its share. None if none was refused."""
     resize_asked: int | None = None
-    """Generation of the SharePod that requested another share."""
+    """Generation of the SharePod that last requested another share."""
     resize_counted: GpuRequest | None = None
-    """Share that the quota already counts, or that no quota applies to; the SharePod gets no other share."""
+    """Requested share that the quota check has allowed. Only this share is applied."""
     memory_settled: int | None = None
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
-    """Reason that its Pod cannot be created, or given its share, for now; None if it can."""
+    """Reason for which its Pod cannot be created, or cannot get its share, for now. None if there is none."""
     unanswered: bool = False
-    """The creation of its Pod was not answered in time, and has not succeeded since."""
+    """True if the creation of its Pod got no answer in time and has not succeeded since."""
     gate_unanswered: bool = False
-    """The opening of its Pod's gate was not answered in time, and has not succeeded since."""
+    """True if the opening of its Pod's gate got no answer in time and has not succeeded since."""
     opened: tuple[str, float] | None = None
-    """Uid of the Pod whose gate this process has opened, and when."""
+    """(uid of the Pod whose gate this process has opened, time of that)."""
     deleted: tuple[str, float] | None = None
-    """Uid of the Pod whose deletion the API server has accepted, and when; the watch may not have shown it yet."""
+    """(uid of the Pod whose deletion the API server has accepted, time of that). The watch may not have shown it
+    yet."""
     unbound: tuple[str, float] | None = None
-    """Uid of its Pod, and since when kube-scheduler is seen to refuse it."""
+    """(uid of its Pod, time since which kube-scheduler is seen to refuse the Pod)."""
     unstarted: tuple[str, float] | None = None
-    """Uid of its Pod, and since when it is seen with a share and without a container that was started."""
+    """(uid of its Pod, time since which the Pod is seen with a share and without a started container)."""
     ended: tuple[str, float] | None = None
-    """The SharePod's endTime, and when that was on this process's clock."""
+    """(the SharePod's endTime, the same time on this process's monotonic clock)."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Nodes that kube-scheduler refused: why, and until when to stay away."""
+    """By node that the tenant must avoid: (reason, time until which to avoid it)."""
     failures: int = 0
-    """How often its Pod was withdrawn or its reservation refused by the API server."""
+    """Number of times that its Pod was withdrawn or the API server refused its row."""
     not_before: float = 0.0
     """Earliest time at which the SharePod is placed again."""
     release_generation: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -128,14 +133,14 @@ class TenantMemo:
     status_written: float | None = None
     """Time of the last write of the status."""
     major: tuple[object, ...] | None = None
-    """Origin of the deciding fields of the status at that write (`decisions.status.major`)."""
+    """Inputs of the deciding fields of the status at that write (`decisions.status.major`)."""
     usage_written: float | None = None
-    """When `status.usage` was last written."""
+    """Time of the last write of `status.usage`."""
     shown: tuple[object, ...] | None = None
-    """Inputs of the status as last written (`decisions.status.looked_at`); None: compose the status."""
+    """Inputs of the status at the last write (`decisions.status.looked_at`). None: the status must be composed."""
     _of_claim: ClaimMemo | None = None
     announced: dict[str, str] | None = None
-    """Messages of the last Events by condition type or finding; None before this process's first write."""
+    """By condition type or finding: message of the last Event. None before this process's first write of the status."""
 
     @property
     def claim(self) -> ClaimMemo:
@@ -145,11 +150,13 @@ class TenantMemo:
         return self._of_claim
 
     def is_blocked(self, now: float) -> bool:
-        """Return whether its Pod must not be created or get its share at `now`, in monotonic seconds."""
+        """Return True if its Pod must not be created, or must not get its share, at `now` (monotonic seconds)."""
         return self.blocked is not None and now < self.blocked.until
 
     def next_pause_s(self, first_s: float) -> float:
-        """Count one more failure and return how long to stay away: `first_s`, then twice as long each time."""
+        """Count one more failure. Return the pause in seconds: `first_s` after the first failure, then twice as long
+        each time.
+        """
         self.failures += 1
         return Backoff(first_s, LONGEST_PAUSE_S).pause_s(self.failures)
 
@@ -169,5 +176,5 @@ class TenantMemos:
         self._memos.pop(tenant, None)
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all memos."""
         self._memos = {}

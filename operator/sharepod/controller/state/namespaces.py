@@ -1,5 +1,5 @@
-"""Namespaces: labels, by which budgets select, and which namespaces are being deleted. Nothing is created in a
-namespace in deletion, so nothing is placed there."""
+"""Namespaces: their labels, by which budgets select namespaces, and the namespaces that are being deleted. The API
+server creates nothing in a namespace in deletion, so nothing is placed for it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from itertools import islice
 from typing import Any
 
 _MOST_LABELS = 256
-"""Labels of a namespace that are read."""
+"""Most labels of a namespace that are read."""
 
 
 class EndingNamespaces:
     """Namespaces in phase Terminating.
 
-    Guarantee: `on_changed` is called with the name of a namespace whenever its answer to `in` has changed.
+    Guarantee: `on_changed` is called with the name of a namespace whenever `name in self` has changed.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._uids: dict[str, set[str]] = {}
-        """Uids by name: every step of a tenant checks its namespace, and thousands of namespaces may be stuck in
-        deletion."""
+        """By name: uids of namespaces in deletion. A look-up must be fast: every step of a tenant checks its namespace,
+        and thousands of namespaces may be stuck in deletion."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[str], None] = lambda _name: None
 
@@ -29,7 +29,7 @@ class EndingNamespaces:
         return name in self._uids
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Record a Namespace. Restoring etcd from an earlier backup can undo a deletion."""
+        """Record a Namespace. A restore of etcd from a backup can undo a deletion."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0):
             return
@@ -65,7 +65,7 @@ class NamespaceLabels:
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, Mapping[str, str]]] = {}
-        """Name and labels by uid."""
+        """By uid: (name, labels)."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[], None] = lambda: None
         self.on_gone: Callable[[str], None] = lambda _name: None

@@ -1,10 +1,10 @@
 """Pods without the tenant label: their requests on their nodes, their claims, and the holders among them.
 
 Guarantees:
-- A Pod counts once, on the node of its newest version. A holder also counts before it is bound, on the node that it is
-  pinned to.
-- A Pod that uses claims is kept; of other Pods only the version is kept.
-- An answer or a list older than the end of a Pod does not restore the Pod.
+- A Pod's requests count once, on the node of its newest version. The Pod of a holder counts before it is bound, on the
+  node to which it is pinned.
+- A Pod that uses claims is stored. Of other Pods only the resourceVersion is stored.
+- A GET or a list that is older than the end of a Pod does not restore the Pod.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class OtherPods:
     """Pods without the tenant label.
 
     Args:
-        cluster: Counts the Pods' requests on their nodes.
-        claims: Receives Pods that use claims.
-        holders: Receives Pods of holders.
-        is_tenant: Returns whether the Pod of this uid now has the tenant label.
-        on_room_changed: Called when capacity may have appeared.
+        cluster: Placement's view, which counts the Pods' requests on their nodes.
+        claims: Store of Pods that use claims.
+        holders: Store of Pods of holders.
+        is_tenant: Returns True if the Pod with this uid now has the tenant label.
+        on_room_changed: Called when capacity may have become free.
         on_whole_gpus_wanted: Called when the set of Pods that wait for whole GPUs has changed.
     """
 
@@ -58,7 +58,7 @@ class OtherPods:
         """By uid: version at which a Pod was deleted or stopped matching the selector."""
 
     def put(self, raw: Json) -> None:
-        """Count the requests of a Pod on its node, and keep a Pod that uses claims."""
+        """Count the requests of a Pod on its node. If the Pod uses claims or is a holder's, store it."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0) or version <= self._ended.get(uid, -1):
             return
@@ -78,13 +78,15 @@ class OtherPods:
                 self._on_room_changed()
 
     def _claim_of(self, raw: Json) -> TenantId | None:
-        """Record a Pod that uses claims; return the claim whose reservation already counts the Pod's needs."""
+        """Record a Pod that uses claims. Return the claim whose reservation already counts the Pod's requests; None if
+        there is none.
+        """
         pod = self._claims.put_pod(raw)
         first = next(self._claims.of_pod(pod), None) if pod is not None else None
         return TenantId(first.uid) if first is not None else None
 
     def drop(self, uid: str, version: float = math.inf) -> None:
-        """Stop counting a Pod that was deleted or stopped matching the selector as of `version`; a later version counts
+        """Stop counting a Pod that was deleted or stopped matching the selector at `version`. A later version counts
         again."""
         if self._versions.get(uid, 0) > version:
             return
@@ -103,7 +105,7 @@ class OtherPods:
         return self._versions
 
     def invalidate(self) -> None:
-        """Count each known version as the oldest."""
+        """Mark all cached versions stale: the API server's versions went back."""
         self._versions = dict.fromkeys(self._versions, 0)
         self._ended.clear()
         self._claims.invalidate_pods()

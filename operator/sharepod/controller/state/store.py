@@ -2,8 +2,9 @@
 
 Guarantees:
 - Facts older than the cached ones are ignored.
-- A list or read begun before an object's deletion does not restore the object: each deletion is kept with its version.
-- Of two objects with one name, the newer is kept.
+- A list or GET that began before an object's deletion does not restore the object, because each deletion is kept with
+  its version.
+- Of two objects with the same name, only the newer is kept.
 - After `invalidate` every version is newer than the cached ones.
 """
 
@@ -20,14 +21,14 @@ F = TypeVar("F", bound=ObjectFacts)
 V = TypeVar("V")
 
 STALE = 0
-"""Version of cached objects after a restore of etcd: older than any version of the API server's."""
+"""Version of cached objects after a restore of etcd. It is older than any version of the API server."""
 REMEMBERED = 20_000
-"""Most deleted objects remembered: more than disappear during one list, or wait for their end to be written. Forgetting
-one costs at most a GET. A standby, which writes no ends, forgets the oldest."""
+"""Most deleted objects that are remembered. It exceeds the number of objects that are deleted during one list, or whose
+end is not yet written. If one is forgotten, a GET is needed. A standby writes no ends, so it forgets the oldest."""
 
 
 class Latest(dict[str, V]):
-    """Map of latest entries by uid; beyond `REMEMBERED` entries it drops the oldest."""
+    """Map by uid. Beyond `REMEMBERED` entries it drops the oldest entry."""
 
     def __setitem__(self, uid: str, value: V) -> None:
         super().__setitem__(uid, value)
@@ -43,7 +44,7 @@ class Store(Generic[F]):
         self._names: dict[tuple[str, str], str] = {}
         self._ended: Latest[float] = Latest()
         self._stale: set[str] = set()
-        """Objects that are known from a history that no longer exists."""
+        """Uids of objects that were read before a restore of etcd, and not since."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -52,11 +53,11 @@ class Store(Generic[F]):
         return iter(list(self._items.values()))
 
     def get(self, uid: str) -> F | None:
-        """Return an object by uid, None if it is not known."""
+        """Return an object by uid. None if it is not known."""
         return self._items.get(uid)
 
     def named(self, name: str, namespace: str = "") -> F | None:
-        """Return an object by name, None if it is not known."""
+        """Return an object by name. None if it is not known."""
         uid = self._names.get((namespace, name))
         return self._items.get(uid) if uid is not None else None
 
@@ -69,14 +70,15 @@ class Store(Generic[F]):
         return {uid: self.version(item) for uid, item in self._items.items()}
 
     def version(self, item: F) -> int:
-        """Return the version of a cached object; `STALE` if unread since `invalidate`."""
+        """Return the version of a cached object. `STALE` if it was not read since `invalidate`."""
         return STALE if item.uid in self._stale else item.version
 
     def knows(self, uid: str, version: int, *, sure: bool = False) -> bool:
-        """Return whether this version of an object, a later version, or its end is known.
+        """Return True if this version of an object, a later version, or its deletion is already recorded.
 
-        `sure`: a read has just returned this version. An object that stopped matching the selector can still be read at
-        that event's resourceVersion. A deleted object cannot be read at the resourceVersion of its DELETED event.
+        `sure`: True if a GET has just returned this version. Then a DELETED event with the same resourceVersion was not
+        a deletion: the object only stopped matching the selector. A deleted object cannot be read at the
+        resourceVersion of its DELETED event.
         """
         known = self._items.get(uid)
         ended = self._ended.get(uid, -1)
@@ -86,7 +88,8 @@ class Store(Generic[F]):
     def put(self, item: F, *, sure: bool = False) -> tuple[bool, F | None, F | None]:
         """Record an object. `sure`: see `knows`.
 
-        Return whether it was newer, its former facts, and the object of the same name that it replaces.
+        Return (True if it was newer than the cached facts, the former facts of the object, the object of the same name
+        that it replaces).
         """
         known = self._items.get(item.uid)
         if self.knows(item.uid, item.version, sure=sure):
@@ -105,14 +108,15 @@ class Store(Generic[F]):
         return True, known, replaced
 
     def amend(self, item: F) -> None:
-        """Replace the facts of a version, where they also follow from other objects."""
+        """Replace the facts of an object's present version. Needed for facts that also follow from other objects."""
         self._items[item.uid] = item
 
     def drop(self, uid: str, version: float = math.inf) -> F | None:
-        """Remove a deleted object; return its former facts, with version `STALE` if unread since `invalidate`.
+        """Remove a deleted object. Return its former facts, with version `STALE` if it was not read since `invalidate`.
+        None if it is not known.
 
-        With `version`, the object was deleted or stopped matching the selector at that version: a later version
-        restores it. If a later version is cached, it stays.
+        `version`: version at which the object was deleted or stopped matching the selector. If a later version is
+        cached, the object stays. A later version that is put afterwards restores it.
         """
         known = self._items.get(uid)
         if known is not None and self.version(known) > version:
@@ -127,9 +131,9 @@ class Store(Generic[F]):
         return item
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale and forget deletions: the API server's versions went back.
+        """Mark all cached versions stale and forget deletions. Called when the API server's versions went back.
 
-        The facts stay as they are: copying the facts of 10,000 Pods would take 0.25 s or more.
+        The facts are not copied: for 10,000 Pods that would take at least 0.25 s.
         """
         self._ended.clear()
         self._stale = set(self._items)

@@ -1,8 +1,9 @@
-"""Objects of which only the metadata is readable, in the cluster state.
+"""Recorder of objects of which only the metadata is readable.
 
 Guarantees:
-- Such an object affects only its owner: its SharePod's status gives the reason, its node gets no tenants.
-- Facts from before are kept, in particular a ledger and the runs of a SharePod.
+- Such an object affects only its owner. A SharePod's status gives the reason; nothing is placed on an unreadable Node
+  or GPUNode.
+- Facts of the last readable version are kept, in particular a ledger and the runs of a SharePod.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class UnreadableObjects:
         self._state = state
 
     def put_sharepod(self, metadata: Json, why: str) -> None:
-        """Record a SharePod of which only the metadata is readable; its status gives the reason."""
+        """Record a SharePod of which only the metadata is readable. Its status gives the reason."""
         item, known = unreadable_sharepod(metadata, why), self._state.sharepods.get(str(metadata["uid"]))
         if known is not None:
             item = replace(
@@ -35,11 +36,11 @@ class UnreadableObjects:
         self._state.take_sharepod(item)
 
     def put_node(self, metadata: Json, why: str) -> None:
-        """Record a Node of which only the metadata is readable; it gets no SharePods."""
+        """Record a Node of which only the metadata is readable. Nothing is placed there."""
         self._state.take_node(replace(node_facts({"metadata": metadata}), error=f"cannot be read: the object {why}"))
 
     def put_gpunode(self, metadata: Json, why: str) -> None:
-        """Keep the ledger of a GPUNode that became unreadable, and place nothing there until it is readable."""
+        """Keep the ledger of a GPUNode that became unreadable. Nothing is placed there until it is readable."""
         known = self._state.gpunodes.get(str(metadata["uid"]))
         if known is not None:
             error = f"has a GPUNode that cannot be read: the object {why}"

@@ -1,10 +1,12 @@
-"""Rotation of the webhook's certificates: the leader renews them, every operator serves the Secret's.
+"""Rotation of the webhook's certificates: the leader renews them, and every operator process serves the certificate of
+the Secret.
 
 Guarantees:
 - Nothing is written unless this process leads, and the Secret and the webhook's configuration exist.
-- A new leader continues a renewal that another operator has begun: its whole state is in the two objects.
-- Any content of the two objects is tolerated; a configuration without SharePod's webhook is not changed.
-- While the API server is away, or the Secret is missing, the last certificate stays in use; a missing Secret is logged.
+- A new leader continues a renewal that another process has begun, because the whole state of a renewal is in the two
+  objects.
+- Invalid content of the two objects never ends the process. A configuration without SharePod's webhook is not changed.
+- While the API server is away or the Secret is missing, the last certificate stays in use. A missing Secret is logged.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from sharepod.kube import ConflictError, Json, NotFoundError
 from .certificates import Held, Pair, Step, bundle_of, expiry, held, host_of, make_pair, next_step, secret_data, trusted
 
 PERIOD_S = 5.0
-"""Seconds between two rounds: every operator serves a renewed certificate within this time."""
+"""Seconds between two rounds. Every operator process serves a renewed certificate within this time."""
 _LOG_S = 600.0
-"""Seconds between two messages about a Secret that stays missing."""
+"""Least seconds between two log lines about a missing Secret."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +40,8 @@ class CertificateKeeper:
 
     Args:
         client: The API server.
-        namespace: The operator's, with the Secret and the Service.
-        acts: Asked before each write: this process leads.
+        namespace: The operator's namespace, which contains the Secret and the Service.
+        acts: Returns True while this process leads. Called before each write.
         clock: Monotonic seconds.
         now: Time of day.
     """
@@ -62,22 +64,24 @@ class CertificateKeeper:
         self._told_at = float("-inf")
         self._served: Pair | None = None
         self._trusted_since: tuple[bytes, float] | None = None
-        """The coming certificate, and since when it was seen in the caBundle."""
+        """(the next certificate, time since which the caBundle contains it)."""
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        """Context of the server; has a certificate once `ready`."""
+        """TLS context of the server. It has a certificate once `ready`."""
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Look every `PERIOD_S` until cancelled."""
+        """Run a round every `PERIOD_S` until cancelled."""
         while True:
             try:
                 await self.look()
-            except Exception as error:  # of the API server, or any content of the two objects, which others may write
+            except Exception as error:  # an API error, or invalid content of the two objects
                 log.warning("cannot check the webhook's certificates", error=repr(error))
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Serve the Secret's certificate; take the next step of a renewal if this process leads. Raises `ApiError`."""
+        """Run one round: load the Secret's certificate and, if this process leads, perform the next step of a renewal.
+        Raises `ApiError`.
+        """
         try:
             secret = await self._client.get(SECRETS, WEBHOOK_SERVICE, self._namespace)
         except NotFoundError:
@@ -97,8 +101,8 @@ class CertificateKeeper:
         self._looked = True
 
     def unready(self) -> str | None:
-        """Return why API servers must not call this process yet; None if they may, or if no operator has a
-        certificate."""
+        """Return the reason for which API servers must not call this process yet. None if they may, or if no process
+        has a certificate."""
         return None if self._looked else "the certificate of the webhook has not been read"
 
     def _say_missing(self) -> None:
@@ -114,7 +118,7 @@ class CertificateKeeper:
             )
 
     async def _renewed(self, secret: Json, pairs: Held) -> Held:
-        """Take the next step; return the pairs of the Secret after it."""
+        """Perform the next step. Return the pairs that the Secret has after it."""
         try:
             configuration = await self._client.get(WEBHOOKS, PLAIN_PODS_POLICY)
         except NotFoundError:
@@ -166,7 +170,7 @@ class CertificateKeeper:
 
 
 def _ours(configuration: Json) -> tuple[int, Json] | None:
-    """Return the index of SharePod's webhook in the configuration, and its clientConfig."""
+    """Return (index of SharePod's webhook in the configuration, its clientConfig). None if there is none."""
     for number, webhook in enumerate(configuration.get("webhooks") or ()):
         if webhook["name"] == WEBHOOK_NAME:
             return number, webhook["clientConfig"]
@@ -174,7 +178,7 @@ def _ours(configuration: Json) -> tuple[int, Json] | None:
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    """Load a certificate and its key from memory, although `ssl` reads only files."""
+    """Load a certificate and its key into a context. `ssl` reads only files, so they are passed in a file in memory."""
     file = os.memfd_create("webhook")
     try:
         os.write(file, pair.certificate + b"\n" + pair.key)

@@ -1,13 +1,14 @@
-"""Certificates of the webhook: self-signed, trusted one by one, renewed in steps. Pure except for creating keys.
+"""Certificates of the webhook: self-signed, each one trusted by the caBundle, renewed in steps. Pure except for the
+creation of keys.
 
-One Secret holds two certificates: the served one, and the next one while it becomes trusted.
+One Secret contains two certificates: the served certificate, and during a renewal the next certificate.
 
 Guarantees (C = the certificates that API servers trust, the caBundle of the webhook's configuration):
-- W1: a certificate is served only once C has contained it for `TRUSTED_S`, and its validity has begun: another
-  operator's clock may be ahead.
-- W2: the served certificate is in C, or the next step adds it.
-- W3: the next certificate is made when a third of the served one's life is left, or when it has expired. The same holds
-  when API servers use a name that it does not have.
+- W1: a certificate is served only once C has contained it for `TRUSTED_S` and its validity has begun. The clock of the
+  process that created it may be ahead.
+- W2: the served certificate is in C; if it is missing there, the next step adds it.
+- W3: the next certificate is created when a third of the served certificate's life is left, when it has expired, or
+  when API servers use a name that it does not contain.
 - These functions do not raise for any content of Secret or configuration: unreadable parts count as absent.
 """
 
@@ -31,16 +32,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE = datetime.timedelta(days=90)
-"""Life of a certificate: the longest use of a leaked key."""
+"""Life of a certificate, and so the longest time for which a leaked key is of use."""
 RENEWED_AT = 2 / 3
-"""Part of its life after which the next one is made: a month is left in which the API server may be away."""
+"""Part of its life after which the next certificate is created. A month is left, during which the API server may be
+away."""
 TRUSTED_S = 10.0
-"""Seconds from when a certificate is in the caBundle until it is served: API servers follow their configurations by a
-watch."""
+"""Seconds that a certificate must be in the caBundle before it is served. API servers read their configurations by a
+watch, within this time."""
 _MOST = 16
-"""Most certificates of a caBundle that are kept."""
+"""Most certificates that are kept in a caBundle."""
 _CLOCKS = datetime.timedelta(days=1)
-"""By how much the clocks of operator and API servers may differ."""
+"""Largest expected difference between the clocks of the operator and of API servers."""
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 """Errors of `cryptography` for bytes that it cannot read."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
@@ -56,7 +58,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Pairs of the Secret."""
+    """Certificate pairs in the Secret: the served pair, and during a renewal the next pair."""
 
     serving: Pair | None
     coming: Pair | None
@@ -67,7 +69,7 @@ class Step(Enum):
 
     NONE = "none"
     MAKE = "make"
-    """Make the next pair and put it into the Secret."""
+    """Create the next pair and write it into the Secret."""
     TRUST = "trust"
     """Add the Secret's certificates to the caBundle."""
     SERVE = "serve"
@@ -84,7 +86,7 @@ def host_of(client: Mapping[str, Any]) -> str:
 
 
 def make_pair(host: str, now: datetime.datetime) -> Pair:
-    """Make a key and its self-signed certificate for a host."""
+    """Create a key and its self-signed certificate for a host."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sharepod-webhook")])
     certificate = (
@@ -106,14 +108,14 @@ def make_pair(host: str, now: datetime.datetime) -> Pair:
 
 
 def held(secret: Mapping[str, Any]) -> Held:
-    """Read the pairs of the Secret; a pair that cannot be served counts as absent."""
+    """Read the pairs of the Secret. A pair that cannot be served counts as absent."""
     data = secret.get("data")
     data = data if isinstance(data, Mapping) else {}
     return Held(_pair(data, "tls"), _pair(data, "next"))
 
 
 def secret_data(pairs: Held) -> dict[str, str | None]:
-    """Return the data of a Secret that holds these pairs, as a merge patch."""
+    """Return the merge patch of the data of a Secret with these pairs."""
     data: dict[str, str | None] = {}
     for prefix, pair in (("tls", pairs.serving), ("next", pairs.coming)):
         for suffix, content in (("crt", pair and pair.certificate), ("key", pair and pair.key)):
@@ -145,8 +147,8 @@ def next_step(
         pairs: Pairs of the Secret.
         bundle: Certificates of the caBundle.
         now: Time of day.
-        trusted_for_s: For how long the caBundle has contained the next certificate.
-        host: Name by which API servers call; None: any.
+        trusted_for_s: Seconds for which the caBundle has contained the next certificate; None if it does not.
+        host: Name by which API servers call the webhook. None: any.
     """
     known = set(bundle)
     wanted = [pair for pair in (pairs.serving, pairs.coming) if pair is not None and not _ended(pair, now)]
@@ -161,7 +163,9 @@ def next_step(
 
 
 def bundle_of(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime) -> str:
-    """Return the caBundle that trusts these pairs, and the latest other certificates that are still valid."""
+    """Return a caBundle with the certificates of these pairs, and with the latest other certificates of `bundle` that
+    are still valid.
+    """
     ours = [_alone(pair.certificate) for pair in (pairs.serving, pairs.coming) if pair is not None]
     others = [one for one in bundle if one not in ours and _ends(one) > now]
     kept = [*others[-(_MOST - len(ours)) :], *ours]
@@ -200,7 +204,7 @@ def _alone(certificate: bytes) -> bytes:
 
 
 def _ends(certificate: bytes) -> datetime.datetime:
-    """Return when a certificate expires; long ago for an unreadable one."""
+    """Return the time at which a certificate expires. For an unreadable certificate return a time long ago."""
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     except _UNREADABLE:
@@ -216,7 +220,7 @@ def _begun(pair: Pair, now: datetime.datetime) -> bool:
 
 
 def _names(pair: Pair, host: str | None) -> bool:
-    """Return whether a certificate has the name that API servers use."""
+    """Return True if a certificate contains the name that API servers use."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -226,7 +230,9 @@ def _names(pair: Pair, host: str | None) -> bool:
 
 
 def _due(pair: Pair, now: datetime.datetime) -> bool:
-    """Return whether the next certificate is due, or this one was made by a clock that was far ahead."""
+    """Return True if the next certificate is due: two thirds of this certificate's life have passed, or a clock that
+    was far ahead created it.
+    """
     certificate = x509.load_pem_x509_certificate(pair.certificate)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return now >= begins + (ends - begins) * RENEWED_AT or now < begins

@@ -1,13 +1,13 @@
-"""Turns of reviews: read and answered one at a time, in turn with the operator's other work.
+"""Turns of reviews: reviews are read and answered one at a time, in turn with the operator's other work.
 
-The port is open to the whole cluster: API servers have no labels that a NetworkPolicy could select.
+The port is open to the whole cluster, because API servers have no labels that a NetworkPolicy could select.
 
 Guarantees:
-- After each review other work has the event loop for as long as the review took: reviews take at most half of the
+- After each review other work has the event loop for as long as the review took. So reviews take at most half of the
   operator's time.
-- Addresses take turns, each with its oldest review first: many reviews of one address delay only that address, and each
-  other address by one review.
-- The large reviews held at a time are bounded in bytes, however many connections send them.
+- Client addresses take turns, each with its oldest review first. So many reviews from one address delay any other
+  address by at most one review.
+- The large reviews in memory have at most `HELD` bytes, however many connections send them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from contextlib import contextmanager
 SMALL = 64 << 10
 """Size in bytes of a review that is always accepted: usual Pods' reviews have about 10 KiB."""
 HELD = 64 << 20
-"""Bytes of larger reviews that are held at a time."""
+"""Most bytes of larger reviews in memory at a time."""
 HELD_EACH = 16 << 20
-"""Bytes of them for one address."""
+"""Most of these bytes for one address."""
 
 
 class ReviewTurns:
@@ -31,14 +31,16 @@ class ReviewTurns:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Waiting reviews by address, the next address first."""
+        """By address, the next address first: its waiting reviews."""
         self._busy = False
         self._began = 0.0
         self._held: dict[str, int] = {}
 
     @contextmanager
     def holding(self, address: str, size: int) -> Iterator[bool]:
-        """Within it a review of that many bytes may be held, if it yields True."""
+        """Account for a review of `size` bytes in memory, until the context ends. Yield False if the caller must refuse
+        it.
+        """
         if size <= SMALL:
             yield True
             return
@@ -62,24 +64,24 @@ class ReviewTurns:
             try:
                 await mine
             except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():  # the turn came, and its review was cancelled
+                if mine.done() and not mine.cancelled():  # the turn had begun when the review was cancelled
                     self._next()
                 raise
         self._busy = True
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """End the turn; the next begins once other work has had as long."""
+        """End the turn. The next turn begins once other work has had as much time as this review."""
         asyncio.get_running_loop().call_later(time.monotonic() - self._began, self._next)
 
     def _next(self) -> None:
-        """Give the turn to the next address that waits."""
+        """Begin the turn of the next address that waits."""
         while self._waiting:
             address = next(iter(self._waiting))
             waiting = self._waiting.pop(address)
             mine = waiting.popleft()
             if waiting:
-                self._waiting[address] = waiting  # to the end of the round
+                self._waiting[address] = waiting  # this address's next turn comes after all other addresses
             if not mine.done():
                 mine.set_result(None)
                 return

@@ -1,12 +1,13 @@
-"""Reduced review for Kopf: the parts of a new Pod that the claim or volume of its line depends on. Pure.
+"""Reduced review for Kopf: only the parts of a new Pod on which the claim or volume for its resource line depends.
+Pure.
 
-Kopf stores a part of each object under review, unless it is new. It compares the whole object with its patched version,
-in time that grows with the object. So Kopf receives a reduced review.
+Kopf compares the whole object under review with its patched version, which takes time that grows with the object. It
+also stores a part of each object that is not new. So Kopf gets a reduced review, in the form of a creation.
 
 Guarantees:
-- A patch of the reduced Pod is valid for the whole Pod: omitted parts never lie within a patched part.
-- The reduced review has at most `MOST_PARTS` parts, or `MOST_CONTAINERS` and `MOST_LISTED` for a volume. It is the
-  creation of a Pod, whatever was sent.
+- A patch of the reduced Pod is valid for the whole Pod, because no omitted part lies within a patched part.
+- The reduced review has at most `MOST_PARTS` parts. For a volume it has at most `MOST_CONTAINERS` containers and
+  `MOST_LISTED` other parts. It is the creation of a Pod, whatever was sent.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from sharepod.api.pods.attached_volume import DRIVER_CAPABILITIES, VISIBLE_DEVIC
 from sharepod.api.resource_line import MILLI
 
 MOST_PARTS: Final = 512
-"""Containers of a Pod, and claims that it and they name, together. No Pod that can run has so many."""
+"""Most containers of a Pod plus claims that the Pod and its containers name. No Pod that can run has so many."""
 MOST_LISTED: Final = 2048
-"""Variables and mounts of all containers, volumes and gates of a Pod that a volume is given, together."""
+"""For a volume: most variables and mounts of all containers, plus volumes and gates of the Pod."""
 MOST_CONTAINERS: Final = 2 * MAX_CONTAINERS
-"""Containers of such a Pod: each is patched, and Kopf takes a millisecond for one."""
+"""For a volume: most containers of the Pod. Each container is patched, which takes Kopf a millisecond."""
 _LISTS = ("containers", "initContainers")
 _OF_POD: Final = {"schedulingGates": (SHARE_GATE,), "volumes": (VOLUME_NAME,)}
-"""Lists of a Pod that a volume is given by, and the names in them that are ours."""
+"""For a volume: lists of a Pod that are patched, and SharePod's names in them."""
 _OF_CONTAINER: Final = {"env": (VISIBLE_DEVICES, DRIVER_CAPABILITIES), "volumeMounts": (VOLUME_NAME,)}
-"""The same of a container."""
+"""For a volume: lists of a container that are patched, and SharePod's names in them."""
 _ANNOTATIONS: Final = frozenset({GPUS_ANNOTATION, *(name for name, field in FIELD_OF.items() if field == "mode")})
 _LONGEST_NAME = 253
 _POD = {"group": "", "version": "v1", "resource": "pods"}
 
 
 class TooManyPartsError(Exception):
-    """Pod with more parts than are compared."""
+    """Pod with more parts than a reduced review may have."""
 
 
 def left_of(review: Any, *, volume: bool = False) -> dict[str, Any]:
     """Return the reduced review. Raises `ValueError` for anything but a review of a new Pod, and `TooManyPartsError`.
 
-    `volume`: keep the parts that a volume depends on, instead of a claim's.
+    `volume`: True: keep the parts on which a volume depends. False: keep the parts on which a claim depends.
     """
     request = _map(_map(review).get("request"))
     pod, uid = request.get("object"), request.get("uid")
@@ -77,7 +78,7 @@ def _pod(pod: Mapping[str, Any], held: Callable[[Mapping[str, Any]], dict[str, A
 
 
 def _by_claim(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts that the claim of a line depends on."""
+    """Return the parts of a Pod's spec on which the claim for its line depends."""
     containers = {name: _list(spec[name]) for name in _LISTS if name in spec}
     claims = _list(spec.get("resourceClaims"))
     named = sum(len(_claims(one)) for listed in containers.values() for one in listed)
@@ -100,7 +101,7 @@ def _claims(container: Any) -> list[Any]:
 
 
 def _by_volume(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts that the volume of a line depends on."""
+    """Return the parts of a Pod's spec on which the volume for its line depends."""
     containers = {name: [_map(one) for one in _list(spec[name])] for name in _LISTS if name in spec}
     parts = sum(len(_list(one.get(name))) for some in containers.values() for one in some for name in _OF_CONTAINER)
     parts += sum(len(_list(spec.get(name))) for name in _OF_POD)
@@ -122,7 +123,7 @@ def _listing(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(items: list[Any], own: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return as many items, of which only `own` have a name."""
+    """Return the same number of items. Only items with a name in `own` keep their name."""
     names = (_map(one).get("name") for one in items)
     return [{"name": name} if isinstance(name, str) and name in own else {} for name in names]
 

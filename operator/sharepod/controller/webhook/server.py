@@ -1,12 +1,12 @@
 """Server of the webhook: receives the reviews of API servers over HTTPS, and Kopf answers them.
 
-Kopf calls it as one of its own webhook servers, with the function that answers a review.
+Kopf calls this server like its own webhook servers, and passes the function that answers a review.
 
 Guarantees:
-- It listens once there is a certificate.
-- A review takes bounded bytes and time, from any sender; all reviews take at most half of the operator's time
+- The server listens once it has a certificate.
+- A review takes bounded memory and time, whatever its sender. All reviews take at most half of the operator's time
   (`review_turns.py`).
-- A connection that sends anything else is closed. At most a few log lines a minute report this.
+- A connection that sends anything other than a review is closed. At most a few log lines a minute report this.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from .review_turns import ReviewTurns
 from .reviews import TooManyPartsError, left_of, refusal
 
 LARGEST_REVIEW: Final = 4 << 20
-"""Largest review in bytes: an API server's largest object (3 MiB), and the review's other fields."""
+"""Largest review in bytes: the largest object of an API server (3 MiB) and the review's other fields."""
 _READ_S = 5.0
-"""Seconds within which a review must have arrived; the API server gives up after 5 s."""
+"""Seconds within which a review must have arrived. The API server gives up after 5 s."""
 _OPEN_EACH, _OPEN_MAX = 256, 512
-"""Connections open at a time for one address, and in all: an API server opens one for each question under way."""
+"""Most open connections for one address, and in total. An API server opens one connection for each review in
+progress."""
 _TOLD_PER_S, _TOLD_AT_ONCE = 0.1, 5.0
 """Log lines about invalid requests: rate in 1/s, and burst. Any client that reaches the port may send them."""
 
@@ -65,7 +66,7 @@ class WebhookServer:
         kept = KeptConnections(tls=self._keeper.context, open_each=_OPEN_EACH, open_max=_OPEN_MAX)
         server = await serve(application, self._address, self._port, kept=kept)
         try:
-            yield {}  # nothing that Kopf would configure anything with
+            yield {}  # an empty configuration, so Kopf configures nothing
             await asyncio.Event().wait()
         finally:
             await server.close()
@@ -89,7 +90,7 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, lim
         return web.Response(status=408, text=f"the review has not arrived, or had no turn, within {_READ_S:.0f} s\n")
     except web.HTTPRequestEntityTooLarge:
         return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
-    except Exception as error:  # any input: it affects only its sender
+    except Exception as error:  # an error in any input affects only its sender
         if limiter.take(time.monotonic()):
             log.warning("a review cannot be answered", error=repr(error)[:200])
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")

@@ -19,7 +19,9 @@ from .object_facts import Json, ObjectFacts, common, mapping, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFacts(ObjectFacts):
-    """Facts of a GPUBudget. `status_error`: why its status is unreadable; consumption is then counted from zero."""
+    """Facts of a GPUBudget. `status_error`: reason for which its status is unreadable; consumption is then counted from
+    zero.
+    """
 
     created: str
     generation: int
@@ -35,7 +37,7 @@ def budget_facts(raw: Json) -> BudgetFacts:
     spec, error = None, None
     try:
         spec = GPUBudgetSpec.model_validate(raw.get("spec") or {}, extra="ignore")
-    except Exception as found:  # any content of an object affects only that object
+    except Exception as found:  # whatever the object contains, only this budget is affected
         error = _first(found)
     status, status_error = GPUBudgetStatus(), None
     try:

@@ -2,8 +2,8 @@
 
 Guarantees:
 - These functions do not raise for any object with a uid and a name.
-- Of a claim of another class only the name is kept.
-- Reading takes time proportional to the object, up to a bound.
+- For a claim of another class only the name is kept.
+- Reading takes time proportional to the size of the object, up to a bound.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from .object_facts import (
 from .pod_facts import DEFAULT_SCHEDULER, NEVER_PREEMPTS, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
-"""Annotation of a claim that was made from a template: the Pod's name for it."""
+"""Annotation of a claim from a template. Its value is the Pod's own name for the claim."""
 
 MAX_CLAIMS = 16
-"""Most claims of one Pod that are placed together. A Pod with more waits, and its message gives the reason."""
+"""Most claims of one Pod that are placed together. A Pod with more claims waits, and its Event gives the reason."""
 
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -55,60 +55,61 @@ OF_ANOTHER_SHAPE = SpecError(
     f"sets capacity, and so does the resource line of its Pod: template {LINE_CLAIM} differed when the claim was "
     "created; delete the claim, and it is created again with the size of the line",
 )
-"""Error of a claim for a Pod's line that was not made from the template without sizes."""
+"""Error of a claim for a Pod's line that was not created from SharePod's template without sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Allocation in the status of a claim. `node`: the one node that it names; None if it names none or several.
-    `devices`: request, pool and device of each result. `ours`: each result is of our driver."""
+    """Allocation in the status of a claim. `node`: the node that it names; None if it names none or several. `devices`:
+    (request, pool, device) of each result. `ours`: True if each result is of SharePod's driver."""
 
     node: str | None
     devices: tuple[tuple[str, str, str], ...]
     ours: bool
     scheduled: ScheduledShare | SpecError | None = None
-    """Share that kube-scheduler has given it of GPUs of pool `scheduler`, or why it is none; None: it has given it no
-    such device."""
+    """Share of GPUs of pool `scheduler` that kube-scheduler has allocated, or the error if the allocation is no valid
+    share. None if it contains no device of that pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimFacts(ObjectFacts):
     """Facts of a ResourceClaim.
 
-    A claim of SharePod's class has exactly one of `request` and `error`. A claim sized by a resource line has neither
-    until the line is known.
+    A claim of SharePod's class has either `request` or `error`. A claim whose size comes from a resource line has
+    neither until the line is known.
     """
 
     ours: bool
     by_line: bool = False
-    """True for a claim without a size of its own: its Pod's resource line gives the size (`size_by_line`)."""
+    """True for a claim without a size of its own, whose size comes from its Pod's resource line (`size_by_line`)."""
     created: str = ""
     deleting: bool = False
     made_for: str | None = None
-    """Uid of the Pod that it was made for from a template."""
+    """Uid of the Pod for which the claim was created from a template."""
     entry: str = ""
-    """That Pod's name for it."""
+    """Name that this Pod has for the claim."""
     request: ClaimRequest | None = None
     error: SpecError | None = None
     allocation: Allocation | None = None
     consumers: tuple[str, ...] = ()
-    """Uids in `status.reservedFor`: Pods that kube-scheduler has given it to."""
+    """Uids of Pods in `status.reservedFor`."""
     finalizers: tuple[str, ...] = ()
     asks: Json = field(default_factory=dict, repr=False)
-    """All of it that `request` was read from."""
+    """The part of the claim from which `request` was read."""
     scheduled: bool = False
-    """True for a claim that kube-scheduler allocates: of the class of pool `scheduler`, or with present or past devices
-    of that pool. Its `error` names the parts of its request that the pool does not support."""
+    """True for a claim that kube-scheduler allocates. It has the class of pool `scheduler`, or has or had devices of
+    that pool. Its `error` names the parts of its request that the pool does not support."""
     hold: tuple[str, ...] = ()
     """Uids of the operator's own entries in `status.reservedFor`."""
     reserved_for: tuple[Json, ...] = ()
-    """Entries of `status.reservedFor` of one with `scheduled`."""
+    """Entries of `status.reservedFor`. Kept only for a claim with `scheduled`."""
     of_sharepod: bool = False
-    """True for a claim that the operator made for the Pod of a SharePod: `made_for`. Its share is the SharePod's."""
+    """True for a claim that the operator created for the Pod of a SharePod (`made_for`). Its share is the SharePod's
+    share."""
     readable: bool = True
-    """False if only the metadata is known: neither request nor status."""
+    """False if only the metadata is known, so that request and status are unknown."""
     shown: tuple[Json, ...] = ()
-    """Entries of `status.devices` of our driver."""
+    """Entries of `status.devices` of SharePod's driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +117,8 @@ class ClaimPodFacts(ObjectFacts):
     """Facts of a Pod that uses ResourceClaims."""
 
     entries: tuple[tuple[str, str | None], ...]
-    """Its claims: the Pod's name of each and, once created, the name of the ResourceClaim. A claim that the status
-    marks as not needed is left out."""
+    """The Pod's claims: (the Pod's own name of the claim, name of the ResourceClaim or None before its creation). A
+    claim that the Pod's status marks as not needed is left out."""
     node: str | None
     """Node that it is bound to."""
     phase: str
@@ -130,43 +131,43 @@ class ClaimPodFacts(ObjectFacts):
     created: str
     owner: str | None
     group: str | None
-    """Group that its tenants are in by default."""
+    """Default group of its tenants, from the Pod's controller, such as `Job/UID` of an indexed Job (`default_groups`).
+    It applies if the claim names no group."""
     """Uid of its controller, such as a ReplicaSet."""
     asks: PodNeeds | None
-    """Needs of the Pod on its node; None where unreadable."""
+    """Requirements of the Pod for its node. None if they are unreadable."""
     containers: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Containers that use more than one of its claims: name, and the Pod's names of the claims. Not computed for a Pod
-    with more than `MAX_CLAIMS` claims, which is not placed."""
+    """(name of the container, the Pod's names of the claims) of each container that uses more than one claim. Empty for
+    a Pod with more than `MAX_CLAIMS` claims, which is not placed."""
     unlisted: frozenset[str] = frozenset()
-    """Names of its ResourceClaims that no container lists. Not computed for a Pod with more than `MAX_CLAIMS`
-    claims."""
+    """Names of its ResourceClaims that no container lists. Empty for a Pod with more than `MAX_CLAIMS` claims."""
     line: ClaimRequest | SpecError | None = None
-    """Request of its resource line, or the refusal of it; None for a Pod that has no claim by a line."""
+    """Request of its resource line, or the error of an invalid line. None for a Pod without a claim for a line."""
     carried: Carried = NOTHING
-    """Resources of its resource line, whatever its annotations request: they are fixed for the Pod's life."""
+    """Resources of its resource line, which cannot change during the Pod's life. Annotations do not affect them."""
     gpus: str | None = None
-    """Annotation with the GPUs of its share."""
+    """Value of the annotation with the GPUs of its share."""
     annotated: bool = False
     """True if it has annotations."""
     scheduler: str = DEFAULT_SCHEDULER
-    """Name of the scheduler that is to bind it."""
+    """Name of the scheduler that must bind the Pod."""
     may_preempt: bool = True
-    """Its preemptionPolicy is not Never."""
+    """True unless its preemptionPolicy is Never."""
     started: str = ""
-    """When its kubelet took it, RFC 3339; empty before."""
+    """Time at which the kubelet accepted the Pod, RFC 3339. Empty before."""
     grace_s: int = 30
-    """Its own grace period, in seconds; by default the API server's."""
+    """Grace period of its spec, in seconds."""
     ends_by: str = ""
-    """When its grace period is over, RFC 3339; empty while it is not being deleted."""
+    """Time at which its grace period ends, RFC 3339. Empty while the Pod is not being deleted."""
 
     @property
     def ended(self) -> bool:
-        """True if its phase is terminal."""
+        """True if the Pod's phase is terminal."""
         return self.phase in _TERMINAL
 
     @property
     def waits(self) -> bool:
-        """True while kube-scheduler may give it a node."""
+        """True while kube-scheduler may still bind the Pod."""
         return self.node is None and not (self.deleting or self.ended or self.gated)
 
     @property
@@ -191,17 +192,19 @@ class ClaimPodFacts(ObjectFacts):
 
     @property
     def claim_of_line(self) -> str | None:
-        """Name of the claim that it has by its line; None while it has none."""
+        """Name of the claim that was created for its resource line. None while there is none."""
         return next((name for entry, name in self.entries if self.line is not None and entry == LINE_CLAIM), None)
 
     @property
     def lacks_claim(self) -> bool:
-        """True if it waits for the claim of its line to be made."""
+        """True if the Pod waits for the creation of its line's claim."""
         return self.line is not None and self.waits and (LINE_CLAIM, None) in self.entries
 
 
 def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
-    """Read a claim. `before`: an earlier version; its parsed request is reused if the request is the same."""
+    """Read a claim. `before`: an earlier version of the claim; its parsed request is reused if the request has not
+    changed.
+    """
     try:
         return _claim_facts(raw, before)
     except Exception as found:  # any user input affects only that user
@@ -210,7 +213,9 @@ def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
 
 
 def unreadable_claim(metadata: Json, why: str) -> ClaimFacts:
-    """Return the facts of a claim of which only the metadata is known. `why`: after "the object"."""
+    """Return the facts of a claim of which only the metadata is known. `why`: reason as text that follows "the
+    object".
+    """
     known = METADATA(metadata) or {}
     return ClaimFacts(
         uid=str(metadata["uid"]),
@@ -245,7 +250,7 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if is_share_claim(raw):
         return ClaimFacts(**common, **held, ours=False, of_sharepod=True)
     if not is_ours(raw):
-        # a claim that now has another class may still have the row of its former devices
+        # a claim whose class was changed may still have the row of its former devices
         was = before is not None and before.scheduled
         return (
             _scheduled_facts(raw, common, held) if was or _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
@@ -258,7 +263,7 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if before is not None and before.ours and before.asks == asks:
         request, error, asks = before.request, before.error, before.asks
     elif by_line:
-        pass  # its Pod gives the size
+        pass  # the Pod's resource line gives the size
     else:
         try:
             request = lower(asks)
@@ -298,11 +303,11 @@ def _scheduled_facts(raw: Json, common: Mapping[str, Any], held: Mapping[str, An
 
 
 def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimRequest | None, SpecError | None]:
-    """Return a claim's size, or why it has none. `pod`: its owner, if known.
+    """Return (size of a claim, error for which it has none). `pod`: the Pod for which the claim was created, if known.
 
-    A claim with a size of its own keeps it, unless it was made for the Pod's resource line. Of claims without sizes,
-    only the claim that the Pod's status names for its line is sized. Users can write neither that status nor another
-    owner into the claim.
+    A claim with a size of its own keeps that size, unless it was created for the Pod's resource line. Of claims without
+    sizes, only the claim that the Pod's status names for its line gets a size. Users can write neither that status nor
+    the owner of the claim.
     """
     if not claim.by_line:
         return (None, OF_ANOTHER_SHAPE) if _is_for_line(claim, pod) else (claim.request, claim.error)
@@ -320,7 +325,7 @@ def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimReq
 
 
 def _is_for_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> bool:
-    """Return whether a claim was made for the line of its owner."""
+    """Return True if a claim was created for the resource line of `pod`."""
     if pod is None or pod.line is None or pod.namespace != claim.namespace:
         return False
     return claim.ours and claim.entry == LINE_CLAIM and pod.claim_of_line in (None, claim.name)
@@ -429,7 +434,7 @@ def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]
 
 
 def _lists(spec: Json) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the containers that use claims: name, and the Pod's names of the claims."""
+    """Yield (name of the container, the Pod's names of the claims) of each container that uses claims."""
     for kind in ("containers", "initContainers"):
         for container in maps(spec.get(kind)):
             used = maps(mapping(container.get("resources")).get("claims"), MAX_ITEMS)
@@ -439,14 +444,14 @@ def _lists(spec: Json) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _unlisted(entries: tuple[tuple[str, str | None], ...], lists: list[tuple[str, frozenset[str]]]) -> frozenset[str]:
-    """Return the names of claims that no container lists under any of the Pod's names for them."""
+    """Return the names of the ResourceClaims that no container lists, under any of the Pod's names for them."""
     listed: frozenset[str] = frozenset().union(*(names for _, names in lists))
     used = {name for entry, name in entries if entry in listed}
     return frozenset(name for _, name in entries if name is not None and name not in used)
 
 
 def _needs(spec: Json) -> PodNeeds | None:
-    """Return a Pod's needs on its node, without its resource line, which the ledger accounts for."""
+    """Return a Pod's requirements for its node, without its resource line, because the ledger accounts for that."""
     try:
         needs = parse_needs(spec)
     except Exception:  # kube-scheduler makes its own checks

@@ -1,11 +1,12 @@
 """Facts of a plain Pod with a resource line whose share a CSI volume attaches, in the form of a SharePod's facts.
 
-Such a Pod is its own tenant. Its request is read like a SharePod's, so the parts for SharePods also queue, place, book,
-preempt and release it.
+Such a Pod is its own tenant. Its request is read like a SharePod's, so the code that queues, places, preempts and
+releases SharePods also handles it.
 
 Guarantees:
 - These functions do not raise for any object with a uid and a name.
-- The operator never restarts such a tenant: the Pod's controller creates the next Pod, which is another tenant.
+- The operator never creates another Pod for such a tenant. The Pod's controller may create a next Pod, which is another
+  tenant.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .sharepod_facts import SharePodFacts
 
 
 def line_pod_facts(raw: Json, pod: PodFacts, settings: PodSettings) -> SharePodFacts:
-    """Return the request of a Pod that is its own tenant. `pod`: its facts."""
+    """Return the facts of a plain Pod in the form of a SharePod's. `pod`: the Pod's facts."""
     metadata = mapping(raw.get("metadata"))
     gpu, error = _asked(raw, settings)
     end = {"phase": Phase(pod.phase), "endTime": "ended"} if pod.ended else {}

@@ -1,10 +1,11 @@
 """Facts of Nodes and GPUNodes.
 
 Guarantees:
-- These functions do not raise for any object with a uid and a name: a Node or GPUNode with `error` gets no tenants.
-- All readable parts of a GPUNode are read; fields of a newer version are ignored.
-- Unreadable rows of a GPUNode are listed, so that they do not count as absent.
-- Unreadable consumption is ignored: the node still gets tenants.
+- These functions do not raise for any object with a uid and a name. An unreadable Node or GPUNode gets `error`, and
+  nothing is placed there.
+- All readable parts of a GPUNode are read. Unknown fields of a newer API version are ignored.
+- The ids of unreadable rows are listed in `unreadable`, so that such a row does not count as missing.
+- Unreadable consumption is ignored, and the node still gets tenants.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .object_facts import Json, ObjectFacts, common, mapping, whole_number
 
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 _UNKNOWN = Resources(1 << 62, 1 << 62)
-"""Resources of an unreadable Node: so large that no SharePod is reported as never fitting."""
+"""Resources of an unreadable Node. They are so large that no SharePod is reported as never fitting there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class NodeFacts(ObjectFacts):
 
     @property
     def plugin_resources(self) -> tuple[str, ...]:
-        """Resources of NVIDIA's device plugin that the Node has for pods."""
+        """Names of NVIDIA's device plugin resources that the Node advertises."""
         return tuple(
             name
             for name, amount in sorted(self.allocatable.extended.items())
@@ -74,7 +75,7 @@ class NodeFacts(ObjectFacts):
 
     @property
     def out_of_service(self) -> bool:
-        """True if an admin has tainted the Node as out of service: no process runs there any more."""
+        """True if an admin has tainted the Node as out of service, which asserts that no process runs there."""
         return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
 
 
@@ -98,39 +99,39 @@ class GpuNodeFacts(ObjectFacts):
     spec: GPUNodeSpec
     status: GPUNodeStatus
     has_tenants: bool
-    """The field `spec.tenants` exists."""
+    """True if the field `spec.tenants` exists."""
     forced: frozenset[str]
     """Tenants named by the annotation force-release."""
     taken_in: frozenset[str]
-    """Series of consumption that the annotation lists as counted."""
+    """Closed series of consumption that the annotation lists as stored in statements."""
     error: str | None
-    """Error in reading the GPUNode; with one, the node takes no tenants."""
+    """Error in reading the GPUNode. If set, nothing is placed on the node."""
     cordoned: frozenset[str] = frozenset()
     """UUIDs and indexes of GPUs that an admin has cordoned."""
     ledger_error: str | None = None
-    """Error in reading its spec; with one, nothing is written to the GPUNode."""
+    """Error in reading its spec. If set, nothing is written to the GPUNode."""
     unreadable: frozenset[str] = frozenset()
     """Tenants with unreadable rows."""
     lists: GpuNodeLists = field(default_factory=GpuNodeLists, repr=False, compare=False)
-    """Its lists as they were read, for the reading of its next version."""
+    """Its lists as read, so that the reader of the next version can reuse unchanged entries."""
 
     rows: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
     """Rows of the ledger by tenant, in their order."""
 
     gpus: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)
-    """GPUs that the agent reports by UUID."""
+    """By UUID: GPUs that the agent reports."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", {row.id: row for row in self.spec.tenants})
         object.__setattr__(self, "gpus", {gpu.uuid: gpu for gpu in self.status.gpus})
 
     def seen(self, tenant: str) -> TenantStatus | None:
-        """Return what the agent reports of a tenant."""
+        """Return the agent's report of a tenant. None if there is none."""
         known = self.lists.tenants.read.get(tenant)
         return known[1] if known is not None else None
 
     def missing_gpus(self, gpus: Iterable[str]) -> tuple[str, ...]:
-        """Return the given GPUs that the agent no longer reports; none unless the agent reports that it serves."""
+        """Return the given GPUs that the agent does not report. Empty unless the agent reports that it serves."""
         missing = tuple([uuid for uuid in gpus if uuid not in self.gpus])
         if not missing:
             return ()
@@ -152,7 +153,7 @@ def node_facts(raw: Json) -> NodeFacts:
         allocatable, pods = parse_allocatable(status)
         conditions = {item.get("type"): item for item in CONDITIONS(status.get("conditions")) or ()}
         ready = (conditions.get("Ready") or {}).get("status") == "True"
-    except Exception as found:  # it takes no tenants until it can be read
+    except Exception as found:  # nothing is placed there until the object is readable
         error, allocatable = clipped(f"cannot be read: {found}"), _UNKNOWN
     return NodeFacts(
         **common(metadata),

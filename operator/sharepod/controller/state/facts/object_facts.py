@@ -1,7 +1,7 @@
 """Facts that every object has, and readers of values that users and servers write. Typed, frozen, small.
 
 Guarantees:
-- Functions raise for no user input, except as their docstring states.
+- No function raises for user input, unless its docstring states that.
 - Reading takes bounded time, whatever the size of the object.
 """
 
@@ -34,7 +34,7 @@ class ObjectFacts:
 
 
 def texts_of(value: object) -> tuple[str, ...]:
-    """Return the texts among the first entries of a list."""
+    """Return the entries that are texts, among the first `MAX_LIST` entries of a list."""
     return tuple(item for item in islice(value, MAX_LIST) if isinstance(item, str)) if isinstance(value, list) else ()
 
 
@@ -49,10 +49,10 @@ def common(metadata: Json) -> dict[str, Any]:
 
 
 def started(metadata: Json, status: Json) -> str:
-    """Return when the kubelet accepted a Pod, RFC 3339; empty before.
+    """Return the time at which the kubelet accepted a Pod, RFC 3339. Empty before.
 
-    Never earlier than the Pod's creation. Users may be able to write the status, and of equal tenants the last started
-    is preempted first.
+    The result is never earlier than the Pod's creation. Users may be able to write the status, and among equal tenants
+    the tenant with the latest start is preempted first.
     """
     taken, created = str(status.get("startTime") or ""), str(metadata.get("creationTimestamp") or "")
     taken_s, created_s = seconds(taken), seconds(created)
@@ -60,14 +60,14 @@ def started(metadata: Json, status: Json) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return a text; an absent one is empty. Raises `TypeError` for anything else."""
+    """Return a text. Empty if it is absent. Raises `TypeError` for any other value."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{quoted(value)} is not a text")
     return value or ""
 
 
 def whole_number(value: object) -> int:
-    """Return a whole number of the API server's, also in text form; 0 for any other value."""
+    """Return a whole number, also from its text form. 0 for any other value."""
     try:
         return int(str(value)[:20])
     except ValueError:
@@ -81,7 +81,7 @@ def grace_s(spec: Json) -> int:
 
 
 def controller_of(metadata: Json, kind: str | None) -> str | None:
-    """Return the uid of an object's controller of that kind (None: any kind); None if it has no such controller."""
+    """Return the uid of an object's controller if it is of kind `kind` (None: any kind). None otherwise."""
     for owner in maps(metadata.get("ownerReferences")):
         if owner.get("controller") and kind in (None, owner.get("kind")):
             return str(owner.get("uid") or "")[:MAX_NAME]
@@ -89,18 +89,18 @@ def controller_of(metadata: Json, kind: str | None) -> str | None:
 
 
 def mapping(value: object) -> Json:
-    """Return a map; an empty one for anything else."""
+    """Return a map. An empty map for any other value."""
     return value if isinstance(value, (dict, Mapping)) else {}  # dict first: an abstract class takes longer
 
 
 def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:
-    """Yield the maps among the first entries of a list."""
+    """Yield the entries that are maps, among the first `most` entries of a list."""
     if isinstance(value, list | tuple):
         yield from [item for item in value[:most] if isinstance(item, (dict, Mapping))]
 
 
 def without_line(resources: Resources) -> Resources:
-    """Return resources without the resource line's: the ledger accounts for those."""
+    """Return resources without the resource line, because the ledger accounts for the line."""
     extended = resources.extended
     if not any(name in extended for name in RESOURCES):
         return resources
@@ -109,8 +109,8 @@ def without_line(resources: Resources) -> Resources:
 
 
 def resources_of(spec: Json) -> Resources:
-    """Return the sum of a Pod's requests, as far as readable: the API server accepts amounts and numbers of containers
-    that no node ever runs."""
+    """Return the sum of a Pod's readable requests. The API server accepts amounts, and numbers of containers, that no
+    node can run."""
     try:
         return pod_resources(spec)
     except Exception:  # noqa: S110 - it is read again, container by container

@@ -1,7 +1,7 @@
 """Facts of Pods.
 
 Guarantees:
-- These functions do not raise for any object with a uid and a name: a Pod counts as far as it is readable.
+- These functions do not raise for any object with a uid and a name. Of an unreadable Pod, the readable fields count.
 - Reading takes bounded time, and no message is longer than `MAX_MESSAGE`.
 """
 
@@ -49,9 +49,9 @@ _TERMINAL = ("Succeeded", "Failed")
 _MAX_TIME = 40
 """Characters kept of a timestamp."""
 NEVER_PREEMPTS = "Never"
-"""preemptionPolicy of a Pod for which no tenant is preempted."""
+"""Value of preemptionPolicy with which a Pod preempts no tenant."""
 DEFAULT_SCHEDULER = "default-scheduler"
-"""Name of the scheduler of a Pod that names none: kube-scheduler's."""
+"""Scheduler of a Pod that names none: kube-scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,71 +59,74 @@ class PodFacts(ObjectFacts):
     """Facts of a Pod with the tenant label."""
 
     tenant: str | None
-    """Value of the label, which admission lets only the operator set. None if the Pod has another controller than that
-    SharePod: then it is not the operator's. An orphaned Pod still is. Its own uid for a plain Pod with a resource line.
+    """Id of the Pod's tenant:
+    - For a SharePod's Pod: value of the tenant label, which only the operator may set.
+    - For a plain Pod with a resource line: the Pod's own uid.
+    - None if the Pod has a controller other than the SharePod of that label. Such a Pod is not the operator's.
     """
     orphaned: bool
-    """True if it has the label and no controller: its SharePod was deleted without it."""
+    """True if the Pod has the label and no controller, because its SharePod was deleted without it."""
     node: str | None
     """Node that it is bound to."""
     pin: str | None
-    """Node that its affinity names; None while it waits for its share."""
+    """Node that its affinity names. None while the Pod waits for its share."""
     phase: str
     reason: str
     message: str
     deleting: bool
     disrupted: str | None
-    """Cause of the Pod's eviction; None if it was not evicted."""
+    """Cause of the Pod's eviction as text. None if the Pod was not evicted."""
     disrupted_by: str
     """Reason of its condition DisruptionTarget; empty if it was not evicted."""
     ready: bool
     waiting: str
-    """Reason that a container does not start; empty if none waits."""
+    """Reason for which a container does not start. Empty if no container waits."""
     unschedulable: str
     """kube-scheduler's reason not to bind the Pod; empty if it was not refused."""
     gates: tuple[str, ...]
     """Names of its scheduling gates."""
     restarts: bool
-    """Its restartPolicy is Always."""
+    """True if its restartPolicy is Always."""
     started: str
-    """When its kubelet took it, RFC 3339; empty before."""
+    """Time at which the kubelet accepted the Pod, RFC 3339. Empty before."""
     restarted: int
-    """Times that its containers were restarted."""
+    """Number of restarts of its containers."""
     begun: bool
-    """One of its containers has been started."""
+    """True if one of its containers has been started."""
     finalizers: tuple[str, ...]
     ended_first: bool
-    """True if all its containers ended before a request for its deletion, or no such request was made."""
+    """True if all its containers ended before its deletion was requested, or its deletion was not requested."""
     containers: str
-    """Ready containers and all: `1/2`."""
+    """Ready containers of all containers: `1/2`."""
     summary: str
-    """STATUS as `kubectl get pods` has it."""
+    """Column STATUS of `kubectl get pods`."""
     address: str
     """Its IP address; empty before it has one."""
     scheduler: str
-    """Name of the scheduler that is to bind it."""
+    """Name of the scheduler that must bind the Pod."""
     needs: Resources
-    """Its requests on the node, without the resource line."""
+    """CPU, memory and other requests, without the resource line."""
     carried: Carried = NOTHING
-    """Its resource line; none if the Pod was created while lines were not in use."""
+    """Its resource line. Empty if the Pod was created while lines were not in use."""
     priority: int = 0
-    """Value of its PriorityClass, as the API server's admission has set it."""
+    """Value of its PriorityClass, as set by the API server's admission."""
     may_preempt: bool = True
-    """Its preemptionPolicy is not Never."""
+    """True unless its preemptionPolicy is Never."""
     grace_s: int = 30
-    """Its own grace period, in seconds; by default the API server's."""
+    """Grace period of its spec, in seconds."""
     ends_by: str = ""
-    """When its grace period is over, RFC 3339; empty while it is not being deleted."""
+    """Time at which its grace period ends, RFC 3339. Empty while the Pod is not being deleted."""
     asks: PodNeeds | None = None
-    """Needs of its node, while it waits for its share; None once it has one, and where they cannot be read."""
+    """Requirements for its node, while the Pod waits for its share. None once it has a share, or if they are
+    unreadable."""
     claim: str | None = None
-    """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
+    """Name of the ResourceClaim by which its GPUs are attached. None if a CSI volume attaches them."""
     other_claims: bool = False
     """True for a Pod that uses further ResourceClaims."""
     of_job: bool = False
     """True for a plain Pod whose controller is a Job of Kubernetes."""
     affinity: Json | None = field(default=None, hash=False)
-    """`spec.affinity`, while it waits for its share."""
+    """`spec.affinity`, while the Pod waits for its share."""
 
     @property
     def plain(self) -> bool:
@@ -132,22 +135,22 @@ class PodFacts(ObjectFacts):
 
     @property
     def ended(self) -> bool:
-        """True if its phase is terminal."""
+        """True if the Pod's phase is terminal."""
         return self.phase in _TERMINAL
 
     @property
     def waits_for_share(self) -> bool:
-        """True while the operator has not opened its gate: it never ran."""
+        """True while the operator has not opened the Pod's gate. Such a Pod has never run."""
         return SHARE_GATE in self.gates and self.node is None
 
     @property
     def marked(self) -> bool:
-        """True from the start of the Pod's withdrawal until its release."""
+        """True if the Pod has the operator's mark of withdrawal: from the start of its withdrawal until `let_go`."""
         return TAKEN_BACK in self.finalizers
 
     @property
     def taken_back(self) -> bool:
-        """True if the operator has taken it back: it was never bound, and never will be."""
+        """True if the Pod is withdrawn: it was never bound and never will be."""
         return self.marked and self.deleting and self.node is None
 
     @property
@@ -156,7 +159,7 @@ class PodFacts(ObjectFacts):
         return tuple(gate for gate in self.gates if gate != SHARE_GATE)
 
     def content(self) -> tuple[object, ...]:
-        """Return all facts except the version, cheap to compare."""
+        """Return all facts except the version, in a form that is cheap to compare."""
         return _content_of(self)
 
 
@@ -177,7 +180,7 @@ def pod_facts(raw: Json) -> PodFacts:
 
 
 def _usual(raw: Json) -> bool:
-    """Return whether every list of a Pod is within the number of entries that are read."""
+    """Return True if no list of a Pod has more entries than are read."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
     lists.append(spec.get("resourceClaims"))
@@ -240,16 +243,15 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
 
 
 def other_pod(raw: Json) -> tuple[str, Resources]:
-    """Read node and requests of a Pod without the tenant label. Unreadable fields count as zero: kube-scheduler decides
-    whether the Pod fits a node."""
+    """Return (node, requests) of a Pod without the tenant label. Unreadable requests count as zero."""
     spec = mapping(raw.get("spec"))
     node = spec.get("nodeName")
     return node if isinstance(node, str) else "", resources_of(spec)
 
 
 def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
-    """Return the needs of a Pod that waits for kube-scheduler to assign whole GPUs of NVIDIA's device plugin; None for
-    any other or unreadable Pod."""
+    """Return the requirements of a Pod that waits for whole GPUs of NVIDIA's device plugin. None for any other Pod, and
+    for an unreadable Pod."""
     spec, metadata = mapping(raw.get("spec")), mapping(raw.get("metadata"))
     if spec.get("nodeName") or spec.get("schedulingGates") or "deletionTimestamp" in metadata:
         return None
@@ -269,21 +271,22 @@ def _tenant(metadata: Json, controller: str | None) -> str | None:
 
 
 def _of_job(metadata: Json) -> bool:
-    """Return whether the controller of a Pod is a Job of Kubernetes, and not a Job of another API group."""
+    """Return True if the controller of a Pod is a Job of the API group `batch`."""
     owners = [owner for owner in maps(metadata.get("ownerReferences")) if owner.get("controller")]
     return any((owner.get("apiVersion"), owner.get("kind")) == ("batch/v1", "Job") for owner in owners)
 
 
 def pin_of(spec: Json) -> str | None:
-    """Return the node that every term of the required affinity names (as `build_pod` has it), or None."""
+    """Return the node that every term of the required node affinity names. None if there is no such node."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     return pinned_node(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
 
 
 def pinned_node(selector: Json) -> str | None:
-    """Return the one node that all terms of a node selector name, or None.
+    """Return the node that all terms of a node selector name. None if there is no such node.
 
-    A term may name further ones, as those among which a user has let SharePod choose. An empty one matches nothing.
+    A term may name other nodes too, for example the nodes among which the user lets SharePod choose. An empty term
+    matches no node.
     """
     terms = maps(selector.get("nodeSelectorTerms"))
     named = [_named(term) for term in terms if term.get("matchExpressions") or term.get("matchFields")]
@@ -302,7 +305,7 @@ def _named(term: Json) -> set[str]:
 
 
 def _share_claim(spec: Json) -> str | None:
-    """Return the name of the claim that the operator has given a Pod, as `build_pod` has it."""
+    """Return the name of the claim that the operator has added to a Pod (`build_pod`). None if there is none."""
     named = (item.get("resourceClaimName") for item in maps(spec.get("resourceClaims")) if _is_share(item))
     return next((text_of(name) for name in named if isinstance(name, str)), None)
 
@@ -312,15 +315,17 @@ def _is_share(entry: Json) -> bool:
 
 
 def _begun(container: Json) -> bool:
-    """Return whether a container has started, by its status."""
+    """Return True if a container has been started, by its status."""
     state = container.get("state") or {}
     return bool(state.get("running") or state.get("terminated") or whole_number(container.get("restartCount")))
 
 
 def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
-    """Return whether all containers ended before deletion was requested; False for the same second.
+    """Return True if all containers ended before the Pod's deletion was requested, and False if one ended in the same
+    second. Return True if no deletion was requested.
 
-    A deletionTimestamp is the time at which the grace period ends.
+    The time of the request is the deletionTimestamp minus the grace period, because a deletionTimestamp is the end of
+    that period.
     """
     if not metadata.get("deletionTimestamp"):
         return True
@@ -354,9 +359,9 @@ def _ended_at(container: Json) -> float:
 
 
 def _message(status: Json) -> str:
-    """Return why a Pod failed: its own message, or the message of the first container that failed.
+    """Return the reason for which a Pod failed: its own message, or the message of the container that failed first.
 
-    Containers that ended later, such as sidecars, ended as a consequence.
+    Containers that ended after that one, such as sidecars, ended as a consequence.
     """
     if status.get("message"):
         return str(status["message"])
@@ -370,11 +375,11 @@ def _message(status: Json) -> str:
 
 
 def _refusal(scheduled: Json) -> str:
-    """Return why kube-scheduler does not bind a Pod, by its condition PodScheduled; empty if the condition has no
-    reason.
+    """Return kube-scheduler's message for a Pod that it does not bind, from the condition PodScheduled. Empty if
+    kube-scheduler has not handled the Pod.
 
-    The API server's message for a scheduling gate stays in the condition after the gate opens, until a scheduler
-    handles the Pod.
+    The API server's message about a scheduling gate does not count: it stays in the condition after the gate opens,
+    until a scheduler handles the Pod.
     """
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return ""

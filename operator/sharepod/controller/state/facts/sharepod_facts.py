@@ -3,7 +3,7 @@
 Guarantees:
 - These functions do not raise for any object with a uid and a name: an invalid SharePod becomes facts with `error`.
 - Reading takes a few milliseconds at most, whatever the size of the object.
-- Facts of a large SharePod are small: the SharePod itself is read again when its Pod is created.
+- Facts of a large SharePod are small. The SharePod itself is read again when its Pod is created.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from sharepod.placement.state.types import PodNeeds
 from .object_facts import Json, ObjectFacts, common, controller_of, mapping, texts_of, whole_number
 
 _KEPT_VALUES, _KEPT_TEXT = 256, 8 * 1024
-"""Values and characters of a SharePod that is kept whole: about 40 KB at most. A usual SharePod has 60 and 2,000.
-Keeping larger ones would let a user exhaust the operator's memory, again after each restart."""
+"""Most values and characters of a SharePod that is kept whole: about 40 KB. A usual SharePod has 60 values and 2,000
+characters. If larger SharePods were kept, a user could exhaust the operator's memory, again after each restart."""
 _ORPHAN = "orphan"
-"""Finalizer of an object that is deleted without its dependents."""
+"""Finalizer with which Kubernetes deletes an object without its dependents (`--cascade=orphan`)."""
 _DECIDE = ("podUID", "podName", "node", "endTime")
-"""Texts of a status that are read even if the rest is too large, as are `lastEnd` and, without an endTime, the
-phase."""
+"""Fields of a status that are read even if the status is too large. `lastEnd` and, without an endTime, the phase are
+read as well."""
 _NO_STATUS = b"{}"
 _NOT_ASKED = ("managedFields", "resourceVersion")
 """Metadata fields of a SharePod that do not affect its request."""
@@ -57,32 +57,33 @@ class SharePodFacts(ObjectFacts):
     deleting: bool
     owner: str | None
     group: str | None = None
-    """Group that it is in by default."""
+    """Default group of the SharePod, from its controller, such as `Job/UID` of an indexed Job (`default_groups`). It
+    applies if the SharePod names no group."""
     gpu: GpuRequest | None
     needs: PodNeeds
     error: SpecError | None
     status: SharePodStatus
     raw_text: bytes
-    """The object without status, managedFields and version, as JSON: a quarter of its memory as Python objects. Empty
-    if the object is too large to keep: see `is_as_read`."""
+    """The object without status, managedFields and resourceVersion, as JSON text. This takes a quarter of the memory of
+    Python objects. Empty if the object is too large to keep (see `is_as_read`)."""
     digest: bytes | None = None
-    """Digest of its request, for a readable object that is not kept."""
+    """Digest of its request, if the object is readable and too large to keep."""
     status_text: bytes
-    """Its status as JSON: a third of its memory as Python objects; rarely read."""
+    """Its status as JSON text, a third of the memory of Python objects. It is rarely read."""
     leaves_pod: bool = False
     """True if its deletion leaves the Pod running (`kubectl delete --cascade=orphan`)."""
     ttl_s: int | None = None
-    """Seconds after its end at which it is deleted; None: never."""
+    """Seconds from its end to its deletion. None: it is never deleted."""
     restart_policy: RestartPolicy = RestartPolicy.NEVER
-    """When a run that ended is followed by another; Never where unreadable."""
+    """Policy by which another run follows an ended run. Never if the spec is unreadable."""
     readable: bool = True
-    """False if only the metadata is known: neither request nor status."""
+    """False if only the metadata is known, so that request and status are unknown."""
     plain: bool = False
-    """True if there is no SharePod: a plain Pod with a resource line is its own tenant."""
+    """True for a plain Pod with a resource line that is its own tenant: there is no SharePod then."""
 
     @property
     def kind(self) -> str:
-        """Kind of the requesting object."""
+        """Kind of the object: SharePod or Pod."""
         return "Pod" if self.plain else KIND
 
     @property
@@ -92,7 +93,7 @@ class SharePodFacts(ObjectFacts):
 
     @property
     def raw(self) -> Json:
-        """The object parsed from `raw_text`; empty if it was not kept."""
+        """The object, parsed from `raw_text`. Empty if the object was too large to keep."""
         return unpacked(self.raw_text) if self.raw_text else {}
 
     @property
@@ -102,7 +103,9 @@ class SharePodFacts(ObjectFacts):
 
 
 def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
-    """Read a SharePod. `before`: an earlier version; its parsed request is reused if the request is the same."""
+    """Read a SharePod. `before`: an earlier version of the SharePod; its parsed request is reused if the request has
+    not changed.
+    """
     metadata, status_raw = mapping(raw.get("metadata")), mapping(raw.get("status"))
     slim = _slim(raw)
     if before is not None and _asks_the_same(slim, before):
@@ -135,12 +138,12 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
 
 
 def _text(status: Json) -> bytes | None:
-    """Return a status as JSON; None if it exceeds the bound for reading."""
+    """Return a status as JSON text. None if it exceeds the bound for reading."""
     try:
         text = packed(status)
     except (RecursionError, ValueError):
         return None
-    # Few values, little text and few levels: the usual status is within the bounds without a walk through it.
+    # A short text bounds values, text and levels, so the usual status needs no walk through its values.
     if len(text) <= MAX_VALUES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
         return text
     return text if beyond(status) is None else None
@@ -156,21 +159,21 @@ def _restart_policy(slim: Json) -> RestartPolicy:
 
 
 def _ttl_s(slim: Json) -> int | None:
-    """Return how long a finished SharePod is kept, in seconds; None: indefinitely, also where unreadable."""
+    """Return the seconds for which a finished SharePod is kept. None: indefinitely, also if the field is unreadable."""
     ttl = mapping(slim.get("spec")).get(TTL)
     return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
 
 
 def is_as_read(raw: Json, facts: SharePodFacts) -> bool:
-    """Return whether a SharePod that was too large to keep has the same request as when it was read."""
+    """Return True if a SharePod that was too large to keep still has the request that `facts` was read from."""
     metadata = mapping(raw.get("metadata"))
     if metadata.get("uid") == facts.uid and metadata.get("resourceVersion") == str(facts.version):
-        return True  # however it was read: a list and a GET make different numbers of one beyond 64 bits
+        return True  # the digest may differ: a list and a GET read a number beyond 64 bits differently
     return facts.digest is not None and _digest(_slim(raw)) == facts.digest
 
 
 def _digest(slim: Json) -> bytes | None:
-    """Return a digest of a SharePod's request; None if the SharePod is too large to read."""
+    """Return a digest of a SharePod's request. None if the SharePod is too large to read."""
     if beyond(slim) is not None:
         return None
     asked = json.dumps([slim.get("spec"), slim["metadata"]], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -178,10 +181,10 @@ def _digest(slim: Json) -> bytes | None:
 
 
 def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
-    """Return whether a SharePod differs from an earlier readable version only in status and version.
+    """Return True if a SharePod differs from an earlier readable version only in status and resourceVersion.
 
-    Compares JSON text: Python treats true, 1 and 1.0 as equal. An API server writes the fields of an object in one
-    order.
+    JSON texts are compared, because Python treats true, 1 and 1.0 as equal. An API server always writes the fields of
+    an object in the same order.
     """
     if not before.readable:
         return False
@@ -196,7 +199,9 @@ def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
 def _asked(
     raw: Json, too_much: str | None, settings: PodSettings
 ) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
-    """Return a SharePod's requests for GPUs and node resources, or its error. `too_much`: see `beyond`."""
+    """Return (request for GPUs, requirements for the node, error) of a SharePod; the request is None if there is an
+    error. `too_much`: see `beyond`.
+    """
     if too_much is not None:
         return (
             None,
@@ -217,7 +222,9 @@ def _asked(
 
 
 def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
-    """Return the facts of a SharePod of which only the metadata is known. `why`: for its owner, after "the object"."""
+    """Return the facts of a SharePod of which only the metadata is known. `why`: reason for its owner, as text that
+    follows "the object".
+    """
     known = METADATA(metadata) or {}
     return SharePodFacts(
         **common(known),
@@ -241,10 +248,11 @@ def _slim(raw: Json) -> Json:
 
 
 def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
-    """Read a status, field by field if a newer operator or another client wrote it.
+    """Read a status. If it does not match the schema, because a newer operator or another client wrote it, read it
+    field by field.
 
-    Unreadable fields are ignored, except the fields that decide whether work runs again: the Pods of this run and the
-    last run, and the SharePod's end. `fits`: the status is not `beyond` the bound for reading.
+    Unreadable fields are ignored, except the fields that decide whether work runs again: the Pods of the present and
+    the last run, and the SharePod's end. `fits`: True if the status is within the bound for reading.
     """
     readable = raw
     for _ in range(2 if fits else 0):
@@ -272,5 +280,5 @@ def _decides(raw: Json) -> dict[str, Any]:
 
 
 def _without_halves(text: str) -> str:
-    """Return a text with question marks for halves of pairs, of which a model takes none."""
+    """Return a text with question marks instead of half surrogate pairs, which pydantic models refuse."""
     return text.encode("utf-8", "replace").decode()

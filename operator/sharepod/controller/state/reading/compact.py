@@ -1,9 +1,9 @@
-"""Compact forms of values kept for many objects. Equal short texts and models have one copy, models no records of set
-fields; rarely read parts are JSON.
+"""Compact forms of values that are kept for many objects. Equal short texts and equal models share one copy. Models
+lose pydantic's sets of set fields. Rarely read parts are JSON text.
 
 Guarantees:
 - The compact form equals the original.
-- A value is freed when no object has it any longer.
+- A value is freed when no object refers to it.
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ M = TypeVar("M", bound=BaseModel)
 H = TypeVar("H", bound=Hashable)
 
 _SHORT = 64
-"""Longest text, in characters, of which one copy serves all objects: ids, names and enum values recur in several."""
+"""Longest text, in characters, of which all objects share one copy. Ids, names and enum values occur in many
+objects."""
 _FLAT = frozenset({int, bool, float, type(None)})
 """Types of values that have no parts."""
 _NOTHING_SET: set[str] = set()
 _REMEMBERED = 8192
-"""Models remembered for reuse by equal ones: a few MB. Conditions of one second and shares of one size recur in many
-objects."""
+"""Number of models that are remembered, so that equal models share them: a few MB. Conditions of one second, and shares
+of one size, occur in many objects."""
 _models: dict[Any, Any] = {}
 _TEXTS = 1 << 16
-"""Texts remembered where Python itself never frees interned texts: the texts of 10,000 SharePods, about 7 MB."""
+"""Number of texts that are remembered on Python versions that never free interned texts: enough for 10,000 SharePods,
+about 7 MB."""
 _texts: dict[str, str] = {}
 _BY_JSON = b" "
-"""Beginning of a text that the fast library could not write, and would read otherwise."""
+"""First byte of a JSON text that `json` wrote because orjson could not, and that `json` must read."""
 
 
 def remembered(text: str) -> str:
-    """Return the existing copy of an equal text."""
+    """Return the remembered copy of an equal text, or `text` itself."""
     if len(_texts) >= _TEXTS:
         _texts.clear()
     return _texts.setdefault(text, text)
 
 
 once_in_all: Callable[[str], str] = remembered if sys.version_info[:2] == (3, 12) else sys.intern
-"""Returns the one copy of a text for all objects. Python 3.12 never frees a text that `sys.intern` has returned: each
-uid would stay in memory."""
+"""Returns the shared copy of a text. `sys.intern` is not used on Python 3.12, which never frees an interned text, so
+each uid would stay in memory."""
 
 
 def shared(value: Any) -> Any:
-    """Return a JSON value with one copy of field names and short texts for all objects."""
+    """Return a JSON value whose field names and short texts are the shared copies."""
     kind = type(value)
     if kind is str:
         return once_in_all(value) if len(value) <= _SHORT else value
@@ -58,10 +60,12 @@ def shared(value: Any) -> Any:
 
 
 def packed(value: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as text, by a fast library where it takes the object. Raises as `json.dumps` does."""
+    """Return a JSON object as text, written by orjson if it accepts the object, else by `json`. Raises as `json.dumps`
+    does.
+    """
     try:
         return bytes(memoryview(orjson.dumps(value)))  # a copy: orjson's result keeps its larger buffer
-    except TypeError:  # half a pair, a number of more than 64 bits, 250 levels
+    except TypeError:  # half a surrogate pair, a number of more than 64 bits, or more than 250 levels
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return _BY_JSON + text.encode("utf-8", "surrogatepass")
 
@@ -73,8 +77,8 @@ def unpacked(text: bytes) -> dict[str, Any]:
 
 
 def without_notes(model: M) -> M:
-    """Drop pydantic's sets of explicitly set fields of a model and its parts: at least 200 bytes each, and unused here.
-    Keep one copy of short texts for all objects."""
+    """Return the model without pydantic's sets of explicitly set fields, in it and its parts: at least 200 bytes each,
+    and unused here. Short texts become the shared copies."""
     object.__setattr__(model, "__pydantic_fields_set__", _NOTHING_SET)
     fields = model.__dict__
     for name, value in fields.items():
@@ -94,7 +98,7 @@ def without_notes(model: M) -> M:
 
 
 def with_parts_once(model: M) -> M:
-    """Replace each model within this one by an existing equal model."""
+    """Return the model with each inner model replaced by a remembered equal model."""
     fields = model.__dict__
     for name, value in fields.items():
         if isinstance(value, BaseModel):
@@ -105,7 +109,7 @@ def with_parts_once(model: M) -> M:
 
 
 def once(model: H) -> H:
-    """Return the existing equal model or value."""
+    """Return the remembered model or value that equals this one, or this one itself."""
     known: H | None = _models.get(model)
     if known is not None:
         return known

@@ -1,9 +1,9 @@
 """Lists of an object, read entry by entry into models.
 
 Guarantees:
-- An unreadable entry loses only itself, and is named.
-- An entry unchanged since the previous version is reused, not read again: reading takes time proportional to the
-  change.
+- An unreadable entry does not affect other entries, and its id is kept.
+- An entry that has not changed since the previous version is reused and not read again. So reading takes time
+  proportional to the change.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _KEYS = ("id", "uuid", "type", "series")
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[A]):
-    """Entries of one list. `read`: raw and parsed form of each readable entry by key; `unreadable`: ids of the other
-    entries."""
+    """Entries of one list. `read`: by key, (raw form, parsed form) of each readable entry. `unreadable`: ids of the
+    other entries."""
 
     models: tuple[A, ...] = ()
     read: Mapping[str, tuple[Any, A]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def entries(
         raw: The object.
         name: Field of the list.
         most: Most entries that are read.
-        faults: Receives the errors of unreadable entries.
+        faults: The errors of unreadable entries are appended to this list.
         before: The list as read from an earlier version of the object.
     """
     listed = raw.get(name) or ()
@@ -60,7 +60,7 @@ def entries(
     for number, entry in enumerate(listed[:most]):
         try:
             known: tuple[Any, A] | None
-            if number < len(former) and former[number][1][0] == entry:  # the usual case: no search by key
+            if number < len(former) and former[number][1][0] == entry:  # usual case: same position, so no search by key
                 key, known = former[number]
             else:
                 key = _key(entry)

@@ -1,8 +1,8 @@
-"""Reduction of an object to the fields that facts use, each of its type and within its bound.
+"""Reduction of an object to the fields that facts use. Each field has the expected type and is within its bound.
 
 Guarantees:
-- The result has the requested shape, whatever the object; parts that do not fit are left out.
-- The shape bounds the work, not the object.
+- The result has the requested shape, whatever the object. Parts that do not fit are left out.
+- The work is bounded by the shape, however large the object is.
 - An object that fits loses only fields that the shape does not name.
 """
 
@@ -16,7 +16,7 @@ from sharepod.api.bounds import MAX_CONTAINERS, MAX_ITEMS, MAX_MESSAGE
 from sharepod.api.units import UnitError, parse_cpu, parse_quantity
 
 Shape: TypeAlias = Callable[[Any], Any]
-"""Returns the part of a value that fits; None if none does."""
+"""Returns the part of a value that fits. None if no part fits."""
 
 MAX_LIST = MAX_CONTAINERS
 """Most entries of a list that are read: containers, their statuses, conditions, terms."""
@@ -47,7 +47,7 @@ def texts(value: Any) -> dict[str, str]:
 
 
 def cpu_and_memory(value: Any) -> dict[str, Any]:
-    """Fit amounts of resources: CPU and memory, where they can be read."""
+    """Fit amounts of resources: CPU and memory, if they are readable."""
     found: dict[str, Any] = {}
     for name, parse in (("cpu", parse_cpu), ("memory", parse_quantity)):
         try:
@@ -140,4 +140,4 @@ POD: Shape = fields(
         containerStatuses=_STATUSES,
     ),
 )
-"""Fields of a Pod that its facts are made of."""
+"""Fields of a Pod from which its facts are read."""

@@ -13,7 +13,7 @@ _TERMINAL = ("Succeeded", "Failed")
 
 
 def ready_containers(spec: Json, status: Json) -> str:
-    """Return how many containers are ready and how many there are: `1/2`. A sidecar is one of them."""
+    """Return the number of ready containers and of all containers: `1/2`. Sidecars count."""
     sidecars = _sidecars(spec)
     ready = sum(
         bool(item.get("ready"))
@@ -47,7 +47,7 @@ def _true(conditions: Mapping[Any, Json], kind: str) -> bool:
 
 
 def _sidecars(spec: Json) -> set[Any]:
-    """Return the names of the init containers that keep running with the containers."""
+    """Return the names of the sidecars: init containers that run as long as the containers."""
     return {item.get("name") for item in spec.get("initContainers") or () if item.get("restartPolicy") == "Always"}
 
 

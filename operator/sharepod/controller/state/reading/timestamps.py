@@ -1,6 +1,6 @@
 """Times of day in objects, RFC 3339 in UTC with whole seconds, as Kubernetes writes them.
 
-Pure, without `datetime`, which has a clock: decisions use it.
+Pure: decisions use it, so it must not import `datetime`, which has a clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _FORM = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d{1,9})?Z", r
 _LONGEST = 40
 """Most characters read of a timestamp."""
 _REMEMBERED = 1024
-"""Timestamps with remembered seconds: a second's timestamp recurs in many objects."""
+"""Number of timestamps whose seconds are remembered. Equal timestamps occur in many objects."""
 _DAY_S = 86_400
 _ERA_DAYS = 146_097
 """Days of 400 years, after which the calendar repeats."""
@@ -33,7 +33,7 @@ def _seconds(text: str) -> float | None:
     year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
     if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60):
         return None
-    years = year - (month <= 2)  # a year that begins in March has its leap day at its end
+    years = year - (month <= 2)  # counted from March, a year has its leap day at its end
     of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
     days = years * 365 + years // 4 - years // 100 + years // 400 + of_year - _EPOCH_DAYS
     return float(days * _DAY_S + hour * 3600 + minute * 60 + second) + float(found[7] or 0)

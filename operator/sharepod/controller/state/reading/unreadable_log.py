@@ -23,13 +23,14 @@ class UnreadableLog:
         self._limiters: dict[str, RateLimiter] = {}
 
     def warn(self, kind: str, error: str, *, follows: str = "it is passed over", **named: str) -> None:
-        """Log why an object is unreadable, unless another of its kind was logged within the last `_SAID_EVERY_S`.
+        """Log the reason for which an object is unreadable, unless another object of its kind was logged within
+        `_LOGGED_EVERY_S`.
 
         Args:
-            kind: Its kind.
-            error: Why.
+            kind: Kind of the object.
+            error: The reason.
             follows: The consequence.
-            named: Its name, namespace and uid.
+            named: Name, namespace and uid of the object.
         """
         now = self._clock()
         limiter = self._limiters.setdefault(kind, RateLimiter(now, per_s=1 / _LOGGED_EVERY_S, burst=1))
