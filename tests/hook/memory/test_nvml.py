@@ -209,4 +209,4 @@ print(json.dumps([answer.limit, answer.used, len(wanting.recv(2048))]))
     command = [sys.executable, "-c", program, str(node.path("a") / "agent.sock")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert json.loads(done.stdout or done.stderr) == [4 * GI, 0, 0]
-    wait_for(lambda: "only observes" in node.log(), "the complaint")
+    wait_for(lambda: "declared itself an observer" in node.log(), "the complaint")
