@@ -154,9 +154,9 @@ class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
 
     def run(self) -> None:
         target = self._output()
-        beside = target.parent if self.target or self._in_place() else ROOT / "build"  # a wheel has no use for it
+        debug_folder = target.parent if self.target or self._in_place() else ROOT / "build"  # a wheel has no use for it
         extra = tuple(f"-D{macro}" for macro in (self.define or "").split(",") if macro)
-        compile_hook(target, beside / f"{target.name}.debug", extra=extra)
+        compile_hook(target, debug_folder / f"{target.name}.debug", extra=extra)
 
     def get_outputs(self) -> list[str]:
         return [str(self._output())]

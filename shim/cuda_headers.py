@@ -28,7 +28,7 @@ def include_dir() -> Path:
     for candidate in candidates:
         if (candidate / "cuda.h").is_file() and (candidate / "cudaTypedefs.h").is_file():
             return candidate
-    where = f"in CUDA_INCLUDE={override}" if override else f"beside {sys.executable}"
+    where = f"in CUDA_INCLUDE={override}" if override else f"next to {sys.executable}"
     raise HeadersMissingError(
         f"no cuda.h and cudaTypedefs.h {where}; run `pip install nvidia-cuda-runtime==13.5.37` or set CUDA_INCLUDE"
     )

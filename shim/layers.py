@@ -69,7 +69,7 @@ def room_of(unit: str) -> str:
 def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Return the arrows by includes, from the text of each file by its path below `src`.
 
-    A name is searched as the compiler does: in quotes beside the file, then below `src`; in brackets below `src` only.
+    A name is searched as the compiler does: in quotes next to the file, then below `src`; in brackets below `src` only.
     """
     arrows: dict[str, set[str]] = {unit_of(path): set() for path in texts}
     for path, text in texts.items():

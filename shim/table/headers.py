@@ -25,7 +25,7 @@ _TYPEDEF = re.compile(
 _RELEASE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+CUDA_VERSION[ \t]+(\d+)", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _INTEROP = ("cudaGL", "cudaEGL", "cudaVDPAU", "cudaProfiler")
-"""Headers beside cuda.h, without their ends; what a release does not have is left out."""
+"""Headers next to cuda.h, without their ends; what a release does not have is left out."""
 _FOREIGN = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
 """Headers that these include."""
 _PLAIN = {
@@ -45,7 +45,7 @@ _PLAIN = {
     "VdpOutputSurface": "unsigned int",
     "VdpGetProcAddress": "void",
 }
-"""Types of the headers beside cuda.h, and what they are; a function type is `void`: it occurs behind pointers only."""
+"""Types of the headers next to cuda.h, and their definitions. A function type is `void`: it occurs behind pointers."""
 _WITHOUT_HEADER = {"cuMemGetAttribute": "void"}
 """Functions that libcuda exports and no header declares."""
 _SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")

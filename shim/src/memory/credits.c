@@ -166,7 +166,7 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
 
 /* Send the agent reports that were delayed while it did not read: growth, and completed recalls. False: it still does
  * not read. With the lock. */
-static bool told(int place, struct gpu *gpu) {
+static bool reports_sent(int place, struct gpu *gpu) {
     struct session *session = memory_state()->session;
     if (gpu->untold > 0 && session_grown(session, place, gpu->untold))
         gpu->untold = 0;
@@ -179,7 +179,7 @@ static bool told(int place, struct gpu *gpu) {
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
-    if (!told(place, gpu) || !session_release(memory_state()->session, place, idle, 0))
+    if (!reports_sent(place, gpu) || !session_release(memory_state()->session, place, idle, 0))
         gpu->credited += gpu->wire < 0 ? 0 : idle; /* not sent: kept, unless lost with the connection */
 }
 
@@ -213,7 +213,7 @@ void credits_grow(int place, uint64_t bytes) {
     gpu->credited += more;
     if (gpu->wire >= 0) { /* else handed over with the next connection */
         gpu->untold += more;
-        if (!told(place, gpu))
+        if (!reports_sent(place, gpu))
             watch(gpu);
     }
     moved(gpu);
@@ -252,7 +252,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
             lock(&gpus->lock);
             given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
         }
-        if (!told(place, gpu) || !session_release(memory->session, place, given, SHP_RELEASE_RECALLED)) {
+        if (!reports_sent(place, gpu) || !session_release(memory->session, place, given, SHP_RELEASE_RECALLED)) {
             gpu->credited += given; /* not sent: the agent still counts them, and waits for the answer */
             gpu->unanswered++;
             watch(gpu);
@@ -289,14 +289,14 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
 /* Return credits that were idle since the last check, and keep that much less from now on. Continue checking unless
  * none is left and the agent has all reports. With the lock. */
 static void look(int place, struct gpu *gpu, uint64_t now) {
-    bool all_told = told(place, gpu);
+    bool all_sent = reports_sent(place, gpu);
     uint64_t spare = gpu->idle_least;
     if (spare > 0) {
         gpu->kept -= spare < gpu->kept ? spare : gpu->kept;
         give_back(place, spare);
     }
     gpu->idle_least = gpu->credited - gpu->used;
-    gpu->watched = gpu->idle_least > 0 || !all_told;
+    gpu->watched = gpu->idle_least > 0 || !all_sent;
     gpu->idle_look = now + CREDITS_LOOK_NS;
 }
 

@@ -22,12 +22,12 @@ struct physical *physical_of(CUmemGenericAllocationHandle handle) {
 
 /* Release the lock, having freed a struct physical to which nothing refers. */
 static void free_and_unlock(struct physical *physical) {
-    struct physical gone = *physical;
+    struct physical freed = *physical;
     slab_give(&memory_state()->physical_slab, physical);
     memory_unlock();
-    exports_let_go(gone.kept);
-    credits_return(gone.place, gone.bytes);
-    physical_unbound(gone.bindings);
+    exports_let_go(freed.kept);
+    credits_return(freed.place, freed.bytes);
+    physical_unbound(freed.bindings);
 }
 
 static bool in_use(const struct physical *physical) {

@@ -75,10 +75,10 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     uint64_t deadline = sys_now() + SHAREPOD_START_WAIT_MS * SYS_MS;
     while (!limits_read(process->directory, limits)) {
         if (process->waited || sys_now() >= deadline) {
-            bool open = limits_fail_open(process->directory), told = process->waited;
+            bool open = limits_fail_open(process->directory), logged = process->waited;
             process->waited = true;
             memset(limits, 0, sizeof *limits);
-            if (!told)
+            if (!logged)
                 sys_say("no readable file ", process->directory, "limits: ",
                         open ? "going on without share and limit, as the agent's setting fail_open says"
                              : "this GPU is shared, and without it no program may use it",

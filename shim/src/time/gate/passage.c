@@ -98,8 +98,8 @@ static void count_contexts(struct gate *gate) {
 static int enter_shared(struct gate *gate) {
     int self = sys_thread_id();
     for (int look = 0; look < SHARED_PLACES; look++) {
-        int place = (self + look) % SHARED_PLACES, nobody = 0;
-        if (atomic_compare_exchange_strong(&gate->shared_threads[place], &nobody, self))
+        int place = (self + look) % SHARED_PLACES, unused = 0;
+        if (atomic_compare_exchange_strong(&gate->shared_threads[place], &unused, self))
             return place;
     }
     atomic_fetch_add(&gate->shared_inside, 1);

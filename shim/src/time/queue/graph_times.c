@@ -139,12 +139,12 @@ void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphE
 
 void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
     lock(&graphs->lock);
-    struct known_graph *known = find(graphs, exec), gone = {0};
+    struct known_graph *known = find(graphs, exec), removed = {0};
     if (known != NULL) {
-        gone = *known;
+        removed = *known;
         hashed_remove(&graphs->known, &known->link);
         slab_give(&graphs->slab, known);
     }
     unlock(&graphs->lock);
-    destroy_events(streams, gone.context, gone.epoch, gone.before, gone.after);
+    destroy_events(streams, removed.context, removed.epoch, removed.before, removed.after);
 }

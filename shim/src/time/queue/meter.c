@@ -30,7 +30,7 @@ static uint64_t deadline_of(const struct gate *gate) {
 }
 
 /* Report the launches since the last report to the model. Return whether a fence is due. */
-static bool tell(struct queue *queue) {
+static bool report(struct queue *queue) {
     uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed), before = queue->told;
     queue->told = launched;
     return pace_launched(&queue->pace, (uint32_t)(launched - before));
@@ -61,7 +61,7 @@ void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue
     bool wide = (word & GATE_METERED) == 0;
     if (queue == NULL || (queue->opening == opening && queue->pace.window.wide == wide))
         return;
-    tell(queue);
+    report(queue);
     pace_others(&queue->pace, gate_co_runs(gate));
     pace_widen(&queue->pace, wide);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
@@ -80,7 +80,7 @@ void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue
 bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
     if (queue == NULL || queue->pace.window.wide || queue->opening != atomic_load(&gate->next_closing))
         return false;
-    tell(queue);
+    report(queue);
     look_at(slot, queue);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
     uint64_t now = sys_now();
@@ -252,7 +252,8 @@ static void fence_rest(struct queue *queue) {
 }
 
 void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue) {
-    bool due = tell(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
+    bool due =
+        report(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
     look_at(slot, queue);
     if (due)
         fence(gate, slot, queue);

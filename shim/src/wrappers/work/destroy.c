@@ -94,22 +94,22 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
 
 /* After the driver's call: the context has ended, or continues as before. `dead`: also ends contexts of its handle that
  * were recorded in between, up to this epoch; 0: none. */
-static void settle(struct streams *streams, CUcontext context, uint32_t end, bool gone, uint32_t dead) {
+static void settle(struct streams *streams, CUcontext context, uint32_t end, bool ended, uint32_t dead) {
     if (context == NULL)
         return;
-    if (gone)
+    if (ended)
         memory_forget_context(departing(context));
     else
         memory_rename_context(departing(context), context);
     lock(&streams->lock);
     for (struct known_context *next, *known = streams->contexts; known != NULL && end != 0; known = next) {
         next = known->next;
-        bool noted_meanwhile = known->amid == end, unused = known->for_end && known->streams == NULL;
-        if ((known->ending == end && (gone || unused)) || (noted_meanwhile && known->epoch <= dead)) {
+        bool noted_amid = known->amid == end, unused = known->for_end && known->streams == NULL;
+        if ((known->ending == end && (ended || unused)) || (noted_amid && known->epoch <= dead)) {
             if (unused && known->epoch == streams->epochs)
                 streams->epochs--; /* as if it had not been noted */
             streams_forget_context(streams, known);
-        } else if (noted_meanwhile) {
+        } else if (noted_amid) {
             known->amid = 0;
         } else if (known->ending == end) {
             known->ending = 0;
@@ -117,7 +117,7 @@ static void settle(struct streams *streams, CUcontext context, uint32_t end, boo
             streams_depart(known, false);
         }
     }
-    if (gone && streams_find_context(streams, context) == NULL)
+    if (ended && streams_find_context(streams, context) == NULL)
         forget_captures(streams, context, NULL);
     unlock(&streams->lock);
 }
