@@ -133,7 +133,7 @@ def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callab
     asked = [False]
 
     def grant(client: Client) -> None:
-        if not client.gone:
+        if not client.closed:
             agent.grant(client, quantum_ms, metered=True)
 
     def on_want(client: Client) -> Grant | None:
@@ -242,7 +242,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
     known = len(agent.clients)
     process = subprocess.Popen(program, env=dict(environment), stdout=subprocess.PIPE, text=True)
     client, spent_s = agent.client(known), 0.0
-    while not client.gone:
+    while not client.closed:
         time.sleep(0.02)
         for task in Path(f"/proc/{process.pid}/task").glob("*"):
             with contextlib.suppress(OSError):  # it ends

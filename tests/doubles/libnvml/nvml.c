@@ -309,7 +309,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count
     return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, out);
 }
 
-static int nobody(const void *handle, unsigned *count) {
+static int none_listed(const void *handle, unsigned *count) {
     if (device_of(handle) < 0 || count == NULL)
         return NVML_INVALID_ARGUMENT;
     *count = 0;
@@ -318,12 +318,12 @@ static int nobody(const void *handle, unsigned *count) {
 
 EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, struct process *out) {
     (void)out;
-    return nobody(handle, count);
+    return none_listed(handle, count);
 }
 
 EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *out) {
     (void)out;
-    return nobody(handle, count);
+    return none_listed(handle, count);
 }
 
 /* Utilization: 100 if the device is at work now, else 0. The real one averages over its last period. */

@@ -40,12 +40,12 @@ def test_the_agents_inventory_reads_the_simulated_devices(
         "FAKE_NVML_RESERVED": str(64 * MIB),
     }
     probe = Probe(environment)
-    gone = Probe(environment)
+    killed = Probe(environment)
     try:
-        for one in (probe, gone):
+        for one in (probe, killed):
             one.start_cuda()
             one.ok("alloc", 5 * MIB)
-        gone.kill()
+        killed.kill()
         answer = tmp_path / "answer"
         done = subprocess.run(
             [sys.executable, "-c", READ, str(answer)],
@@ -56,11 +56,11 @@ def test_the_agents_inventory_reads_the_simulated_devices(
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(answer.read_text())
+        answer_of = json.loads(answer.read_text())
         capacity = DEVICE_MEMORY - 64 * MIB
-        assert told["gpus"] == [[gpu, capacity, "Healthy", "Simulated GPU"] for gpu in seen]
-        assert told["processes"] == [[probe.pid, seen[0], 8 * MIB]]
-        assert told["unread"] == []
+        assert answer_of["gpus"] == [[gpu, capacity, "Healthy", "Simulated GPU"] for gpu in seen]
+        assert answer_of["processes"] == [[probe.pid, seen[0], 8 * MIB]]
+        assert answer_of["unread"] == []
     finally:
         probe.close()
-        gone.close()
+        killed.close()

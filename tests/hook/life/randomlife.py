@@ -252,10 +252,10 @@ class Soak:
         self.counts["calls after an end"] += self._launched.misused(life.process.pid)
         lines = life.output.read_text().splitlines()
         life.output.unlink()
-        said = [json.loads(line) for line in lines if line.startswith("{")]
-        self.counts["captures broken"] += sum(line["event"] == "broken" for line in said)
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        self.counts["captures broken"] += sum(line["event"] == "broken" for line in events)
         self.counts["orders broken"] += sum('"event": "order"' in line for line in lines)
-        for line in said:
+        for line in events:
             if line["event"] == "end":
                 self.counts.update({name: line[name] for name in ("launches", "graphs", "captures", "forks", "held")})
         if life.process.returncode != (-signal.SIGKILL if life.killed else 0) and not (
@@ -284,7 +284,7 @@ def soak(run: Run, hook: Path, program: Program = Program()) -> dict[str, int]:
 
 def _where(pid: int) -> str:
     """Describe the kernel function that each thread of the process waits in."""
-    said = []
+    threads = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-        said.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().split()[0]}")
-    return f"process {pid} ({os.cpu_count()} CPUs): " + ", ".join(said)
+        threads.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().split()[0]}")
+    return f"process {pid} ({os.cpu_count()} CPUs): " + ", ".join(threads)

@@ -149,14 +149,14 @@ class Soak:
                 self.check_all()
         except WrongError as wrong:
             self.counts[wrong.count] += wrong.by
-            self.tell(str(wrong))
+            self.report(str(wrong))
         except (DriverError, AssertionError, EOFError) as error:
             self.counts["unexpected errors"] += 1
-            self.tell(f"{type(error).__name__}: {error}")
+            self.report(f"{type(error).__name__}: {error}")
         finally:
             self.counts["calls"] += sum(process.caller.calls for process in self.processes)
 
-    def tell(self, what: str) -> None:
+    def report(self, what: str) -> None:
         print(f"WRONG: {what}\nthe latest steps:")
         for step in self.latest:
             print(f"  {step}")
@@ -201,11 +201,11 @@ class Soak:
         begun, stood = time.monotonic(), self.standstill.seconds
         while True:
             used = self.use(gpu)
-            told = self.told(gpu, callers, used)
-            if told == used == self.use(gpu):
+            granted = self.granted(gpu, callers, used)
+            if granted == used == self.use(gpu):
                 break
             if time.monotonic() - begun - (self.standstill.seconds - stood) > AGREE_S:
-                raise WrongError("mismatches", f"of GPU {gpu} the ledger has {told:,}, the driver {used:,}")
+                raise WrongError("mismatches", f"of GPU {gpu} the ledger has {granted:,}, the driver {used:,}")
             self.counts["read again"] += 1
             time.sleep(0.001)
         most = max(self.limit, self.used[gpu])
@@ -214,7 +214,7 @@ class Soak:
             raise WrongError("bytes over the limit", what, used - most)
         self.used[gpu] = used
 
-    def told(self, gpu: int, callers: list[Caller], used: int) -> int:
+    def granted(self, gpu: int, callers: list[Caller], used: int) -> int:
         """Return the bytes that the ledger has in use.
 
         While more is credited than a lowered limit allows, processes see nothing free, whatever they use. Then the

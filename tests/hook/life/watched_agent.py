@@ -125,7 +125,7 @@ class WatchedAgent(ScriptedAgent):
     def step(self) -> None:
         """Send the grants that are due, renew or revoke held ones, and check every client's launches."""
         with self._changed:
-            for client in [client for client in self.clients if not client.gone and id(client) in self._turns]:
+            for client in [client for client in self.clients if not client.closed and id(client) in self._turns]:
                 turn = self._turns[id(client)]
                 if turn.given_up:
                     continue

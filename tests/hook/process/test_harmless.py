@@ -258,7 +258,7 @@ def test_a_child_of_fork_starts_clean(tenant: Tenant) -> None:
     assert initialized == NOT_INITIALIZED, "as the driver has it for a child of a process that used CUDA"
     assert after["threads"] == inherited["threads"]
     assert agent.clients == [first]
-    assert not first.gone
+    assert not first.closed
     probe.ok("launch", "noop")
 
 

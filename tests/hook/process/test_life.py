@@ -35,10 +35,10 @@ def test_a_program_that_replaces_itself_gives_all_back(tenant: Tenant, lives: li
     life = begin(lives, tenant, "exec_holding")
     life.hears("held")
     first, second = agent.client(0), agent.client(1)
-    agent.wait(lambda: first.gone, "the end of the first image's connection")
+    agent.wait(lambda: first.closed, "the end of the first image's connection")
     assert second.handed_over == []
     assert agent.used(0) >= 200 * MIB
-    life.tell()
+    life.proceed()
     assert life.ends() == 0
 
 
@@ -55,9 +55,9 @@ def test_a_program_ends_although_a_thread_of_it_waits_for_its_turn(
     life = begin(lives, tenant, "end_waiting", how)
     client = agent.client()
     agent.next_frame(client, Want)
-    life.tell()
+    life.proceed()
     assert life.ends(5) == code
-    agent.wait(lambda: client.gone, "the end of the connection")
+    agent.wait(lambda: client.closed, "the end of the connection")
     assert tenant.submitted() == 0
 
 
@@ -68,7 +68,7 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
     agent.next_frame(client, Want)
     agent.grant(client, 20)
     agent.next_frame(client, Drained)
-    life.tell()
+    life.proceed()
     agent.wait_asked(client, 2)  # for the launch of the handler
     agent.grant(client, 20)
     life.hears("launched")
@@ -107,14 +107,14 @@ def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant,
     client = agent.client()
     agent.next_frame(client, Want)
     if case == "cancel_waiting":
-        life.tell()
+        life.proceed()
     life.hears({"cancel_waiting": "cancelled", "jump_away": "jumped"}[case])
     agent.grant(client)  # until it is revoked
     drained = agent.next_frame(client, Drained)
     assert drained.idle
     assert drained.launches == 0
     assert asked(agent, client) == 1
-    life.tell()  # it launches again
+    life.proceed()  # it launches again
     agent.wait_asked(client, 2)
     agent.grant(client)
     life.hears("launched")
@@ -128,7 +128,7 @@ def test_waits_for_memory_that_were_left_take_no_places(tenant: Tenant, lives: l
     life = begin(lives, tenant, "jump_away_from_memory")
     life.hears("jumped")
     agent.answer_memory = True
-    life.tell()
+    life.proceed()
     life.hears("allocated")
     assert life.ends() == 0
 
@@ -168,15 +168,15 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
     life = begin(lives, tenant, "close_all")
     first = agent.client()
     agent.next_frame(first, Drained)
-    life.tell()
+    life.proceed()
     cpu_ms = int(life.hears("cpu_ms"))
     assert int(life.hears("written")) == 0, "nothing of the hook's went into the program's files"
     assert cpu_ms < 400, "it does not spin on what is closed"
     second = agent.client(1)
-    assert not second.gone
-    agent.wait(lambda: first.gone, "the end of the first connection")
+    assert not second.closed
+    agent.wait(lambda: first.closed, "the end of the first connection")
     assert tenant.submitted() == 51
-    life.tell()
+    life.proceed()
     assert life.ends() == 0
 
 
@@ -189,14 +189,14 @@ def test_a_program_that_puts_a_file_over_every_descriptor_keeps_it_and_finds_the
     life = begin(lives, tenant, "write_over")
     first = agent.client()
     agent.next_frame(first, Drained)
-    life.tell()
+    life.proceed()
     assert int(life.hears("over")) >= 3
     assert int(life.hears("written")) == 0, "nothing of the hook's went into the program's file"
     second = agent.client(1)
-    assert not second.gone
-    agent.wait(lambda: first.gone, "the end of the first connection")
+    assert not second.closed
+    agent.wait(lambda: first.closed, "the end of the first connection")
     assert tenant.submitted() == 51
-    life.tell()
+    life.proceed()
     assert life.ends() == 0
 
 
@@ -230,20 +230,20 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
     life = begin(lives, tenant, "no_descriptors")
     life.hears("started")
     agent.next_frame(agent.client(), Drained)
-    life.tell()
+    life.proceed()
     life.hears("full")
     agent.vanish()  # what is lost cannot be opened again
     tenant.until(lambda: "too many open files" in life.stderr or "going on by" in life.stderr, "word of it")
-    life.tell()
+    life.proceed()
     life.hears("launching")
     if "too many open files" in life.stderr:
         time.sleep(0.5)
         assert tenant.submitted() == 1
     agent.appear()
-    life.tell()
+    life.proceed()
     life.hears("empty")
     tenant.until(lambda: tenant.submitted() == 2, "the launch")
-    life.tell()
+    life.proceed()
     assert life.ends() == 0
 
 
@@ -254,7 +254,7 @@ def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life
     life.hears("done", 60)
     assert life.ends() == 0
     assert tenant.submitted() == 1600
-    assert not any(client for client in agent.clients if not client.gone)
+    assert not any(client for client in agent.clients if not client.closed)
 
 
 # ---- stopped, killed
@@ -270,11 +270,11 @@ def test_a_thread_without_a_slot_that_is_gone_inside_a_launch_holds_up_no_turn(
     client = agent.client()
     agent.next_frame(client, Want)
     grant = agent.grant(client)
-    life.hears("gone")
+    life.hears("exited")
     agent.revoke(client, grant)
     release_hung_kernels(tenant.state)
     assert agent.next_frame(client, Drained).grant_id == grant.grant_id
-    life.tell()
+    life.proceed()
     assert life.ends() == 0
 
 
@@ -376,4 +376,4 @@ def test_a_process_killed_at_any_time_leaves_its_siblings_alone(tenant: Tenant, 
     victim.kill()
     victim.wait()
     assert last_report(sibling)["launches"] > 50
-    agent.wait(lambda: all(client.gone for client in agent.clients), "the end of both")
+    agent.wait(lambda: all(client.closed for client in agent.clients), "the end of both")

@@ -77,7 +77,7 @@ def ask(programs: Path, driver: Path, questions: list[str], *preloads: Path) -> 
 def test_every_wrapped_symbol_comes_out_wrapped_by_dlsym(programs: Path, driver: Path, hook: Path) -> None:
     rows = exported(NEWEST)
     ways = ("handle", "vhandle", "default", "next")
-    answers, said = ask(programs, driver, [f"{way} {row.symbol}" for way in ways for row in rows], hook)
+    answers, errors = ask(programs, driver, [f"{way} {row.symbol}" for way in ways for row in rows], hook)
     for (way, row), (file, symbol) in zip(((way, row) for way in ways for row in rows), answers, strict=True):
         if row.wrapped:
             wanted = ("-", "-") if way == "vhandle" else (HOOK, row.symbol)  # the driver's symbols have no version NONE
@@ -86,7 +86,7 @@ def test_every_wrapped_symbol_comes_out_wrapped_by_dlsym(programs: Path, driver:
         else:
             continue  # the driver is not in the global scope: as without the hook
         assert (file, symbol) == wanted, (way, row)
-    assert said == ""
+    assert errors == ""
 
 
 @pytest.mark.promise("program-entry-points", "security-share")
@@ -98,7 +98,7 @@ def test_every_wrapped_form_comes_out_wrapped_by_proc_address(
 ) -> None:
     wrapped = {row.symbol for row in read_table() if row.wrapped}
     names = sorted({row.name for row in read_table()})
-    answers, said = ask(programs, driver, [f"{call} {name} {version} {flags}" for name in names], hook)
+    answers, errors = ask(programs, driver, [f"{call} {name} {version} {flags}" for name in names], hook)
     for name, (result, status, file, symbol) in zip(names, answers, strict=True):
         form = expected_symbol(name, version, flags == PER_THREAD)
         if form is None:
@@ -108,7 +108,7 @@ def test_every_wrapped_form_comes_out_wrapped_by_proc_address(
         else:
             assert (result, file, symbol) == ("0", HOOK if form in wrapped else DRIVER, form), name
             assert status == ("-" if call == "proc1" else "0"), name
-    assert said == ""
+    assert errors == ""
 
 
 def test_the_drivers_refusals_stay_as_they_are(programs: Path, driver: Path, hook: Path) -> None:
@@ -137,11 +137,11 @@ def test_an_unknown_function_under_a_gated_name_is_not_found_and_said_once(
     questions = [f"proc2 {name} {newer} {flags}" for name in unknown for flags in (0, 2)] + [
         f"proc1 cuMemAlloc {newer} 0"
     ] * 3
-    answers, said = ask(programs, driver, questions, hook)
+    answers, errors = ask(programs, driver, questions, hook)
     assert answers[:4] == [["0", "1", "-", "-"]] * 4, "gated: not found"
     assert [answer[-1] for answer in answers[4:8]] == [PRIVATE] * 4, "not gated: the driver's own word"
     assert answers[8:] == [["500", "-", "-", "-"]] * 3
-    lines = said.splitlines()
+    lines = errors.splitlines()
     assert [name for name in unknown for line in lines if f"the driver's {name} of this version" in line] == [
         "cuLaunchKernel", "cuMemAlloc",
     ]  # fmt: skip
@@ -152,8 +152,8 @@ def test_an_unknown_function_is_found_by_name_version_and_flags(programs: Path, 
     names = sorted({row.name for row in read_table() if row.kind in ("gate", "memory")})
     driver = build(tmp_path / "driver", NEWEST, private=tuple(names))
     asked = [(name, version, flags) for name in names for version in (2000, 3020, 12000, NEWEST) for flags in (0, 2)]
-    answers, said = ask(programs, driver, [f"proc2 {name} {version} {flags}" for name, version, flags in asked], hook)
-    assert said == ""
+    answers, errors = ask(programs, driver, [f"proc2 {name} {version} {flags}" for name, version, flags in asked], hook)
+    assert errors == ""
     for (name, version, flags), (_, _, file, symbol) in zip(asked, answers, strict=True):
         wanted = expected_symbol(name, version, per_thread=flags == 2)
         assert (file, symbol) == ((HOOK, wanted) if wanted else ("-", "-")), (name, version, flags)
@@ -172,9 +172,9 @@ def test_functions_of_a_second_driver_are_refused_where_they_would_slip_through(
 ) -> None:
     second = build(tmp_path / "second", 12090) / DRIVER
     wanted = ["handle cuLaunchKernel", "handle cuGetProcAddress_v2", "handle cuTexRefCreate"]
-    answers, said = ask(programs, driver, [*wanted, "init -", f"load {second}", *wanted, wanted[0]], hook)
+    answers, errors = ask(programs, driver, [*wanted, "init -", f"load {second}", *wanted, wanted[0]], hook)
     assert [file for file, _ in answers] == [HOOK, HOOK, DRIVER, "-", DRIVER, "-", "-", DRIVER, "-"]
-    refused = [line.split()[1] for line in said.splitlines() if "is not handed out" in line]
+    refused = [line.split()[1] for line in errors.splitlines() if "is not handed out" in line]
     assert sorted(refused) == ["cuGetProcAddress_v2", "cuLaunchKernel"]
 
 
@@ -189,8 +189,8 @@ def test_the_driver_is_the_libcuda_whose_initialization_succeeds(
     left = ["close -"] if closes else []
     wanted = ["handle cuLaunchKernel", "default cuLaunchKernel", "proc2 cuLaunchKernel 12000 0"]
     questions = [*wanted, "init -", *left, f"load {driver / DRIVER}", "init -", *wanted]
-    answers, said = ask(programs, first, questions, hook)
-    assert "handed out" not in said
+    answers, errors = ask(programs, first, questions, hook)
+    assert "handed out" not in errors
     assert [answer[-1] for answer in answers if answer[-1].isdigit()] == [str(error), *("0" for _ in left), "0"]
     assert [answer[-2:] for answer in answers[-3:]] == [[HOOK, "cuLaunchKernel"]] * 3
     assert answers[:3] == answers[-3:]

@@ -39,7 +39,7 @@ static CUfunction function;
 static __typeof__(&cuLaunchKernel) launch_kernel;
 static const char *self;
 
-static void say(const char *format, ...) {
+static void print_line(const char *format, ...) {
     char text[256];
     va_list parts;
     va_start(parts, format);
@@ -59,7 +59,7 @@ static void hear(void) {
 static void check(const char *what, long result) {
     if (result == 0)
         return;
-    say("error %s %ld", what, result);
+    print_line("error %s %ld", what, result);
     _exit(1);
 }
 
@@ -120,7 +120,7 @@ static void run(void) {
     for (int i = 0; i < 5; i++)
         check("launch", launch());
     CHECK(cuCtxSynchronize);
-    say("ran");
+    print_line("ran");
 }
 
 static void exec_holding(void) {
@@ -128,7 +128,7 @@ static void exec_holding(void) {
     start();
     CHECK(cuMemAlloc_v2, &memory, 100 << 20);
     check("launch", launch());
-    say("replaced");
+    print_line("replaced");
     execl(self, self, "hold", NULL);
     check("execl", errno);
 }
@@ -139,7 +139,7 @@ static void hold(void) {
     start();
     check("alloc", CUDA(cuMemAlloc_v2)(&memory, 200 << 20));
     check("launch", launch());
-    say("held");
+    print_line("held");
     hear();
 }
 
@@ -161,7 +161,7 @@ static void spawning(void) {
     }
     check("system", system("true"));
     check("launch", launch());
-    say("done");
+    print_line("done");
 }
 
 static void end_waiting(const char *how) {
@@ -181,7 +181,7 @@ static void end_waiting(const char *how) {
 static void at_exit(void) {
     check("launch at exit", launch());
     check("synchronize at exit", CUDA(cuCtxSynchronize)());
-    say("launched at exit");
+    print_line("launched at exit");
 }
 
 /* An exit handler runs after main has returned, and has to wait for the token. */
@@ -197,7 +197,7 @@ static void exit_handler(void) {
 static void late_at_exit(void) {
     for (int i = 0; i < 200; i++)
         check("launch", launch());
-    say("done");
+    print_line("done");
 }
 
 static void late_exit_handler(void) {
@@ -220,10 +220,10 @@ static void cancel_waiting(void) {
     hear();
     check("pthread_cancel", pthread_cancel(thread));
     check("pthread_join", pthread_join(thread, NULL));
-    say("cancelled");
+    print_line("cancelled");
     hear();
     check("launch", launch());
-    say("launched");
+    print_line("launched");
     hear();
 }
 
@@ -269,7 +269,7 @@ static void gone_inside(void) {
     for (long before = -1; before != atomic_load(&launched) || before < 500; pause_ms(100))
         before = atomic_load(&launched);
     pthread_kill(thread, SIGUSR1);
-    say("gone");
+    print_line("exited");
     hear();
 }
 
@@ -293,10 +293,10 @@ static void jump_away(void) {
         launch();
         check("a launch that the gate was to keep", 1);
     }
-    say("jumped");
+    print_line("jumped");
     hear();
     check("launch", launch());
-    say("launched");
+    print_line("launched");
     hear();
 }
 
@@ -312,10 +312,10 @@ static void jump_away_from_memory(void) {
             CUDA(cuMemAlloc_v2)(&memory, 1 << 20);
             check("an allocation that was to wait", 1);
         }
-    say("jumped");
+    print_line("jumped");
     hear();
     CHECK(cuMemAlloc_v2, &memory, 1 << 20);
-    say("allocated");
+    print_line("allocated");
 }
 
 static CUresult handled;
@@ -331,7 +331,7 @@ static void handler_calls_cuda(void) {
     alarm(1);
     check("launch", launch());
     check("launch of the handler", handled);
-    say("launched");
+    print_line("launched");
     hear();
 }
 
@@ -356,7 +356,7 @@ static void interrupted(void) {
         CHECK(cuMemAlloc_v2, &memory, 40 << 20);
         CHECK(cuMemFree_v2, memory);
     }
-    say("interrupted %d", interruptions);
+    print_line("interrupted %d", interruptions);
 }
 
 /* A program makes a background service of itself: it closes all descriptors. Files that it then opens where the hook's
@@ -373,12 +373,12 @@ static void write_over(void) {
     for (int number = 3; number < 4096; number++)
         if (number != file && fcntl(number, F_GETFD) >= 0)
             closed += dup2(file, number) == number;
-    say("over %d", closed);
+    print_line("over %d", closed);
     for (int i = 0; i < 50; i++) {
         check("launch", launch());
         pause_ms(10);
     }
-    say("written %ld", (long)lseek(file, 0, SEEK_END));
+    print_line("written %ld", (long)lseek(file, 0, SEEK_END));
     hear();
 }
 
@@ -396,15 +396,15 @@ static void close_all(void) {
     unlink(name);
     for (int i = 0; i < FILES; i++)
         dup(file);
-    say("closed");
+    print_line("closed");
     for (int i = 0; i < 50; i++) {
         check("launch", launch());
         pause_ms(10);
     }
     getrusage(RUSAGE_SELF, &usage);
-    say("cpu_ms %ld", usage.ru_utime.tv_sec * 1000 + usage.ru_utime.tv_usec / 1000 + usage.ru_stime.tv_sec * 1000 +
-                          usage.ru_stime.tv_usec / 1000);
-    say("written %ld", (long)lseek(file, 0, SEEK_END));
+    print_line("cpu_ms %ld", usage.ru_utime.tv_sec * 1000 + usage.ru_utime.tv_usec / 1000 +
+                                 usage.ru_stime.tv_sec * 1000 + usage.ru_stime.tv_usec / 1000);
+    print_line("written %ld", (long)lseek(file, 0, SEEK_END));
     hear();
 }
 
@@ -447,7 +447,7 @@ static void no_threads(void) {
     atomic_fetch_add(&ready_to_start, 1);
     for (int i = 0; i < 2; i++)
         check("pthread_join", pthread_join(threads[i], NULL));
-    say("results %d %d %d", results[0], results[1], CUDA(cuInit)(0));
+    print_line("results %d %d %d", results[0], results[1], CUDA(cuInit)(0));
 }
 
 static void *start_and_launch(void *unused) {
@@ -469,7 +469,7 @@ static void small_stacks(void) {
     check("setattr_default", pthread_setattr_default_np(&attributes));
     check("pthread_create", pthread_create(&thread, &attributes, start_and_launch, NULL));
     check("pthread_join", pthread_join(thread, NULL));
-    say("done");
+    print_line("done");
 }
 
 static void close_library(void) {
@@ -481,7 +481,7 @@ static void close_library(void) {
         check("dlclose", dlclose(libcuda));
         pause_ms(120); /* the token goes back meanwhile */
     }
-    say("done");
+    print_line("done");
 }
 
 /* No descriptor is left for a socket while the agent comes back. */
@@ -492,18 +492,18 @@ static void no_descriptors(void) {
     setrlimit(RLIMIT_NOFILE, &files);
     start();
     check("launch", launch());
-    say("started");
+    print_line("started");
     hear();
     while (count < 256 && (filled[count] = open("/dev/null", O_RDONLY)) >= 0)
         count++;
-    say("full");
+    print_line("full");
     hear();
-    say("launching");
+    print_line("launching");
     start_thread(launching, NULL);
     hear();
     for (int i = 0; i < count; i++)
         close(filled[i]);
-    say("empty");
+    print_line("empty");
     hear();
 }
 
@@ -517,7 +517,7 @@ static void churn_threads(void) {
             check("pthread_join", pthread_join(threads[i], NULL));
     }
     CHECK(cuCtxSynchronize);
-    say("done");
+    print_line("done");
 }
 
 int main(int argc, char **argv) {

@@ -248,7 +248,7 @@ def test_a_killed_holder_is_seen_gone(tenant: Tenant) -> None:
     agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 5, "launches")
     process.kill()
-    agent.wait(lambda: client.gone, "the end of the connection", 2)
+    agent.wait(lambda: client.closed, "the end of the connection", 2)
     tenant.until(lambda: not tenant.read().client("tenant").alive, "the end of the process")
 
 

@@ -358,12 +358,16 @@ def test_a_hook_says_when_its_last_work_will_have_ended_if_the_agent_listens(ten
 
     agent.on_want = again
     agent.send(client, again())
-    said = agent.next_frame(client, Draining, timeout=20)
-    agent.wait(lambda: any(frame.grant_id == said.grant_id for frame in agent.frames(client, Drained)), "its DRAINED")
-    ended = [at for at, frame in enumerate(agent.frames(client, Drained)) if frame.grant_id == said.grant_id]
-    assert 0 < said.expected_ns <= 100_000_000 + 100_000_000, "two kernels, of which a busy machine sees the end late"
+    draining = agent.next_frame(client, Draining, timeout=20)
+    agent.wait(
+        lambda: any(frame.grant_id == draining.grant_id for frame in agent.frames(client, Drained)), "its DRAINED"
+    )
+    ended = [at for at, frame in enumerate(agent.frames(client, Drained)) if frame.grant_id == draining.grant_id]
+    assert 0 < draining.expected_ns <= 100_000_000 + 100_000_000, (
+        "two kernels, of which a busy machine sees the end late"
+    )
     took = agent.times(client, Drained)[ended[0]] - agent.times(client, Draining)[0]
-    assert said.expected_ns <= took + 50_000_000, "at most one of them too much"
+    assert draining.expected_ns <= took + 50_000_000, "at most one of them too much"
 
 
 def test_new_terms_of_a_grant_that_is_drained_open_nothing(tenant: Tenant) -> None:

@@ -186,8 +186,8 @@ def test_a_process_says_that_it_runs_again_before_it_has_drained(tenant: Tenant)
     client, grant = metered(tenant, agent, launches=4)
     with held(hook_thread(process.pid)):
         agent.hints.bar(grant.grant_id)
-    said = agent.next_frame(client, Draining)
-    assert said.grant_id == grant.grant_id
+    draining = agent.next_frame(client, Draining)
+    assert draining.grant_id == grant.grant_id
     assert agent.next_frame(client, Drained).grant_id == grant.grant_id
     assert agent.times(client, Draining)[0] < agent.times(client, Drained)[0]
 

@@ -139,6 +139,6 @@ def _apt(arguments: list[str], where: Path) -> str:
     except subprocess.TimeoutExpired:
         raise MissingError(f"an old glibc cannot be fetched: apt-get did not end within {_TIMEOUT:g} s") from None
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise MissingError(f"an old glibc cannot be fetched: {said}")
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise MissingError(f"an old glibc cannot be fetched: {output}")
     return done.stdout

@@ -39,15 +39,15 @@ class _Layout:
 
 @cache
 def _layout(hook: Path) -> _Layout:
-    beside = hook.with_name(f"{hook.name}.debug")
+    debug = hook.with_name(f"{hook.name}.debug")
     symbols = subprocess.run(
-        ["nm", str(beside if beside.is_file() else hook)], capture_output=True, text=True, check=True, timeout=60
+        ["nm", str(debug if debug.is_file() else hook)], capture_output=True, text=True, check=True, timeout=60
     ).stdout.split("\n")
     addresses = [int(line.split()[0], 16) for line in symbols if line.endswith(" the_process")]
-    said = subprocess.run(
+    layout = subprocess.run(
         [str(BUILD / "programs" / "gatelayout")], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    return _Layout(addresses[0], **json.loads(said))
+    return _Layout(addresses[0], **json.loads(layout))
 
 
 class Passage(NamedTuple):

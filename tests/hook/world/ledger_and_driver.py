@@ -97,6 +97,6 @@ def ledger_use(observer: Observer, callers: Sequence[Caller], gpu: int = 0) -> i
         code, (left, _) = caller.answer()
         assert code == 0, f"cuMemGetInfo returned {code}"
         free.append(int.from_bytes(left, "little"))
-    told = observer.ask(gpu)
-    idle = sum(told.used - (told.limit - left) for left in free)
-    return told.used - idle
+    seen = observer.ask(gpu)
+    idle = sum(seen.used - (seen.limit - left) for left in free)
+    return seen.used - idle

@@ -55,7 +55,7 @@ class Life:
             assert self._process.poll() is None or any(reader.is_alive() for reader in self._readers), self._said
             time.sleep(0.002)
 
-    def tell(self) -> None:
+    def proceed(self) -> None:
         """Let the program go on to its next step."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")

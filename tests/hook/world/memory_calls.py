@@ -206,14 +206,14 @@ class MemoryCalls:
         arguments = c_uint64(address), c_size_t(size), 1, c_uint64(0)
         return self.cuda("cuMemGetHandleForAddressRange", byref(descriptor), *arguments), descriptor.value
 
-    def free_exported(self, beside: int, count: int) -> tuple[int, Any]:
+    def free_exported(self, opened: int, count: int) -> tuple[int, Any]:
         """Free linear memory of which a descriptor is open, `count` times beside that of `beside` other descriptors.
 
         Return the seconds of processor time that one took.
         """
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))
-        addresses = [c_uint64() for _ in range(beside + count)]
+        addresses = [c_uint64() for _ in range(opened + count)]
         for address in addresses:
             code = self.cuda("cuMemAlloc_v2", byref(address), c_size_t(4096))
             code = code or self.range_export(address.value, 4096)[0]

@@ -74,7 +74,7 @@ class Client:
     """Bytes of each RESERVE with HANDOVER."""
     grown: list[int] = field(default_factory=list)
     """Bytes of each RESERVE with GROWN."""
-    gone: bool = False
+    closed: bool = False
     pulse: Callable[[], Pulse] = lambda: Pulse(0, 0, 0)
     """Returns what the client last wrote into its pulse page; without one, nothing."""
 
@@ -134,7 +134,7 @@ class ScriptedAgent:
         with self._changed:
             for client in self.clients:
                 client.socket.close()
-                client.gone = True
+                client.closed = True
             self.clients.clear()
         if self._listener is not None:
             self._listener.close()
@@ -210,7 +210,7 @@ class ScriptedAgent:
 
     def used(self, gpu: int) -> int:
         """Return the bytes of a GPU credited to all connected clients."""
-        return sum(client.credited[gpu] for client in self.clients if not client.gone)
+        return sum(client.credited[gpu] for client in self.clients if not client.closed)
 
     # ---- done on its own
 
@@ -245,7 +245,7 @@ class ScriptedAgent:
                 packet = b""
             with self._changed:
                 if not packet:
-                    client.gone = True
+                    client.closed = True
                     selector.unregister(client.socket)
                     client.socket.close()
                     self._changed.notify_all()

@@ -313,7 +313,7 @@ static uint64_t retire(struct queue *queue, uint64_t now) {
     return due;
 }
 
-static void tell(void) {
+static void notify(void) {
     if (progress)
         pthread_cond_broadcast(&moved);
     progress = false;
@@ -331,7 +331,7 @@ static void *engine(void *unused) {
             next = earlier(next, commit(&queues[device], device, now));
             next = earlier(next, retire(&queues[device], now));
         }
-        tell();
+        notify();
         asleep_until = next;
         struct timespec until = timespec_of(next);
         if (next == UINT64_MAX)
@@ -401,7 +401,7 @@ void fake_submit(struct stream *stream, struct op op) {
     if (queue->count <= MOST_LOOKED_AT) {
         due = commit(queue, device, op.ready);
         due = earlier(due, retire(queue, op.ready));
-        tell();
+        notify();
     }
     if (due < asleep_until)
         pthread_cond_signal(&wake);

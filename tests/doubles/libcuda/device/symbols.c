@@ -60,14 +60,14 @@ EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
 
 int fake_unsupported(const char *symbol) {
     enum { MOST = 1024 };
-    static _Atomic(const char *) said[MOST];
+    static _Atomic(const char *) logged[MOST];
     if (getenv("FAKE_CUDA_VERBOSE") == NULL)
         return CUDA_ERROR_NOT_SUPPORTED;
     for (int i = 0; i < MOST; i++) {
         const char *none = NULL;
-        if (said[i] == symbol)
+        if (logged[i] == symbol)
             break;
-        if (atomic_compare_exchange_strong(&said[i], &none, symbol)) {
+        if (atomic_compare_exchange_strong(&logged[i], &none, symbol)) {
             fprintf(stderr, "fake CUDA: %s has no behaviour here\n", symbol);
             break;
         }

@@ -144,17 +144,17 @@ void fake_pool_return(struct range *range) {
 }
 
 static void over(void *of) {
-    struct freed *gone = of;
-    for (struct freed **at = &gone->pool->freed; *at != NULL; at = &(*at)->next)
-        if (*at == gone) {
-            *at = gone->next;
+    struct freed *entry = of;
+    for (struct freed **at = &entry->pool->freed; *at != NULL; at = &(*at)->next)
+        if (*at == entry) {
+            *at = entry->next;
             break;
         }
-    gone->pool->returning -= gone->bytes;
-    if (gone->pool->imported)
-        fake_state_close(gone->opened);
-    end_if_done(gone->pool);
-    free(gone);
+    entry->pool->returning -= entry->bytes;
+    if (entry->pool->imported)
+        fake_state_close(entry->opened);
+    end_if_done(entry->pool);
+    free(entry);
 }
 
 static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, bool any, CUstream stream_handle) {

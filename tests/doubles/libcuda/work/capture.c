@@ -133,19 +133,19 @@ EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMo
     return begin(stream, wanted);
 }
 
-static void unlink_capture(struct capture *gone) {
-    gone->over = true;
+static void unlink_capture(struct capture *ended) {
+    ended->over = true;
     for (struct capture **at = &captures; *at != NULL; at = &(*at)->next)
-        if (*at == gone) {
-            *at = gone->next;
+        if (*at == ended) {
+            *at = ended->next;
             break;
         }
-    struct context *context = gone->context;
+    struct context *context = ended->context;
     for (struct stream *stream = context->per_thread; stream != NULL; stream = stream->next)
-        if (stream->capture == gone)
+        if (stream->capture == ended)
             stream->capture = NULL;
     for (struct stream *stream = context->streams; stream != NULL; stream = stream->next)
-        if (stream->capture == gone)
+        if (stream->capture == ended)
             stream->capture = NULL;
     /* Events of the sequence go on pointing to it: the double keeps the small struct. */
 }

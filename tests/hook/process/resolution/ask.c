@@ -15,7 +15,7 @@
 
 static void *driver;
 
-static void say(void *function) {
+static void print_address(void *function) {
     Dl_info where = {0};
     if (function != NULL)
         dladdr(function, &where);
@@ -35,7 +35,7 @@ int main(void) {
         void *handle = strstr(what, "handle") ? driver : strstr(what, "next") ? RTLD_NEXT : RTLD_DEFAULT;
         if (strcmp(what, "load") == 0) {
             driver = dlopen(name, RTLD_NOW);
-            say(driver ? dlsym(driver, "cuDriverGetVersion") : NULL);
+            print_address(driver ? dlsym(driver, "cuDriverGetVersion") : NULL);
         } else if (strcmp(what, "init") == 0) {
             int (*init)(unsigned) = dlsym(driver, "cuInit");
             printf("- %d\n", init(0));
@@ -44,16 +44,16 @@ int main(void) {
         } else if (strcmp(what, "proc1") == 0) {
             int (*get)(const char *, void **, int, unsigned long long) = dlsym(driver, "cuGetProcAddress");
             printf("%d - ", get(name, &function, version, flags));
-            say(function);
+            print_address(function);
         } else if (strcmp(what, "proc2") == 0) {
             int (*get)(const char *, void **, int, unsigned long long, int *) = dlsym(driver, "cuGetProcAddress_v2");
             int result = get(name, &function, version, flags, &status);
             printf("%d %d ", result, status);
-            say(function);
+            print_address(function);
         } else if (what[0] == 'v') {
-            say(dlvsym(handle, name, "NONE"));
+            print_address(dlvsym(handle, name, "NONE"));
         } else {
-            say(dlsym(handle, name));
+            print_address(dlsym(handle, name));
         }
         fflush(stdout);
     }
