@@ -10,6 +10,8 @@ from chart.values import as_template, plain_name
 
 Object = dict[str, Any]
 CREATES_NAMESPACE = ".Values.namespace.create"
+OPTIONAL = {"sharepod-free": ".Values.freeShares"}
+"""Value that decides about the base's objects of a name."""
 _CHECKS = '{{- include "sharepod.checks" . }}\n'
 
 
@@ -30,6 +32,8 @@ def templates(rendered: Mapping[Overlay, Iterable[Object]]) -> dict[str, str]:
         text = _template(variants)
         if kind == "Namespace":
             text = _when([CREATES_NAMESPACE], text)
+        elif name in OPTIONAL:
+            text = _when([OPTIONAL[name]], text)
         file = f"{kind}-{name}.yaml".lower().replace(":", "-")
         files[file] = files.get(file, "") + text
     files["checks.yaml"] = _CHECKS

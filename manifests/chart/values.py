@@ -74,7 +74,7 @@ def as_template(original: Object) -> str:
     if kind in ("CustomResourceDefinition", "Namespace"):
         # `helm uninstall` would delete every object of these kinds, and every object of the namespace, with them.
         content["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
-    elif kind == "ConfigMap":
+    elif kind == "ConfigMap" and plain_name(name) in _SETTINGS:
         name = plain_name(name)
         content["metadata"]["name"] = name
         content["data"] = {"settings.yaml": markers.value(f'include "{_SETTINGS[name]}" .')}

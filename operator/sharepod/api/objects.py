@@ -29,6 +29,9 @@ CORDONED_ANNOTATION = f"{GROUP}/cordoned"
 """Annotation of a GPUNode: comma-separated UUIDs or indexes of GPUs that take no new tenants. Users who may change
 GPUNodes set it, usually by `kubectl sharepod cordon`; operator and agents never write it."""
 
+FREE_SHARES = "sharepod-free"
+"""ConfigMap of the operator's namespace with the free shares by model and pool, which every user may read."""
+
 TENANT_LABEL = f"{GROUP}/tenant"
 """Label of a Pod that the operator created: the id of its tenant. Admission lets only the operator set it, and no user
 change it. So it identifies the tenant, unless the Pod's controller is another object. See `LINE_TENANT` for plain Pods.

@@ -45,6 +45,7 @@ from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from .attach_mode import AttachMode
 from .exposition import serve_health, serve_metrics
+from .free_shares import FreeShares
 from .garbage import Garbage
 from .health import OperatorHealth
 from .line_policy import LinePolicy
@@ -226,6 +227,7 @@ class Operator:
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, self.events, settings.writers)
         self.self_test_claims = SelfTestClaims(self.state.seen_claims, self.client, settings, clock, now_ms.seconds)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
+        self.free_shares = FreeShares(self.state, self.client, settings.namespace, lambda: self._active)
         self.attach_mode = AttachMode(
             settings.attach,
             self.state,
@@ -310,6 +312,7 @@ class Operator:
             OperatorPart("ledger", self.ledger.run, self.ledger.abandon),
             OperatorPart("line policy", self.line_policy.run),
             OperatorPart("attach mode", self.attach_mode.run),
+            OperatorPart("free shares", self.free_shares.run, self.free_shares.forget),
             OperatorPart("budgets", self.budgets.run),
             OperatorPart("idle reservations", self.idle_reservations.run),
             OperatorPart("resync", self._resync),

@@ -77,7 +77,7 @@ def comparable(objects: Iterable[Object]) -> dict[tuple[str, str, str], Object]:
                 place.get("annotations", {}).pop(added, None)
             if place.get("annotations") == {}:
                 del place["annotations"]
-        if content["kind"] == "ConfigMap":
+        if content["kind"] == "ConfigMap" and "data" in content:
             content["data"] = {name: yaml.safe_load(text) for name, text in content["data"].items()}
             content["metadata"]["name"] = plain_name(content["metadata"]["name"])
         assert identity(content) not in found, "rendered twice"
@@ -112,6 +112,12 @@ def test_values_of_images_and_settings_render_to_the_objects_of_an_overlay_with_
 def test_a_release_in_its_own_namespace_has_all_objects_but_the_namespace(helm: Helm, chart: Path) -> None:
     found, base = rendered(helm, chart, {}), render(find_kubectl(), BASE)
     assert {identity(one) for one in base} - {identity(one) for one in found} == {("Namespace", "", "sharepod-system")}
+
+
+def test_free_shares_are_published_unless_their_value_is_false(helm: Helm, chart: Path) -> None:
+    with_them, without = rendered(helm, chart, {}), rendered(helm, chart, {"freeShares": False})
+    left_out = {identity(one) for one in with_them} - {identity(one) for one in without}
+    assert left_out == {(kind, "sharepod-system", "sharepod-free") for kind in ("ConfigMap", "Role", "RoleBinding")}
 
 
 def test_definitions_stay_at_uninstall(helm: Helm, chart: Path) -> None:
@@ -154,7 +160,7 @@ def test_values_reach_the_pods(helm: Helm, chart: Path) -> None:
     settings = {
         identity(one)[2]: yaml.safe_load(one["data"]["settings.yaml"])
         for one in rendered(helm, chart, values)
-        if one["kind"] == "ConfigMap"
+        if one["kind"] == "ConfigMap" and "data" in one
     }
     assert settings["sharepod-operator-settings"]["runtime_class"] is None
     assert settings["sharepod-agent-settings"]["grace_ms"] == 70
