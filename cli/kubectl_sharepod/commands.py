@@ -10,10 +10,10 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, NotFoundError, path
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, path
 from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
-from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, workloads
-from kubectl_sharepod.views import WHOLE_MILLI, Fleet, Gpu, Workload, mapping, rows, text, whole
+from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, published_free, workloads
+from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, mapping, rows, text, whole
 
 
 def top(scope: Scope) -> Page:
@@ -84,39 +84,51 @@ def all_gpus(scope: Scope) -> Page:
 
 
 def free(scope: Scope) -> Page:
-    """Return the free shares by model and pool, with the largest share that fits on one GPU."""
-    groups: dict[tuple[str, str], list[Gpu]] = defaultdict(list)
-    for gpu in gpus(scope.kubectl).gpus:
-        groups[gpu.model, gpu.pool].append(gpu)
-    lines: list[list[str]] = []
-    items: list[Json] = []
-    for (model, pool), members in sorted(groups.items()):
-        room = [gpu.free for gpu in members if gpu.free is not None]
-        largest = max(room, key=lambda share: (share.request_milli, share.memory or 0), default=None)
-        unused = sum(gpu.free is not None and not gpu.tenants for gpu in members)
-        time = sum(share.request_milli for share in room)
-        lines.append(
-            [
-                model,
-                pool,
-                str(len(members)),
-                str(unused),
-                fraction(time),
-                fraction(largest.request_milli if largest else 0),
-                size(largest.memory if largest else 0),
-            ]
-        )
-        items.append(
-            {"model": model, "pool": pool, "gpus": len(members), "unused": unused, "free_milli": time}
-            | {"largest": asdict(largest) if largest else None}
-        )
+    """Return the free shares by model and pool, with the largest share that fits on one GPU.
+
+    A user who may not list GPUNodes gets the totals that the operator publishes.
+    """
+    try:
+        found = [_free_of(*group) for group in _by_model_and_pool(gpus(scope.kubectl).gpus)]
+    except ForbiddenError:
+        found = published_free(scope.kubectl)
     titles = ("GPUS", "UNUSED", "FREE", "LARGEST-SHARE", "WITH-MEMORY")
     return Page(
         columns=[Column("MODEL", grows=True), Column("POOL"), *(Column(title, right=True) for title in titles)],
-        rows=lines,
-        items=lambda: items,
-        names=[str(item["model"]) for item in items],
+        rows=[
+            [
+                one.model,
+                one.pool,
+                str(one.gpus),
+                str(one.unused),
+                fraction(one.free_milli),
+                fraction(one.largest.request_milli if one.largest else 0),
+                size(one.largest.memory if one.largest else 0),
+            ]
+            for one in found
+        ],
+        items=lambda: [asdict(one) for one in found],
+        names=[one.model for one in found],
         empty="No node reports a GPU",
+    )
+
+
+def _by_model_and_pool(found: Iterable[Gpu]) -> list[tuple[str, str, list[Gpu]]]:
+    groups: dict[tuple[str, str], list[Gpu]] = defaultdict(list)
+    for gpu in found:
+        groups[gpu.model, gpu.pool].append(gpu)
+    return [(model, pool, members) for (model, pool), members in sorted(groups.items())]
+
+
+def _free_of(model: str, pool: str, members: Sequence[Gpu]) -> FreeShares:
+    room = [gpu.free for gpu in members if gpu.free is not None]
+    return FreeShares(
+        model=model,
+        pool=pool,
+        gpus=len(members),
+        unused=sum(gpu.free is not None and not gpu.tenants for gpu in members),
+        free_milli=sum(share.request_milli for share in room),
+        largest=max(room, key=lambda share: (share.request_milli, share.memory or 0), default=None),
     )
 
 

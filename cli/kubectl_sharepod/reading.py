@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError, both, path
-from kubectl_sharepod.views import Fleet, Workload, fleet, now, sharepod
+from kubectl_sharepod.views import Fleet, FreeShares, Workload, fleet, free_shares, mapping, now, rows, sharepod, text
+
+SYSTEM = "sharepod-system"
+"""Namespace of operator and agents."""
 
 NODES_HIDDEN = (
     "You may not list GPUNodes, so GPUs, claims and plain Pods are missing here. An administrator can bind the "
     "ClusterRole sharepod-gpunode-view to you."
 )
+_NOT_PUBLISHED = "The free shares by model are not published in this cluster either."
 
 
 class NotInstalledError(KubectlError):
@@ -33,6 +38,19 @@ def gpus(kubectl: Kubectl) -> Fleet:
         raise ForbiddenError(NODES_HIDDEN) from None
     except NotFoundError:
         raise NotInstalledError("SharePod is not installed in this cluster: it has no GPUNodes") from None
+
+
+def published_free(kubectl: Kubectl) -> list[FreeShares]:
+    """Return the free shares by model and pool that the operator publishes for all users. Raise `KubectlError`."""
+    try:
+        found = kubectl.get(path("configmaps", SYSTEM, "sharepod-free", group="/api/v1"))
+    except (ForbiddenError, NotFoundError):
+        raise ForbiddenError(f"{NODES_HIDDEN} {_NOT_PUBLISHED}") from None
+    try:
+        items = json.loads(text(mapping(found.get("data")), "free.json"))
+    except ValueError:
+        raise KubectlError("The operator has not published the free shares yet; try again in some seconds") from None
+    return [free_shares(item) for item in rows(items)]
 
 
 def gpus_if_allowed(kubectl: Kubectl) -> Fleet | None:

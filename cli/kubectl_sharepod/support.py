@@ -18,9 +18,8 @@ from typing import Any
 
 from kubectl_sharepod.kubectl import GROUP, Json, Kubectl, KubectlError
 from kubectl_sharepod.output import Page
+from kubectl_sharepod.reading import SYSTEM
 
-SYSTEM = "sharepod-system"
-"""Namespace of operator and agents."""
 _REDACTED = "<redacted>"
 _LOG_LINES = 5000
 _OBJECTS = {

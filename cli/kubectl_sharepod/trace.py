@@ -18,8 +18,7 @@ from urllib.parse import quote, urlencode
 from kubectl_sharepod.commands import find
 from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError
 from kubectl_sharepod.output import Column, Page
-from kubectl_sharepod.reading import gpus
-from kubectl_sharepod.support import SYSTEM
+from kubectl_sharepod.reading import SYSTEM, gpus
 from kubectl_sharepod.views import mapping, rows, text, whole
 
 ACCOUNT = "sharepod-trace"

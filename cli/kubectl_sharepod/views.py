@@ -102,6 +102,18 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class FreeShares:
+    """Free shares of the GPUs of one model and pool. `unused`: GPUs without a tenant. `largest`: on one GPU."""
+
+    model: str
+    pool: str
+    gpus: int
+    unused: int
+    free_milli: int
+    largest: Share | None
+
+
+@dataclass(frozen=True)
 class Fleet:
     """GPUs of the cluster."""
 
@@ -143,6 +155,21 @@ def fleet(gpunodes: Iterable[Json]) -> Fleet:
             here = tuple(on.get(text(device, "uuid"), ()))
             gpus.append(_gpu(node, text(spec, "pool") or "dedicated", device, here, silent, cordoned))
     return Fleet(tuple(sorted(gpus, key=lambda gpu: (gpu.node, gpu.index))), tuple(problems), tuple(faults), by_uid)
+
+
+def free_shares(item: Json) -> FreeShares:
+    """Read one entry of the free shares that the operator publishes."""
+    largest = mapping(item.get("largest"))
+    return FreeShares(
+        model=text(item, "model"),
+        pool=text(item, "pool"),
+        gpus=whole(item.get("gpus")) or 0,
+        unused=whole(item.get("unused")) or 0,
+        free_milli=whole(item.get("freeMilli")) or 0,
+        largest=Share(whole(largest.get("requestMilli")) or 0, WHOLE_MILLI, whole(largest.get("memory")))
+        if largest
+        else None,
+    )
 
 
 def sharepod(item: Json, now: datetime) -> Workload:

@@ -32,6 +32,13 @@ def run(world: World, *words: str, kubeconfig: Path | None = None) -> subprocess
     return world.cluster.kubectl("sharepod", *words, check=False, timeout=60, kubeconfig=kubeconfig)
 
 
+def free(world: World, kubeconfig: Path | None = None) -> list[Object]:
+    """Return the free shares by model and pool, as a user sees them."""
+    answer = run(world, "free", "-o", "json", kubeconfig=kubeconfig)
+    found: list[Object] = json.loads(answer.stdout)["items"] if answer.returncode == 0 else []
+    return found
+
+
 def bind_editor(world: World, namespace: str) -> Path:
     """Return the kubeconfig of a ServiceAccount that may edit its namespace."""
     body: Object = {
@@ -87,7 +94,11 @@ def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> N
 
     top = run(world, "top", "-n", namespace, kubeconfig=editor)
     assert (top.returncode, "mine" in top.stdout, "sharepod-gpunode-view" in top.stderr) == (0, True, True), top
-    assert run(world, "free", kubeconfig=editor).returncode == 3
+    wait(lambda: free(world) == free(world, editor) != [], what="the totals as an administrator sees them")
+    secret = world.cluster.kubectl("get", "configmaps", "-n", "sharepod-system", check=False, kubeconfig=editor)
+    assert "(Forbidden)" in secret.stderr, "the totals and no other ConfigMap"
+    published = world.cluster.kubectl("get", "configmap", "sharepod-free", "-n", "sharepod-system", "-o", "yaml").stdout
+    assert not [name for name in ("plugin-editor", "mine", namespace) if name in published]
     assert run(world, "top", "-n", "kube-system", kubeconfig=editor).returncode == 3
     resized = run(world, "resize", "mine", "-n", namespace, "--request", "0.3", kubeconfig=editor)
     assert resized.stdout == "sharepod/mine: request 0.3, limit 1, memory 4Gi\n", resized

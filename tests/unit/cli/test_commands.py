@@ -65,6 +65,25 @@ def test_gpus_and_free_count_what_new_tenants_can_have() -> None:
     assert free[1].removeprefix(MODEL).split() == ["dedicated", "3", "0", "0.7", "0.4", "20Gi"]
 
 
+PUBLISHED = "/api/v1/namespaces/sharepod-system/configmaps/sharepod-free"
+
+
+def test_a_user_who_may_not_list_gpunodes_sees_the_published_free_shares() -> None:
+    kubectl = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpunodes",))
+    with pytest.raises(ForbiddenError, match="not published in this cluster"):
+        commands.free(Scope(kubectl, TEAM))
+    kubectl.objects[PUBLISHED] = {"metadata": {"name": "sharepod-free"}}
+    with pytest.raises(KubectlError, match="not published the free shares yet"):
+        commands.free(Scope(kubectl, TEAM))
+    entry = {"model": MODEL, "pool": "dedicated", "gpus": 3, "unused": 0, "freeMilli": 700}
+    largest = {"requestMilli": 400, "memory": 20 * GI}
+    items = [entry | {"largest": largest}, entry | {"model": "L4", "largest": None}]
+    kubectl.objects[PUBLISHED]["data"] = {"free.json": json.dumps(items)}
+    mine = commands.free(Scope(kubectl, TEAM))
+    assert mine.rows[0] == commands.free(Scope(cluster(), None)).rows[0], "as an administrator sees them"
+    assert mine.rows[1][-2:] == ["0", "0Mi"]
+
+
 def test_who_takes_a_place_or_the_beginning_of_a_uuid() -> None:
     scope = Scope(cluster(), None)
     by_place, by_uuid = commands.who(scope, "node-a:0"), commands.who(scope, UUIDS[0])
