@@ -36,10 +36,11 @@ NATIVE_PREFIX = f"{GROUP}/gpu-"
 STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *FOREIGN_PREFIXES)
 """Beginnings of annotations that belong to a dialect. `sharepod.dev/` by itself has other uses too."""
 
-DECIMAL_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})$"
-"""Fraction in an annotation: digits and a point, no sign, exponent or blank."""
+FRACTION_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})(m|%)?$"
+"""Fraction in an annotation: digits and a point, in thousandths with `m`, in percent with `%`; no sign, exponent or
+blank."""
 
-A_FRACTION = '0 to 1 with at most three decimals, such as "0.4" for 400m or 40%'
+A_FRACTION = '0 to 1 with at most three decimals, such as "0.4", "400m" or "40%"'
 """Advice for an annotation that is not a fraction."""
 
 BYTES_PATTERN = r"^[0-9]{1,18}$"
@@ -253,7 +254,7 @@ def _said(text: str) -> str:
 
 
 def _fraction(text: str) -> float:
-    if not re.fullmatch(DECIMAL_PATTERN, text):
+    if not re.fullmatch(FRACTION_PATTERN, text):
         raise ValueError(f"{_said(text)} is not a fraction; write {A_FRACTION}")
     try:
         return parse_fraction(text) / 1000

@@ -39,6 +39,9 @@ _BINARY = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi",
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 """Powers of ten by suffix."""
 
+_PARTS = {"m": -3, "%": -2}
+"""Powers of ten by suffix of a fraction."""
+
 _MAX_EXPONENT = 30
 """Largest exponent of a quantity, either way: 1e30 is far beyond 64 bits."""
 
@@ -53,6 +56,8 @@ class UnitError(ValueError):
 def parse_fraction(value: float | int | str) -> Milli:
     """Parse a fraction of a GPU, 0 to 1 with at most three decimals, as thousandths.
 
+    Text may also have thousandths (`400m`) or percent (`40%`).
+
     Raises `UnitError` for input that is no number, is outside 0 to 1, or is finer than a thousandth.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str) or not _short(value):
@@ -62,8 +67,10 @@ def parse_fraction(value: float | int | str) -> Milli:
 
 @lru_cache(_REMEMBERED, typed=True)
 def _fraction(value: float | int | str) -> Milli:
+    text = str(value)
+    power = _PARTS.get(text[-1:], 0)
     try:
-        number = Decimal(str(value))
+        number = Decimal(text[:-1] if power else text).scaleb(power)
     except DecimalException:
         raise UnitError(_no_fraction(value)) from None
     if not number.is_finite():
@@ -84,7 +91,7 @@ def _fraction(value: float | int | str) -> Milli:
 
 
 def _no_fraction(value: object) -> str:
-    return f"{quoted(value)} is not a number; write a fraction of one GPU, such as 0.4 for 400m or 40%"
+    return f"{quoted(value)} is not a number; write a fraction of one GPU, such as 0.4"
 
 
 def format_fraction(milli: int) -> str:

@@ -17,6 +17,7 @@ from sharepod.api.units import (
 def test_every_thousandth_survives_binary_floats_and_text(milli: int) -> None:
     assert parse_fraction(milli / 1000) == milli
     assert parse_fraction(format_fraction(milli)) == milli
+    assert parse_fraction(f"{milli}m") == parse_fraction(f"{milli / 10}%") == milli
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,11 @@ def test_every_thousandth_survives_binary_floats_and_text(milli: int) -> None:
         (0.1234, "three decimals"),
         (1.0004, "three decimals"),
         (0.0001, "such as 0.001"),
-        ("400m", "such as 0.4 for 400m or 40%"),
+        ("400.5m", "three decimals"),
+        ("33.33%", "three decimals, such as 0.333"),
+        ("1500m", "'1500m' is more than one GPU"),
+        ("m", "such as 0.4"),
+        ("40 percent", "such as 0.4"),
         (float("nan"), "such as 0.4"),
         (float("inf"), "such as 0.4"),
         ("half", "such as 0.4"),

@@ -119,6 +119,12 @@ def listed(path: str) -> str:
     return f"(dyn({found}) == null ? [] : {found})"
 
 
+def fraction(value: str) -> str:
+    """Return the CEL number of a text that matches `FRACTION_PATTERN`; `value`: a CEL expression."""
+    digits = f"{value}.replace('m', '').replace('%', '')"
+    return f"(double({digits}) / ({value}.endsWith('m') ? 1000.0 : {value}.endsWith('%') ? 100.0 : 1.0))"
+
+
 def text(value: str) -> str:
     """Return a CEL string."""
     assert not {"'", "\\"} & set(value), f"{value} would need escapes in CEL"

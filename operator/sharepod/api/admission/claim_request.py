@@ -21,9 +21,10 @@ from sharepod.api.claims.claims import (
     TIME,
 )
 from sharepod.api.dialects import (
-    DECIMAL_PATTERN,
+    A_FRACTION,
     FIELD_OF,
     FLAGS,
+    FRACTION_PATTERN,
     MAX_LIST_TEXT,
     MAX_MEMORY,
     MIN_MEMORY,
@@ -152,9 +153,9 @@ def _annotations() -> list[Validation]:
         elif field == "request":
             rules.append(
                 refuse(
-                    f"!{value}.hasValue() || {value}.value().matches('{DECIMAL_PATTERN}')",
-                    f"'metadata.annotations[{name}]: \"' + {value}.value() + '\" is not a fraction; write 0 to 1 "
-                    'with at most three decimals, such as "0.4"\'',
+                    f"!{value}.hasValue() || {value}.value().matches('{FRACTION_PATTERN}')",
+                    f"'metadata.annotations[{name}]: \"' + {value}.value() + "
+                    f"'\" is not a fraction; write {A_FRACTION}'",
                 )
             )
     return rules

@@ -29,7 +29,7 @@ from sharepod.api.objects import (
 from sharepod.api.pods.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
 from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 
-from .cel import Validation, listed, refuse, text, texts
+from .cel import Validation, fraction, listed, refuse, text, texts
 from .line_containers import past_the_line
 from .request import annotation_variables, few, known, once, readable
 
@@ -191,7 +191,7 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
 def _variables() -> list[tuple[str, str]]:
     in_init = f"object.spec.?initContainers.orValue([]).exists(c, {_ASKS})"
     of = "int(variables.annotations[variables.count[0]])"
-    request = "double(variables.annotations[variables.request[0]])"
+    request = fraction("variables.annotations[variables.request[0]]")
     return [
         *annotation_variables(),
         ("containers", _CONTAINERS),
@@ -320,7 +320,7 @@ def _exclusive() -> list[Validation]:
             )
             for field, unless in (
                 ("request", ""),
-                ("limit", " || double(variables.annotations[variables.limit[0]]) == 1.0"),
+                ("limit", f" || {fraction('variables.annotations[variables.limit[0]]')} == 1.0"),
                 ("latency", f" || variables.annotations[variables.latency[0]] != '{Latency.INTERACTIVE}'"),
             )
         ),
@@ -333,23 +333,23 @@ def _refined() -> list[Validation]:
     return [
         refuse(
             "!variables.simple || variables.request.size() == 0 || "
-            f"double({request}) * 1000.0 <= double(variables.milli / variables.gpus) + 0.001",
+            f"{fraction(request)} * 1000.0 <= double(variables.milli / variables.gpus) + 0.001",
             f"'metadata.annotations[' + variables.request[0] + ']: ' + {request} + ' is more than the line has on each "
             "GPU, ' + string(variables.milli / variables.gpus) + ' thousandths; write that or less'",
         ),
         refuse(
-            f"variables.request.size() == 0 || double({request}) > 0.0 || variables.inMemory.size() > 0",
+            f"variables.request.size() == 0 || {fraction(request)} > 0.0 || variables.inMemory.size() > 0",
             "'metadata.annotations[' + variables.request[0] + ']: 0 (best effort) needs "
             f"{MEMORY} next to the line; write more than 0'",
         ),
         refuse(
-            f"variables.request.size() == 0 || double({request}) > 0.0 || "
+            f"variables.request.size() == 0 || {fraction(request)} > 0.0 || "
             f"!variables.latency.exists(k, variables.annotations[k] == '{Latency.INTERACTIVE}')",
             "'metadata.annotations[' + variables.latency[0] + ']: Interactive spends guaranteed time, and ' + "
             "variables.request[0] + ' is 0; write a request such as 0.3, or remove it'",
         ),
         refuse(
-            f"!variables.simple || variables.limit.size() == 0 || double({limit}) * 1000.0 >= variables.each - 0.001",
+            f"!variables.simple || variables.limit.size() == 0 || {fraction(limit)} * 1000.0 >= variables.each - 0.001",
             f"'metadata.annotations[' + variables.limit[0] + ']: ' + {limit} + ' is less than the request ' + "
             "string(variables.each / 1000.0) + '; write that or more'",
         ),

@@ -13,10 +13,10 @@ from sharepod.api.bounds import MAX_ITEMS, MAX_QUANTITY
 from sharepod.api.dialects import (
     A_FRACTION,
     BYTES_PATTERN,
-    DECIMAL_PATTERN,
     FIELD_OF,
     FLAGS,
     FOREIGN_PREFIXES,
+    FRACTION_PATTERN,
     GPUID_KEY,
     KEYS,
     MAX_LIST_TEXT,
@@ -35,7 +35,7 @@ from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
-from .cel import Validation, policy, refuse, text, texts
+from .cel import Validation, fraction, policy, refuse, text, texts
 
 
 def _annotations(field: str, *, key: str = "") -> list[str]:
@@ -152,6 +152,8 @@ def readable() -> list[Validation]:
     labels = [name for field in ("group", "affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
     listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"
     lists = [*_annotations("uuids"), *_annotations("models")]
+    milli = f"({fraction('v')} * 1000.0)"
+    nearest = f"double(int({milli} + 0.5))"
     names, once = "[v.split(',').map(n, n.trim())]", "l.indexOf(n) == l.lastIndexOf(n)"
     twice = f"'names \"' + l.filter(n, !({once}))[0] + '\" more than once; write each name once'"
     return [
@@ -159,22 +161,23 @@ def readable() -> list[Validation]:
         _no_longer_than(MAX_LIST_TEXT, f"k in {texts(lists)}"),
         _each(
             fractions,
-            f"v.matches('{DECIMAL_PATTERN}')",
+            f"v.matches('{FRACTION_PATTERN}')",
             _quoted(f"is not a fraction; write {A_FRACTION}"),
         ),
         _each(
             fractions,
-            "double(v) <= 1.0",
+            f"{fraction('v')} <= 1.0",
             "v + ' is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1'",
         ),
         _each(
             fractions,
-            "double(v) * 1000.0 - double(int(double(v) * 1000.0 + 0.5)) < 0.001 && "
-            "double(int(double(v) * 1000.0 + 0.5)) - double(v) * 1000.0 < 0.001",
+            f"{milli} - {nearest} < 0.001 && {nearest} - {milli} < 0.001",
             "v + ' is finer than a thousandth of a GPU; write at most three decimals, such as ' + "
-            "string((double(v) < 0.001 ? 1.0 : double(int(double(v) * 1000.0 + 0.5))) / 1000.0)",
+            f"string(({milli} < 1.0 ? 1.0 : {nearest}) / 1000.0)",
         ),
-        _each(_annotations("limit"), "double(v) > 0.0", "v + ' would never run; write at least 0.001 or remove it'"),
+        _each(
+            _annotations("limit"), f"{fraction('v')} > 0.0", "v + ' would never run; write at least 0.001 or remove it'"
+        ),
         _each(
             _annotations("memory", key="gpu_mem"),
             f"v.matches('{BYTES_PATTERN}')",
@@ -252,7 +255,7 @@ def _together() -> list[Validation]:
     """Refuse annotations that contradict each other. These rules come last: they need each annotation to be valid by
     itself."""
     key = {field: f"variables.{field}[0]" for field in ("request", "limit", "memory")}
-    value = {field: f"double(variables.annotations[{key[field]}])" for field in ("request", "limit")}
+    value = {field: fraction(f"variables.annotations[{key[field]}]") for field in ("request", "limit")}
     given = {field: f"variables.{field}.size() > 0" for field in ("request", "limit", "memory")}
 
     def missing(field: str) -> str:
