@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from decimal import Decimal, DecimalException
 
 from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, path
 from kubectl_sharepod.output import Page
@@ -67,13 +68,15 @@ def _answer(name: str, status: Json) -> Page:
 
 
 def _fraction(value: str) -> str:
+    """Return a fraction as a decimal number; `400m` and `40%` are 0.4. Raise `KubectlError`."""
+    power = {"m": -3, "%": -2}.get(value[-1:], 0)
     try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
+        number = Decimal(value[:-1] if power else value).scaleb(power)
+    except DecimalException:
+        number = Decimal(-1)
     if not 0 <= number <= 1:
         raise KubectlError(f"{value} is no fraction of a GPU; write a number from 0 to 1, such as 0.4")
-    return value
+    return f"{number:f}"
 
 
 def pod_of(kubectl: Kubectl, namespace: str, name: str) -> str:

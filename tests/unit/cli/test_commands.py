@@ -171,7 +171,10 @@ def test_resize_patches_the_share_and_prints_the_operators_answer() -> None:
     assert page.status == 0
     resize(kubectl, TEAM, "claim", "eval", request="0.2", limit=None, memory=None)
     assert kubectl.patches[-1][3] == {"metadata": {"annotations": {"sharepod.dev/gpu-request": "0.2"}}}
-    for change in ({"request": "2"}, {"request": None}):
+    for written in ("400m", "40%", "0.40"):
+        resize(kubectl, TEAM, "sharepod", "train", request=written, limit=None, memory=None)
+        assert kubectl.patches[-1][3] == {"spec": {"gpu": {"request": 0.4}}}
+    for change in ({"request": "2"}, {"request": "m"}, {"request": "110%"}, {"request": None}):
         with pytest.raises(KubectlError):
             resize(kubectl, TEAM, "sharepod", "train", limit=None, memory=None, **change)
 
