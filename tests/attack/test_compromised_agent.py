@@ -45,7 +45,7 @@ def test_a_budget_is_still_charged_for_the_counts_of_its_own_nodes() -> None:
             SimpleNamespace(name=name, status=GPUNodeStatus(consumption=(series(held),), consumption_at=AT))
             for name, held in held_ms.items()
         ]
-        return consumed_totals(cast(list[GpuNodeFacts], nodes), {})["team", "H100"]
+        return consumed_totals(cast(list[GpuNodeFacts], nodes), {}, {})["team", "H100"]
 
     before = reported(node_a=HOUR_MS, node_b=5 * HOUR_MS)
     assert reported(node_a=2 * HOUR_MS, node_b=5 * HOUR_MS).held_ms - before.held_ms == HOUR_MS

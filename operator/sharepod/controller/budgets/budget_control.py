@@ -5,7 +5,8 @@ Guarantees:
   names the resourceVersion that it started from. So neither a kill at any moment nor two leaders charge any use twice.
 - BC2 told-after: an Event is recorded only after the status that contains its cause is stored. So a restart repeats no
   Event.
-- A status is written at most every `PERIOD_S`. Without consumption it is written every `_FRESH_S`.
+- A status is written at most every `PERIOD_S`. Without consumption it is written every `_FRESH_S`. A budget whose
+  reservations spend it within `_NEAR_S` is charged every `_NEAR_PERIOD_S`.
 - The standing of each namespace (its rank in the queue by use and budget) is known before a leader's first decision.
 - Invalid content of a GPUBudget affects only that budget.
 """
@@ -13,6 +14,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -40,10 +42,14 @@ from sharepod.controller.state.facts.budget_facts import BudgetFacts
 from sharepod.kube import ApiError, ConflictError, NotFoundError, UnavailableError
 
 from .budget_status import budget_status, event_note, refill_text, same_but_time, unreadable_status
-from .consumed_totals import consumed_totals
+from .consumed_totals import ReportAges, consumed_totals, reserving
 
 PERIOD_S = 30.0
 """Seconds between two rounds: as often as agents write consumption."""
+_NEAR_S = 90.0
+"""Seconds before its end from which a budget is charged more often: a report of an agent and a round."""
+_NEAR_PERIOD_S = 5.0
+"""Seconds between two charges of such a budget: with the delay of a report, its end is noticed within 10 s."""
 _SOON_S = 1.0
 """Seconds from a change of a GPUBudget or namespace to the next round, so that several changes share one round."""
 _FRESH_S = 600.0
@@ -91,6 +97,11 @@ class BudgetControl:
         self._on_changed = on_changed
         self._standings: dict[str, Standing] = {}
         self._kick = asyncio.Event()
+        self._reports = ReportAges()
+        self._rates: Counter[TotalKey] = Counter()
+        """Reserved time in milliseconds a second, by namespace and model."""
+        self._nearly_spent: set[str] = set()
+        """Budgets that are spent within `_NEAR_S`, by uid."""
         state.budgets.on_changed = state.namespace_labels.on_changed = self._kick.set
 
     def standing(self, namespace: str) -> Standing:
@@ -107,23 +118,34 @@ class BudgetControl:
             self._kick.clear()
             if self._acts():
                 await self.look()
-            try:
-                await asyncio.wait_for(self._kick.wait(), PERIOD_S)
-                await asyncio.sleep(_SOON_S)
-            except TimeoutError:
-                pass
+            for _ in range(round(PERIOD_S / _NEAR_PERIOD_S)):
+                try:
+                    await asyncio.wait_for(self._kick.wait(), _NEAR_PERIOD_S)
+                except TimeoutError:
+                    if self._nearly_spent and self._acts():
+                        await self.look(only=frozenset(self._nearly_spent))
+                else:
+                    await asyncio.sleep(_SOON_S)
+                    break
 
-    async def look(self) -> None:
-        """Charge consumption, write each changed status, and update the standings."""
+    async def look(self, *, only: frozenset[str] | None = None) -> None:
+        """Charge consumption, write each changed status, and update the standings.
+
+        `only`: uids of the budgets to charge; None: all.
+        """
         written = self._written()
         if written is None:  # the totals are incomplete: a charge now would be wrong
             self._show(self._worked_out({}))
             self._kick.set()
             return
         now_ms = self._now_ms()
-        totals = consumed_totals(self._state.gpunodes, written)
+        gpunodes = list(self._state.gpunodes)
+        totals = consumed_totals(gpunodes, written, self._reports.update(gpunodes, now_ms))
+        self._rates = sum((reserving(each) for each in gpunodes), Counter())
         covered = self._covered()
         for item in self._state.budgets.known:
+            if only is not None and item.uid not in only:
+                continue
             try:
                 await self._look_at(item, covered.get(item.uid, Coverage()), totals, now_ms)
             except UnavailableError as error:
@@ -206,6 +228,7 @@ class BudgetControl:
         """
         now_ms, covered = self._now_ms(), self._covered()
         found: dict[str, Standing] = {}
+        self._nearly_spent.clear()
         for gauge in metrics.BUDGETS:
             gauge.clear()
         for item in self._state.budgets.known:
@@ -229,7 +252,17 @@ class BudgetControl:
         stored = self._stored(item, rules, now_ms)
         state = charged(stored, rules, coverage.namespaces, totals, at_ms=now_ms, half_life_s=self._half_life_s)
         _measure(item, rules, state)
+        if not state.account.spent and state.account.left(rules.terms) <= _NEAR_S * self._rate(rules, coverage):
+            self._nearly_spent.add(item.uid)
         return standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
+
+    def _rate(self, rules: BudgetRules, coverage: Coverage) -> int:
+        """Return what the present reservations charge a budget, in account units a second."""
+        return sum(
+            rules.weighted(model, ConsumedTotal(0, milli)).by(rules.terms.charge_by)
+            for (namespace, model), milli in self._rates.items()
+            if namespace in coverage.namespaces
+        )
 
     def _show(self, standings: dict[str, Standing]) -> None:
         """Make these standings the present ones. Call `on_changed` if they change the order of the queue."""

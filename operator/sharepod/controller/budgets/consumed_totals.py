@@ -1,34 +1,74 @@
 """Totals of GPU time by namespace and GPU model. A total is the GPUStatement's or, if larger, the sum of the agents'
-present reports. A statement contains these reports one round later.
+present reports. A statement contains these reports one round later. Reserved time continues between two reports.
 
 Guarantees:
 - A total never exceeds the real consumption, and finally equals it. Deleted nodes and restarts never reduce a total
-  below the statement's.
+  below the statement's. Exception: a share raised since the last report counts up to `_MOST_MS` with its new size.
 - The report of one node never changes the count of another node.
 - Series (counts per tenant and GPU model) that nodes no longer report are not kept.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from sharepod.api.consumption import MAX_MODEL
 from sharepod.budgets.budget import ConsumedTotal, TotalKey
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
+_MOST_MS = 90_000
+"""Milliseconds for which reserved time continues without a report: agents report each minute."""
+
+
+class ReportAges:
+    """Ages of the nodes' reports by this process's clock: a node's own clock may differ."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, int]] = {}
+
+    def update(self, gpunodes: Iterable[GpuNodeFacts], now_ms: int) -> dict[str, int]:
+        """Return the milliseconds since this process first saw each node's latest report, at most `_MOST_MS`."""
+        before, self._seen = self._seen, {}
+        for gpunode in gpunodes:
+            at = gpunode.status.consumption_at
+            if at is not None:
+                known = before.get(gpunode.name)
+                self._seen[gpunode.name] = known if known is not None and known[0] == at else (at, now_ms)
+        return {name: min(_MOST_MS, max(0, now_ms - seen_ms)) for name, (_at, seen_ms) in self._seen.items()}
+
+
+def reserving(gpunode: GpuNodeFacts) -> Counter[TotalKey]:
+    """Return the thousandths of GPUs that tenants of a node have reserved since before its last report."""
+    found: Counter[TotalKey] = Counter()
+    at = gpunode.status.consumption_at
+    for row in gpunode.rows.values():
+        seen = gpunode.seen(row.id)
+        if at is None or seen is None or seen.counted_since is None or seen.counted_since > at:
+            continue
+        for uuid in row.gpus:
+            if (gpu := gpunode.gpus.get(uuid)) is not None:
+                found[row.namespace, gpu.model[:MAX_MODEL]] += row.request_milli
+    return found
+
 
 def consumed_totals(
-    gpunodes: Iterable[GpuNodeFacts], written: Mapping[TotalKey, ConsumedTotal]
+    gpunodes: Iterable[GpuNodeFacts], written: Mapping[TotalKey, ConsumedTotal], ages_ms: Mapping[str, int]
 ) -> dict[TotalKey, ConsumedTotal]:
-    """Return the present totals. `written`: totals of the statements."""
+    """Return the present totals. `written`: totals of the statements; `ages_ms`: ages of the reports by node."""
     found: dict[TotalKey, ConsumedTotal] = {}
     for gpunode in gpunodes:
         for entry in gpunode.status.consumption:
-            key = (entry.namespace, entry.model)
-            total = found.get(key, ConsumedTotal())
-            found[key] = ConsumedTotal(
-                total.held_ms + entry.held_milliseconds, total.reserved_ms + entry.reserved_milliseconds
-            )
+            _add(found, (entry.namespace, entry.model), entry.held_milliseconds, entry.reserved_milliseconds)
+        if age_ms := ages_ms.get(gpunode.name, 0):
+            for key, milli in reserving(gpunode).items():
+                _add(found, key, 0, milli * age_ms // 1000)
     for key, total in written.items():
         seen = found.get(key, ConsumedTotal())
         found[key] = ConsumedTotal(max(seen.held_ms, total.held_ms), max(seen.reserved_ms, total.reserved_ms))
     return found
+
+
+def _add(found: dict[TotalKey, ConsumedTotal], key: TotalKey, held_ms: int, reserved_ms: int) -> None:
+    total = found.get(key, ConsumedTotal())
+    found[key] = ConsumedTotal(total.held_ms + held_ms, total.reserved_ms + reserved_ms)

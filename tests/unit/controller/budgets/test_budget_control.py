@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from typing import Any, cast
@@ -18,12 +19,14 @@ from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.kube import ConflictError, UnavailableError
 from unit.controller.objects import PODS
+from unit.virtual_time import VirtualTimeLoop
 
 Json = dict[str, Any]
 START_MS = 1_767_225_600_000
 """2026-01-01T00:00:00Z."""
 HOUR_MS = 3_600_000
 CENTRAL = "sharepod-system"
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
 class Server:
@@ -131,6 +134,9 @@ class World:
         self.namespaces = ["a", "b", CENTRAL]
         self.had: dict[tuple[str, str], int] = {}
         self.written: dict[tuple[str, str], ConsumedTotal] | None = {}
+        self.holds_milli = 0
+        """Request of a tenant of namespace `a` on node n0 since before the last report."""
+        self.reported_at = "2026-01-01T00:00:01.000Z"
         self._version = 0
 
     def consume(self, namespace: str, milliseconds: int, node: str = "n0") -> None:
@@ -138,7 +144,7 @@ class World:
 
     def gpunodes(self) -> list[Json]:
         self._version += 1
-        found = []
+        found: list[Json] = []
         for node in ("n0", "n1"):
             series = [
                 {
@@ -154,7 +160,26 @@ class World:
             ]
             metadata = {"name": node, "uid": node, "resourceVersion": str(self._version), "generation": 1}
             found.append({"metadata": metadata, "spec": {}, "status": {"consumption": series}})
+        if self.holds_milli:
+            found[0]["spec"] = {"tenants": [self._row()]}
+            found[0]["status"] |= {
+                "consumptionAt": self.reported_at,
+                "gpus": [{"uuid": UUID, "index": 0, "model": "A", "memory": 1 << 34}],
+                "tenants": [{"id": "t0", "countedSince": "2026-01-01T00:00:00.000Z"}],
+            }
         return found
+
+    def _row(self) -> Json:
+        return {
+            "id": "t0",
+            "namespace": "a",
+            "podName": "one",
+            "state": "Reserved",
+            "gpus": [UUID],
+            "requestMilli": self.holds_milli,
+            "limitMilli": 1000,
+            "memory": 1 << 30,
+        }
 
     def status(self, name: str = "b1", namespace: str = "a") -> Json:
         status: Json = self.server.objects[namespace, name]["status"]
@@ -163,6 +188,38 @@ class World:
     def condition(self, kind: str, name: str = "b1", namespace: str = "a") -> Json:
         (found,) = (one for one in self.status(name, namespace)["conditions"] if one["type"] == kind)
         return cast("Json", found)
+
+
+@pytest.mark.promise("budgets-spent-soon")
+def test_a_budget_that_reservations_spend_between_two_reports_is_noticed_within_ten_seconds() -> None:
+    world = World()
+    world.holds_milli = 400
+    world.server.put("b1", "a", {"gpuSeconds": 100, "whenSpent": "Queue"})
+    loop = VirtualTimeLoop()
+    try:
+        spent_s = loop.run_until_complete(_until_spent(world, loop))
+    finally:
+        loop.close()
+    assert 250 <= spent_s <= 260, "100 GPU-seconds at 0.4 last 250 s"
+    assert world.server.writes <= 250 / 30 + 90 / 5 + 3
+    assert (world.status()["left"], ("b1", "BudgetSpent") in world.events.announced) == (0, True)
+
+
+async def _until_spent(world: World, loop: VirtualTimeLoop) -> float:
+    """Return the seconds until new SharePods of the namespace wait. The agent reports each minute, a second late."""
+    began = loop.time()
+    process = OperatorProcess(world)
+    running = loop.create_task(process.control.run())
+    while process.control.standing("a").waits_until is None and loop.time() < began + 600:
+        await asyncio.sleep(0.5)
+        seconds = loop.time() - began
+        world.now_ms = START_MS + round(seconds * 1000)
+        reported_s = max(0, int(seconds - 1) // 60 * 60)
+        world.had["n0", "a"] = reported_s * world.holds_milli
+        world.reported_at = f"2026-01-01T00:{reported_s // 60:02}:00.001Z"
+        process.read()
+    running.cancel()
+    return loop.time() - began
 
 
 @pytest.mark.promise("budgets-charged-once")
