@@ -212,7 +212,7 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
     version = {"resourceVersion": made["metadata"]["resourceVersion"]}
     patch = {"metadata": version, "status": {"allocation": given}}
     world.api.patch(f"{claim_path(namespace, 'second')}/status", patch)
-    wait(lambda: any("cannot have yet" in text for _, text in world.events(namespace, "second")), what="an Event")
+    wait(lambda: any("gives no share yet" in text for _, text in world.events(namespace, "second")), what="an Event")
     assert row_of(world, agent.node, "second") is None
     world.kubelets.finish(namespace, "one")
     wait(lambda: row_of(world, agent.node, "second"), what="it is entered once there is room")

@@ -30,6 +30,7 @@ def check_reasons(rules: Rules, refusal: Refusal, request: PlacementRequest) -> 
     else:
         _check_counts(rules, refusal, request, never=never)
     _check_figures(rules, refusal)
+    _check_brief(refusal)
     _check_advice(rules, refusal, request)
 
 
@@ -76,6 +77,13 @@ def _check_figures(rules: Rules, refusal: Refusal) -> None:
             node = rules.states[match[2]]
             time, memory = rules.free_of_gpu(node, next(gpu for gpu in node.gpus if gpu.index == int(match[3])))
             assert match[1] == (format_fraction(time) if item.what == "Time" else size_down(memory)), refusal.message
+
+
+def _check_brief(refusal: Refusal) -> None:
+    """Check that the Event's text is one short sentence with the advice, if there is any."""
+    assert len(refusal.brief.split()) <= 25, refusal.brief
+    assert refusal.fits_now in refusal.brief
+    assert ". " not in refusal.brief
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:

@@ -108,8 +108,9 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
             outlook = Outlook.NEVER
     if not obstacles:
         return None
-    advice = f"{' with '.join(would_fit)} would fit now." if len(would_fit) == len(obstacles) else "No raise fits now."
-    return _refusal(row, outlook, obstacles, advice)
+    if len(would_fit) < len(obstacles):
+        return _refusal(row, outlook, obstacles, "No raise fits now.")
+    return replace(_refusal(row, outlook, obstacles, ""), fits_now=" with ".join(would_fit))
 
 
 def _refusal(row: Row, outlook: Outlook, obstacles: list[Obstacle], advice: str) -> Refusal:

@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from sharepod.api.sharepod import (
     Phase,
     SharePodStatus,
 )
+from sharepod.placement.state.types import Refusal
 
 from .steps import Ending, Finish
 
@@ -46,7 +47,11 @@ class Announcement:
 
 
 def announcements(
-    written: Mapping[str, Any], finish: Ending | None, seen: TenantStatus | None, announced: Mapping[str, str]
+    written: Mapping[str, Any],
+    finish: Ending | None,
+    seen: TenantStatus | None,
+    announced: Mapping[str, str],
+    refusals: Iterable[Refusal | None] = (),
 ) -> tuple[list[Announcement], dict[str, str]]:
     """Return the Events to write and the next value of `announced`.
 
@@ -55,15 +60,17 @@ def announcements(
         finish: End of the SharePod or its run that this status records; None if it records no end.
         seen: The agent's report of the tenant.
         announced: By condition type or finding: message of the last Event.
+        refusals: Refusals in the conditions: their Events are brief.
     """
     known = dict(announced)
     if finish is not None and not isinstance(finish, Finish):
         retry_at = written["lastEnd"]["retryAt"]
-        text = f"{finish.message}; it is placed again at {retry_at}, once nothing of this run is left"
+        text = f"{finish.message}; it is placed again at {retry_at}"
         return [Announcement(True, finish.cause, "Restart", text)], known
     if finish is not None:
         return [Announcement(finish.phase is not Phase.SUCCEEDED, finish.reason, "Finish", finish.message)], known
     found: list[Announcement] = []
+    briefs = {refusal.message: refusal.brief for refusal in refusals if refusal is not None}
     findings = {finding.reason: finding.message for finding in seen.findings} if seen is not None else {}
     run = written.get("podUID") if written.get("startTime") else None
     if run is not None and known.get(_STARTED) != run:
@@ -75,7 +82,8 @@ def announcements(
             continue
         known[condition["type"]] = words
         waited = former is not None and not former.startswith("Reserved")
-        found += _of_condition(condition, waited=waited, findings=bool(findings))
+        message = briefs.get(condition["message"], condition["message"])
+        found += _of_condition({**condition, "message": message}, waited=waited, findings=bool(findings))
     for reason in _FINDINGS:
         if reason not in findings:
             known.pop(reason, None)
@@ -87,11 +95,10 @@ def announcements(
 
 
 def _started(written: Mapping[str, Any]) -> str:
-    """Return the Event's text at the start of a run: its place, and commands to inspect it."""
-    name, gpus = written.get("podName"), written.get("gpuIndexes") or ""
+    """Return the Event's text at the start of a run: its place, and how its Pod is reached."""
+    gpus = written.get("gpuIndexes") or ""
     place = f"{written.get('node')}, {'GPUs' if ',' in gpus else 'GPU'} {gpus}"
-    ways = f"kubectl logs {name}, kubectl exec {name} and kubectl port-forward pod/{name}"
-    return f"runs on {place}; its pod has its name: {ways} work as for any pod"
+    return f"runs on {place}; kubectl logs, exec and port-forward take pod {written.get('podName')}"
 
 
 def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool) -> Iterator[Announcement]:

@@ -155,19 +155,13 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
         if mine is not None and waited:
             yield Note(False, "Placed", "Place", f"on {claim.allocation.node}: {share(mine)}")
         elif not claim.allocation.ours:
-            text = (
-                "was allocated by another allocator: its pod gets no GPU on nodes of SharePod; see that no "
-                f"ResourceSlice of {CLAIM_DRIVER} or with devices of the class is published"
-            )
+            text = f"another allocator allocated it, so its pod gets no GPU; delete its ResourceSlice of {CLAIM_DRIVER}"
             yield Note(True, "ForeignAllocation", "Place", text)
         elif mine is None and snapshot.lives:
             text = "its pod has no share: the ledger has no row for the claim; delete the pod to have it placed again"
             yield Note(True, LOST, "Place", text)
     elif snapshot.lives and not snapshot.waited_for:
-        text = (
-            "its pod is on a node and has no share: the claim has no allocation; delete the pod and create it again, "
-            "without spec.nodeName if it has that (a nodeSelector on kubernetes.io/hostname chooses a node, too)"
-        )
+        text = "its pod is on a node without a share; delete the pod and create it again without spec.nodeName"
         yield Note(True, LOST, "Place", text)
     if claim.error is not None:
         yield Note(True, "Invalid", "Place", str(claim.error))
@@ -176,7 +170,7 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
             yield Note(True, "Waiting", "Place", blocked)
         elif refusal is not None:
             count = claim.request.gpu.count if claim.request is not None else 1
-            text = of_lines(refusal.message, count) if claim.by_line else of_claims(refusal.message)
+            text = of_lines(refusal.brief, count) if claim.by_line else of_claims(refusal.brief)
             yield Note(True, refusal.outlook.value, "Place", clipped(text))
 
 
@@ -193,5 +187,5 @@ def _notes_of_scheduled(claim: ClaimFacts, not_entered: str | None, *, lives: bo
     if error is not None:
         yield Note(True, "Invalid", "Place", str(error))
     elif given is not None and not_entered is not None:
-        text = f"kube-scheduler has given it a share that it cannot have yet: {not_entered}"
+        text = f"its allocation gives no share yet: {not_entered}"
         yield Note(True, LOST if lives else "Waiting", "Place", text)

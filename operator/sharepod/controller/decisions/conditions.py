@@ -241,9 +241,9 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
         ill = (f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
         lost = (f"{uuid} of {inputs.node} is missing: its agent no longer reports it" for uuid in inputs.missing_gpus)
         which = "; ".join((*ill, *lost))
-        advice = "programs on it may fail or hang; to place the SharePod on another GPU, delete its pod"
+        advice = "Programs on it may fail or hang; delete the pod for another GPU"
         if inputs.snapshot.sharepod is not None and inputs.snapshot.sharepod.restart_policy is RestartPolicy.NEVER:
-            advice = "programs on it may fail or hang; to use another GPU, create the SharePod again"
+            advice = "Programs on it may fail or hang; create the SharePod again for another GPU"
         return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
     return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
 
@@ -335,7 +335,6 @@ def _ended_run(last: Json | None) -> Stated:
 def unreachable(node: str) -> str:
     """Return the message for a SharePod on an unreachable node, with an admin's remedy."""
     return (
-        f"{node} does not answer, so its processes may still run there: waits until the node answers, its Node is "
-        f"deleted (kubectl delete node {node}), or it is marked as shut down (kubectl taint node {node} "
-        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute)"
+        f"{node} does not answer; waits until it does, or until kubectl delete node {node} or kubectl taint node "
+        f"{node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )

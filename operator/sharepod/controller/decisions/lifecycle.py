@@ -69,9 +69,7 @@ _UNFINISHED = frozenset({EndReason.EVICTED, EndReason.PREEMPTED, EndReason.POD_L
 """Reasons of ends that interrupted the work from outside. The message then contains `_ADVICE`."""
 _CLOCK_SKEW_S = 60.0
 """Largest expected difference between the clocks of two machines, in seconds."""
-_ADVICE = (
-    "; with restartPolicy Never nothing is run a second time: create the SharePod again, with OnFailure if it may be"
-)
+_ADVICE = "; restartPolicy Never allows no second run: create the SharePod again"
 """Remedy in the message of a SharePod whose work was interrupted."""
 
 

@@ -32,10 +32,7 @@ def budget_wait(standing: Standing) -> Refusal | None:
     """Return the refusal for new SharePods of a namespace that must wait for its budget. None if they need not wait."""
     if standing.waits_until is None:
         return None
-    headline = (
-        "the GPU budget of the namespace is spent, and new SharePods wait until it counts again at "
-        f"{standing.waits_until}"
-    )
+    headline = f"the GPU budget of the namespace is spent, and new SharePods wait until {standing.waits_until}"
     return Refusal(outlook=Outlook.SPENT, headline=headline, advice=_THEN_LOOKED)
 
 

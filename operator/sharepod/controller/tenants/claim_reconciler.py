@@ -369,8 +369,8 @@ class ClaimReconciler:
             return None, None
         if (container := self._state.seen_claims.crowded(pod)) is not None:
             return None, (
-                f"container {container} uses two claims of class {DEVICE_CLASS}, and a container can have one share: "
-                f"write one claim with count, or use each claim in a separate container"
+                f"container {container} uses two claims of class {DEVICE_CLASS}; write one claim with count, or use "
+                "each claim in a separate container"
             )
         for other in self._state.seen_claims.of_pod(pod):
             if other.uid == claim.uid:

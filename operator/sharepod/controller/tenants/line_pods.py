@@ -106,10 +106,10 @@ class LinePods:
         elif pod.waits_for_share and not self.in_force():
             self._events.warning(sharepod.kind, sharepod, "Waiting", "Place", _NOT_IN_FORCE)
         elif pod.waits_for_share and not snapshot.reserved and memo.refusal is not None:
-            text = clipped(of_lines(memo.refusal.message, count))
+            text = clipped(of_lines(memo.refusal.brief, count))
             self._events.warning(sharepod.kind, sharepod, memo.refusal.outlook.value, "Place", text)
         elif not pod.waits_for_share and pod.node is None and row is not None:
             self._events.normal(sharepod.kind, sharepod, "Placed", "Place", f"on {pod.pin}: {share(row)}")
         if memo.resize_refusal is not None and row is not None:
-            text = clipped(of_lines(memo.resize_refusal.message, count))
+            text = clipped(of_lines(memo.resize_refusal.brief, count))
             self._events.warning(sharepod.kind, sharepod, "ResizeRefused", "Resize", text)

@@ -66,8 +66,7 @@ class ScheduledShares:
         if node.double_booked:
             resources = ", ".join(node.plugin_resources)
             return (
-                f"node {share.node} advertises {resources}: NVIDIA's device plugin gives its GPUs to other pods; keep "
-                "that off the node, or delete the pod"
+                f"node {share.node} advertises {resources}; keep NVIDIA's device plugin off the node, or delete the pod"
             )
         row = reservation(claim, share, {device_name(uuid): uuid for uuid in gpunode.gpus})
         if isinstance(row, str):
@@ -75,10 +74,7 @@ class ScheduledShares:
         try:
             self._state.cluster.reserve(share.node, row)
         except PlacementError as error:
-            return (
-                f"{error}: another allocator than kube-scheduler has also allocated it, or a former pod has not ended "
-                f"yet"
-            )
+            return str(error)
         log.info("entered a share that kube-scheduler has given", claim=f"{claim.namespace}/{claim.name}", row=row)
         if all(pod.node is None for pod in seen.users(claim)):
             seen.booked(claim.uid)

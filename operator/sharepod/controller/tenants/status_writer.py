@@ -203,7 +203,9 @@ class StatusWriter:
         announced = memo.announced
         if announced is None:
             announced = announced_before(sharepod.status, inputs.seen)
-        found, memo.announced = announcements(wanted, finish, inputs.seen, announced)
+        found, memo.announced = announcements(
+            wanted, finish, inputs.seen, announced, (inputs.refusal, inputs.resize_refusal)
+        )
         for item in found:
             normal = self._events.hint if item.hint else self._events.normal
             emit = self._events.warning if item.warning else normal

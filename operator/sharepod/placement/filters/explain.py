@@ -87,7 +87,8 @@ def _explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refu
         outlook=Outlook.WAITING,
         headline=headline,
         obstacles=tuple(_obstacles(tally, request, node_checks, checks)),
-        advice=_advice(cluster.head_reservation, tally, nodes, request, fits),
+        fits_now=(_less_time(nodes, request, fits) or _less_memory(nodes, request, fits)) if tally.gpus else "",
+        advice=_advice(cluster.head_reservation, request),
     )
 
 
@@ -226,30 +227,25 @@ def _obstacles(
     yield from tally.others
 
 
-def _advice(
-    head: HeadReservation | None, tally: _Tally, nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits
-) -> str:
-    waits = "It will be placed automatically as soon as there is room."
+def _advice(head: HeadReservation | None, request: PlacementRequest) -> str:
     if head is not None and head.tenant == request.tenant:
-        waits = f"It has waited longest: GPUs of {head.node} are kept for it until it fits."
-    if not tally.gpus:
-        return waits
-    smaller = _less_time(nodes, request, fits) or _less_memory(nodes, request, fits)
-    return f"{smaller} would fit now. {waits}" if smaller else waits
+        return f"It has waited longest: GPUs of {head.node} are kept for it until it fits."
+    return "It will be placed automatically as soon as there is room."
 
 
-def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
+def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str:
+    """Return a smaller `spec.gpu.request` that fits; empty if none does."""
     free = _free_on(nodes, request, lambda gpu: gpu.free_milli)
     candidates = {milli for each in free if (milli := advised_request(each)) is not None}
     smaller = [milli for milli in candidates if milli < request.gpu.request_milli]
     for milli in sorted(smaller, reverse=True)[:_TRIES]:
         if fits(replace(request, gpu=replace(request.gpu, request_milli=milli))):
             return f"spec.gpu.request {format_fraction(milli)}"
-    return None
+    return ""
 
 
-def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
-    """Return a smaller `spec.gpu.memory` that fits."""
+def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str:
+    """Return a smaller `spec.gpu.memory` that fits; empty if none does."""
     asked = request.gpu.memory
     free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
     candidates = {size for each in free if (size := advised_memory(each)) is not None}
@@ -257,7 +253,7 @@ def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: 
     for size in sorted(smaller, reverse=True)[:_TRIES]:
         if fits(replace(request, gpu=replace(request.gpu, memory=size))):
             return f"spec.gpu.memory {advised_size(size)}"
-    return None
+    return ""
 
 
 def _free_on(nodes: Sequence[NodeAccount], request: PlacementRequest, free: Callable[[GpuAccount], int]) -> set[int]:

@@ -7,6 +7,7 @@ apply within its namespace, so they are compared as `LabelKey`, never as bare te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,11 @@ LabelKey = tuple[str, str]
 """Namespace and label, by which scheduling labels are compared."""
 
 NO_LABELS = SchedulingLabels()
+
+_CHOSEN = ("NodeSelector", "NodeAffinity", "Taint")
+"""Obstacles of nodes that the request, or their owner, excludes on purpose."""
+_FIGURES = re.compile(r" \(.*\)")
+"""Figures of an obstacle, in parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,23 +378,34 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Answer that there is no place. `obstacles`: the reason for each group of nodes or GPUs; `advice`: changes that
-    would help. Neither names another namespace's objects or labels."""
+    """Answer that there is no place. `obstacles`: the reason for each group of nodes or GPUs; `fits_now`: smaller
+    values that have a place now; `advice`: other changes that would help. None names another namespace's objects or
+    labels."""
 
     outlook: Outlook
     headline: str
     obstacles: tuple[Obstacle, ...] = ()
+    fits_now: str = ""
     advice: str = ""
 
     @property
     def message(self) -> str:
-        """The text of the condition and of the Event, clipped as an Event's note."""
-        text = (
-            f"{self.headline}: {', '.join(item.text for item in self.obstacles)}."
-            if self.obstacles
-            else f"{self.headline}."
-        )
-        return clipped(f"{text} {self.advice}" if self.advice else text)
+        """The text of the condition, clipped."""
+        obstacles = f": {', '.join(item.text for item in self.obstacles)}" if self.obstacles else ""
+        parts = (f"{self.headline}{obstacles}.", f"{self._fits_now}." if self.fits_now else "", self.advice)
+        return clipped(" ".join(part for part in parts if part))
+
+    @property
+    def brief(self) -> str:
+        """The text of the Event, one short sentence: what would fit now, else the most frequent obstacle, where
+        possible one of nodes that are not excluded on purpose."""
+        most = max(self.obstacles, key=lambda item: (item.what not in _CHOSEN, item.count), default=None)
+        rest = self._fits_now or (_FIGURES.sub("", most.text) if most is not None else "")
+        return clipped(f"{self.headline}: {rest}" if rest else self.headline)
+
+    @property
+    def _fits_now(self) -> str:
+        return f"{self.fits_now} would fit now" if self.fits_now else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

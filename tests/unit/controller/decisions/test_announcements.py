@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase, SharePodStatus
 from sharepod.controller.decisions.announcements import Announcement, announced_before, announcements
 from sharepod.controller.decisions.steps import Finish
+from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 from unit.controller.objects import TENANT
 
 NOTHING = SharePodStatus().dump()
@@ -58,11 +61,10 @@ def test_the_start_of_each_run_is_told_once_with_the_ways_to_look_into_it() -> N
     running = SharePodStatus(
         pod_name="one", pod_uid="pod-1", node="node-a", gpu_indexes="0,1", start_time="2026-01-01T00:00:00Z"
     )
-    (events,), known = announcements(running.dump(), None, None, {})
-    assert (events.reason, events.warning, events.hint) == ("Started", False, True)
-    assert events.message.startswith("runs on node-a, GPUs 0,1;")
-    for way in ("kubectl logs one", "kubectl exec one", "kubectl port-forward pod/one"):
-        assert way in events.message
+    (event,), known = announcements(running.dump(), None, None, {})
+    assert (event.reason, event.warning, event.hint) == ("Started", False, True)
+    assert event.message.startswith("runs on node-a, GPUs 0,1;")
+    assert event.message.endswith("; kubectl logs, exec and port-forward take pod one")
     assert announcements(running.dump(), None, None, known) == ([], known)
     assert announcements(running.dump(), None, None, announced_before(running, None))[0] == [], (
         "announced by a predecessor"
@@ -71,6 +73,27 @@ def test_the_start_of_each_run_is_told_once_with_the_ways_to_look_into_it() -> N
     assert announcements(placed.dump(), None, None, {})[0] == []
     (again,), _ = announcements(running.model_copy(update={"pod_uid": "pod-2"}).dump(), None, None, known)
     assert again.reason == "Started"
+
+
+@pytest.mark.promise("operator-events-brief")
+def test_the_event_of_a_refusal_is_brief_and_names_what_would_fit() -> None:
+    refusal = Refusal(
+        outlook=Outlook.WAITING,
+        headline="0/3 nodes can take it",
+        obstacles=(
+            Obstacle("Taint", "node", 12, "12 nodes have a taint"),
+            Obstacle("Time", "GPU", 9, "9 GPUs have too little time free (most free: 0.3 of a GPU 1; asked 0.5)"),
+        ),
+        advice="It will be placed automatically as soon as there is room.",
+    )
+    for fits_now, text in (
+        ("", "0/3 nodes can take it: 9 GPUs have too little time free"),
+        ("spec.gpu.request 0.3", "0/3 nodes can take it: spec.gpu.request 0.3 would fit now"),
+    ):
+        found = replace(refusal, fits_now=fits_now)
+        written = status("Placed", "False", "NoRoom", found.message)
+        (event,), _ = announcements(written, None, None, {}, (found, None))
+        assert event.message == text
 
 
 def test_an_end_is_told_alone_and_as_what_it_is() -> None:

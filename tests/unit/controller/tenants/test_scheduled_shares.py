@@ -114,7 +114,7 @@ async def test_where_the_device_plugin_gives_the_gpus_away_nothing_is_entered_be
     await world.look_at_claim(times=3)
     assert uid not in world.rows()
     notes = world.notes("ReservationLost")
-    assert any("advertises nvidia.com/gpu.shared: NVIDIA's device plugin" in note for note in notes)
+    assert any("advertises nvidia.com/gpu.shared; keep NVIDIA's device plugin off" in note for note in notes)
     none_left = dict.fromkeys(plugin, "0")
     world.change("nodes", "node-a", lambda item: item["status"]["allocatable"].update(none_left), status=True)
     await world.look_at_claim(times=3)
