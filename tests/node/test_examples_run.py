@@ -7,7 +7,6 @@ entrypoints of servers launch kernels until they are ended.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,13 +18,12 @@ import yaml
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.images import base_files, libraries_of, make_image
-from harness.installation import GROUP, Installation
+from harness.installation import GROUP
 from harness.machines import LIBCUDA, PROGRAM, RealNode
+from node.simulated_node import NODE, PATIENCE_S, simulated_node
 from node.test_your_manifest import sessions
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE = "node-0"
-PATIENCE_S = 60.0
 STAYS_S = 5.0
 """Seconds for which a Pod that runs is watched: a container that ends is started again after one."""
 ELSEWHERE = {session[0][0].rpartition("/")[2] for session in sessions()}
@@ -56,26 +54,9 @@ _GPUS = (
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, RealNode]]:
     """SharePod on a cluster whose one node has the GPUs, the zone and the images of the examples."""
     folder = tmp_path_factory.mktemp("node")
-    inventory = folder / "inventory.yaml"
-    listed = [
-        {"uuid": uuid, "index": index, "model": model, "memory": memory}
-        for index, (uuid, model, memory) in enumerate(_GPUS)
-    ]
-    inventory.write_text(json.dumps({"gpus": listed}))
-    with Cluster(node_lifecycle=True) as cluster, RealNode(cluster, inventory, NODE) as node:
+    with simulated_node(folder, _GPUS) as (cluster, node):
         _load_images(node, folder)
         cluster.kubectl("label", "node", NODE, "topology.kubernetes.io/zone=zone-a")
-        installation = Installation(cluster)
-        installation.start_operator()
-        installation.add_to_pool(NODE)
-        node.start_agent(installation)
-        cluster.await_service_account("default", "default")
-        cluster.wait_for(
-            f"{GROUP}/gpunodes/{NODE}",
-            lambda found: found and len(found.get("status", {}).get("gpus", [])) == len(_GPUS),
-            what="GPUs reported",
-            timeout=PATIENCE_S,
-        )
         yield cluster, node
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,10 @@ from pathlib import Path
 import pytest
 from harness.cluster import Cluster, wait_until
 from harness.errors import HarnessError
-from harness.installation import GROUP, Installation
-from harness.machines import RealNode
+from harness.installation import GROUP
+from node.simulated_node import NODE, PATIENCE_S, simulated_node
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE = "node-0"
-"""The node that examples/17-kubeshare-gpuid.yaml names."""
-PATIENCE_S = 60.0
 _BLOCK = re.compile(r"((?:^    \$ kubectl apply -f examples/\S+\n)(?:^    .*\n)+)", re.MULTILINE)
 _AGE = re.compile(r" +(AGE|\d+m?\d*s)$", re.MULTILINE)
 
@@ -35,24 +31,8 @@ def sessions() -> list[list[tuple[str, str]]]:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """SharePod on a cluster whose one node has two simulated GPUs and the images of the examples."""
-    inventory = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    gpus = [
-        {"uuid": f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}", "index": n - 1, "model": "NVIDIA GeForce GTX 1080"}
-        for n in (1, 2)
-    ]
-    inventory.write_text(json.dumps({"gpus": [{**gpu, "memory": "8Gi"} for gpu in gpus]}))
-    with Cluster(node_lifecycle=True) as cluster, RealNode(cluster, inventory, NODE) as machine:
-        installation = Installation(cluster)
-        installation.start_operator()
-        installation.add_to_pool(NODE)
-        machine.start_agent(installation)
-        cluster.await_service_account("default", "default")
-        cluster.wait_for(
-            f"{GROUP}/gpunodes/{NODE}",
-            lambda found: found and len(found.get("status", {}).get("gpus", [])) == len(gpus),
-            what="GPUs reported",
-            timeout=PATIENCE_S,
-        )
+    gpus = [(f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}", "NVIDIA GeForce GTX 1080", "8Gi") for n in (1, 2)]
+    with simulated_node(tmp_path_factory.mktemp("gpus"), gpus) as (cluster, _):
         yield cluster
 
 
