@@ -25,7 +25,8 @@ from images.steps import ImageError, NotHadError, run
 LOCKS = Path(__file__).parent / "locks"
 PREFIX = "opt/sharepod"
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "shim", "operator")
-BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", "_wire.c", "_scores.c")
+_FROM_CFFI = ("_wire.c", "_scores.c", "_frame_reader.c", "_timed_wait.c")
+BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", *_FROM_CFFI)
 _OLDEST_LIBC = 17
 """Minor version of the oldest glibc that wheels are made for (manylinux2014)."""
 _BY = "1"

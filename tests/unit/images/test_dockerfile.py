@@ -88,6 +88,11 @@ def test_the_context_has_the_sources_without_what_was_built() -> None:
     assert rules[len(taken) :] == [f"**/{pattern}" for pattern in BUILT]
 
 
+def test_generated_c_files_are_no_sources() -> None:
+    generated = [line for line in (ROOT / ".gitignore").read_text().splitlines() if line.endswith(".c")]
+    assert {Path(line).name for line in generated} == {pattern for pattern in BUILT if pattern.endswith(".c")}
+
+
 @pytest.mark.promise("install-dockerfile")
 @pytest.mark.parametrize("part", USERS)
 def test_an_image_has_the_packages_of_its_lock_and_the_compiled_package(part: str) -> None:
