@@ -171,12 +171,15 @@ else
 	exit $$status
 endif
 
+# Tests of rules and panels need Prometheus, which a slice with one of them builds; `make coverage` runs them without.
+test-all: export BUILD_PROMETHEUS := 1
+test-all: TESTS_OF_ALL = $(filter-out $(TESTED),$(FOLDERS)) $(if $(filter tests/unit,$(TESTED)),tests/unit/monitoring)
 test-all: shim doubles cluster ## all tests (40 minutes); SLICE=3/8 for a part of the files
 	@$(BIN)/python -m harness build --tool helm >/dev/null || echo "tests of the chart: skipped without Helm"
 	@trap "exit 130" INT; status=0; \
-	$(call PYTEST_PASS,--numprocesses 4,--slice $(SLICE) -m "not alone",$(filter-out $(TESTED),$(FOLDERS))); \
-	$(call PYTEST_PASS,--numprocesses 2,--slice $(SLICE) -m "alone and paired",$(filter-out $(TESTED),$(FOLDERS))); \
-	$(call PYTEST_PASS,,--slice $(SLICE) -m "alone and not paired",$(filter-out $(TESTED),$(FOLDERS))); \
+	$(call PYTEST_PASS,--numprocesses 4,--slice $(SLICE) -m "not alone",$(TESTS_OF_ALL)); \
+	$(call PYTEST_PASS,--numprocesses 2,--slice $(SLICE) -m "alone and paired",$(TESTS_OF_ALL)); \
+	$(call PYTEST_PASS,,--slice $(SLICE) -m "alone and not paired",$(TESTS_OF_ALL)); \
 	exit $$status
 
 test-compiled: compiled ## the tests of the token scheduler on the compiled modules, as they are shipped

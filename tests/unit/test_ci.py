@@ -81,4 +81,8 @@ def test_ci_leaves_out_only_what_make_coverage_has_run() -> None:
     assert all(lines.index("make coverage") < lines.index(line) for line in of_tests)
     for line, whole in zip(of_tests, (pytests("test"), pytests("test-all")), strict=True):
         narrowed = pytests(*shlex.split(line)[1:])
-        assert [folders(run) for run in narrowed] == [folders(run) - {"unit"} for run in whole]
+        unit = {argument for run in narrowed for argument in run if argument.startswith("tests/unit")}
+        assert unit == ({"tests/unit/monitoring"} if "test-all" in line else set()), (
+            "they are skipped without Prometheus"
+        )
+        assert [folders(run) - {"unit"} for run in narrowed] == [folders(run) - {"unit"} for run in whole]

@@ -19,7 +19,7 @@ from dashboards import DASHBOARDS, FOLDER
 from grafana import model
 from harness.prometheus import prometheus, promtool
 from unit.monitoring.played import TARGET, families, labels_of_series, serving
-from unit.monitoring.test_rules import GROUPS, RULES, needs_promtool, questions, read_by
+from unit.monitoring.test_rules import GROUPS, RULES, questions, read_by
 
 PATIENCE_S = 60.0
 NAMES = sorted(DASHBOARDS)
@@ -88,7 +88,7 @@ def test_queries_and_variables_read_labels_that_their_series_have() -> None:
             assert set(re.findall(r"(\w+)=", matchers)) <= labels[series], query
 
 
-@needs_promtool
+@pytest.mark.usefixtures("built_prometheus")
 def test_every_panel_returns_data_from_a_prometheus(tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(yaml.safe_dump({"groups": GROUPS}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from harness.prometheus import promtool, why_no_prometheus
+from harness.prometheus import promtool
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 from sharepod.agent.agent import Agent
@@ -29,7 +29,6 @@ GROUPS: list[dict[str, Any]] = DOCUMENTS["PrometheusRule"]["spec"]["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 ALERTS = [rule for rule in RULES if "alert" in rule]
-needs_promtool = pytest.mark.skipif(why_no_prometheus() is not None, reason=str(why_no_prometheus()))
 
 
 def served() -> set[str]:
@@ -92,7 +91,7 @@ def test_every_alert_has_a_severity_and_a_runbook_that_exists() -> None:
     assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
 
 
-@needs_promtool
+@pytest.mark.usefixtures("built_prometheus")
 def test_rules_are_valid_and_alerts_fire_when_they_should(tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(yaml.safe_dump({"groups": GROUPS}))
@@ -101,7 +100,7 @@ def test_rules_are_valid_and_alerts_fire_when_they_should(tmp_path: Path) -> Non
     promtool("test", "rules", str(tmp_path / "rules_test.yaml"))
 
 
-@needs_promtool
+@pytest.mark.usefixtures("built_prometheus")
 def test_the_queries_of_the_page_are_valid(tmp_path: Path) -> None:
     asked = [{"record": f"question:{number}", "expr": query} for number, query in enumerate(questions())]
     assert len(asked) >= 10
@@ -110,13 +109,13 @@ def test_the_queries_of_the_page_are_valid(tmp_path: Path) -> None:
     promtool("check", "rules", str(page))
 
 
-@needs_promtool
+@pytest.mark.usefixtures("built_prometheus")
 def test_metrics_of_the_operator_pass_promtools_lint() -> None:
     for registry in (metrics.REGISTRY, metrics.LEADERS):
         promtool("check", "metrics", input=generate_latest(registry).decode())
 
 
-@needs_promtool
+@pytest.mark.usefixtures("built_prometheus")
 async def test_metrics_of_the_agent_pass_promtools_lint(tmp_path: Path) -> None:
     write_inventory(tmp_path)
     agent = Agent(settings_in(tmp_path), SimulatedInventory(tmp_path / "inventory.yaml"))
