@@ -89,15 +89,21 @@ def _write(kubectl: Kubectl, gpu: Gpu, *, undo: bool) -> None:
             return
 
 
+def may_move(movable: bool | None, restart_policy: str, request_milli: int) -> bool:
+    """Return whether a SharePod may be moved, as the operator decides it."""
+    if restart_policy == "Never" or movable is False:
+        return False
+    return movable is True or (request_milli == 0 and restart_policy == "Always")
+
+
 def _movable_pod(kubectl: Kubectl, tenant: Workload) -> str | None:
     """Return the name of the Pod of a tenant that may be moved; None if it may not. Raise `KubectlError`."""
     if tenant.kind == "SharePod":
         item = kubectl.get(path("sharepods", tenant.namespace, tenant.name))
         spec = mapping(item.get("spec"))
-        movable, policy = mapping(spec.get("gpu")).get("movable"), text(spec, "restartPolicy") or "Always"
-        movable = True if _says_movable(item) else movable
-        spare = tenant.share.request_milli == 0 and policy == "Always" and movable is not False
-        return tenant.name if spare or (movable is True and policy != "Never") else None
+        movable = True if _says_movable(item) else mapping(spec.get("gpu")).get("movable")
+        policy = text(spec, "restartPolicy") or "Always"
+        return tenant.name if may_move(movable, policy, tenant.share.request_milli) else None
     name = tenant.name
     if tenant.kind == "Claim":
         claim = kubectl.get(path("resourceclaims", tenant.namespace, tenant.name, group=_CLAIMS))

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from kubectl_sharepod import commands
-from kubectl_sharepod.cordon import cordon, drain
+from kubectl_sharepod.cordon import cordon, drain, may_move
 from kubectl_sharepod.kubectl import ConflictError, Json, KubectlError
 from kubectl_sharepod.reading import Scope, gpus
 from kubectl_sharepod.views import CORDONED
+from sharepod.api.sharepod import RestartPolicy
+from sharepod.controller.placing.making_room.movers_seen import most_above
 
 from .fleet import UUIDS, Memory, cluster
 from .test_commands import printed
@@ -99,6 +101,16 @@ def test_a_cordoned_gpu_is_no_room_and_no_problem(value: str) -> None:
     assert (first.why, first.free, second.why) == ("cordoned", None, "")
     assert "cordoned" in printed(commands.all_gpus(Scope(kubectl, None)))
     assert "cordoned" not in printed(commands.doctor(kubectl))
+
+
+@pytest.mark.parametrize("movable", [None, False, True])
+@pytest.mark.parametrize("policy", [*RestartPolicy])
+@pytest.mark.parametrize("request_milli", [0, 400])
+def test_plugin_and_operator_decide_alike_whether_a_sharepod_may_be_moved(
+    movable: bool | None, policy: RestartPolicy, request_milli: int
+) -> None:
+    by_operator = most_above(movable, policy, request_milli) is not None
+    assert may_move(movable, policy.value, request_milli) is by_operator
 
 
 def test_drain_evicts_what_may_be_moved_and_names_what_stays() -> None:

@@ -37,6 +37,16 @@ _SLICE = 20
 """Nodes that are read before other tasks get a turn: a few milliseconds of work with 30 tenants each."""
 
 
+def most_above(movable: bool | None, restart_policy: RestartPolicy, request_milli: int) -> int | None:
+    """Return by how much the priority of a request has to exceed a SharePod's that it moves: 0 where equals will do.
+    None if the SharePod may not be moved."""
+    if restart_policy is RestartPolicy.NEVER or movable is False:
+        return None
+    if movable:
+        return 0
+    return 1 if request_milli == 0 and restart_policy is RestartPolicy.ALWAYS else None
+
+
 class MoversSeen:
     """Collector of tenants that may be moved.
 
@@ -153,10 +163,7 @@ class MoversSeen:
         sharepod = self._state.asking(tenant)
         if sharepod is None or sharepod.gpu is None or not self._returns(tenant):
             return None
-        if sharepod.gpu.movable is not None:
-            return 0 if sharepod.gpu.movable else None
-        best_effort = row.request_milli == 0 and sharepod.restart_policy is RestartPolicy.ALWAYS
-        return 1 if best_effort else None
+        return most_above(sharepod.gpu.movable, sharepod.restart_policy, row.request_milli)
 
     def _returns(self, tenant: TenantId) -> bool:
         """Return True if another run follows the eviction of a tenant's Pod. For a claim return True; `asks` decides
