@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from harness import build
 from results import Row, write
 
-NODES, GPUS, TENANTS, WAITING = 1000, 8, 16, 500
+NODES, GPUS, TENANTS, WAITING, TEAMS = 1000, 8, 16, 500, 100
 ROUNDS = 5
+EMPTY = (
+    "/apis/resource.k8s.io/v1/deviceclasses",
+    "/apis/apps/v1/deployments",
+    "/apis/apps/v1/statefulsets",
+    "/apis/apps/v1/daemonsets",
+    "/apis/batch/v1/jobs",
+    "/apis/batch/v1/cronjobs",
+)
 GI = 1 << 30
 CLI = Path(__file__).resolve().parents[1] / "cli"
 COMMANDS = {
@@ -33,6 +43,10 @@ COMMANDS = {
     "who": ["who", "node-500:3"],
     "why": ["why", "waiting-0", "-n", "team"],
     "doctor": ["doctor"],
+    "preflight": ["preflight"],
+    "bill": ["bill"],
+    "budget": ["budget", "-A"],
+    "explain": ["explain", "NoRoom"],
 }
 
 
@@ -70,6 +84,24 @@ def sharepod(number: int) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"gpu": {"request": 0.9}}, "status": {"conditions": [waits]}}
 
 
+def other_pod(number: int) -> dict[str, Any]:
+    """Return a running Pod with a share, as `preflight` reads it."""
+    metadata = {"name": f"pod-{number}", "namespace": f"team-{number % TEAMS}"}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "main", "image": "test"}]}}
+
+
+def statement(team: int) -> dict[str, Any]:
+    """Return the GPUStatement of a team."""
+    models = [{"model": "H100", "heldMilliseconds": 3_600_000, "reservedMilliseconds": 7_200_000}]
+    return {"metadata": {"name": f"team-{team}"}, "status": {"months": [{"month": "2026-01", "models": models}]}}
+
+
+def budget(team: int) -> dict[str, Any]:
+    """Return the GPUBudget of a team."""
+    metadata = {"name": "gpus", "namespace": f"team-{team}"}
+    return {"metadata": metadata, "spec": {"gpuTime": "1000h"}, "status": {"left": 3_600_000, "percent": 0}}
+
+
 def answers() -> dict[str, bytes]:
     """Return the answers by path."""
     group = "/apis/sharepod.dev/v1alpha1"
@@ -78,23 +110,44 @@ def answers() -> dict[str, bytes]:
         f"{group}/gpunodes": {"items": [node(number) for number in range(NODES)]},
         f"{group}/sharepods": {"items": pods},
         f"{group}/namespaces/team/sharepods/waiting-0": pods[0],
-        "/apis/apps/v1/deployments": {"items": []},
+        f"{group}/gpustatements": {"items": [statement(team) for team in range(TEAMS)]},
+        f"{group}/gpubudgets": {"items": [budget(team) for team in range(TEAMS)]},
+        "/apis/resource.k8s.io/v1": {},
+        "/version": {"gitVersion": "v1.36.0"},
+        "/apis/node.k8s.io/v1/runtimeclasses/nvidia": {"handler": "nvidia"},
+        "/api/v1/nodes": {
+            "items": [
+                {"metadata": {"name": f"node-{number}", "labels": {"sharepod.dev/pool": "dedicated"}}}
+                for number in range(NODES)
+            ]
+        },
+        "/api/v1/pods": {"items": [other_pod(number) for number in range(NODES * TENANTS)]},
+        "/api/v1/namespaces": {"items": []},
+        **{key: {"items": []} for key in EMPTY},
     }
     return {path: json.dumps(answer).encode() for path, answer in found.items()}
 
 
-def serve(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start a server of the answers, as files below a folder, and return it with its address."""
-    for path, body in answers().items():
-        file = folder / path.removeprefix("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(body)
-    argv = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(folder), "0"]
-    server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert server.stdout is not None, "it is a pipe"
-    port = re.search(r"port (\d+)", server.stdout.readline())
-    assert port is not None, "http.server prints its port"
-    return server, f"http://127.0.0.1:{port[1]}"
+@contextmanager
+def serving(found: dict[str, bytes]) -> Iterator[str]:
+    """Serve the answers until the end of the block; give the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = found.get(self.path.partition("?")[0])
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def kubeconfig(folder: Path, address: str) -> Path:
@@ -133,18 +186,14 @@ def seconds(argv: list[str], environment: dict[str, str]) -> float:
 
 def main() -> int:
     """0 when each command answers within a second."""
-    folder = Path(tempfile.mkdtemp())
-    server, address = serve(folder / "served")
     environment = dict(os.environ) | {"PYTHONPATH": str(CLI), "PATH": f"{build.programs().bin}:{os.environ['PATH']}"}
-    environment["KUBECONFIG"] = str(kubeconfig(folder, address))
     raw = ["kubectl", "get", "--raw", "/apis/sharepod.dev/v1alpha1/gpunodes"]
-    rows = [Row("kubectl get --raw", "time", "s", round(seconds(raw, environment), 3))]
-    for name, words in COMMANDS.items():
-        argv = [sys.executable, "-m", "kubectl_sharepod", *words]
-        rows.append(Row(name, "time", "s", round(seconds(argv, environment), 3)))
-    server.kill()
-    server.wait()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder, serving(answers()) as address:
+        environment["KUBECONFIG"] = str(kubeconfig(Path(folder), address))
+        rows = [Row("kubectl get --raw", "time", "s", round(seconds(raw, environment), 3))]
+        for name, words in COMMANDS.items():
+            argv = [sys.executable, "-m", "kubectl_sharepod", *words]
+            rows.append(Row(name, "time", "s", round(seconds(argv, environment), 3)))
     write("plugin", rows)
     return 0 if all(row.value <= 1 for row in rows) else 1
 
