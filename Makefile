@@ -130,13 +130,13 @@ dist: shim ## the Helm chart, install.yaml and the kubectl plugin for krew, in d
 taste: shim doubles ## three programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
-demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time nine to sixteen more
+demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time seven to eleven more
 	@$(BIN)/python demo/run.py
 
 play: play-minutes shim doubles cluster ## a cluster of your own with SharePod and two simulated GPUs, until Ctrl-C: an admin, a user, five things to try (root)
 	@$(BIN)/python demo/play.py
 
-demo-images: shim doubles cluster ## the same, and a failure where operator and agent cannot run as pods, from images of this tree
+demo-images: shim doubles cluster ## the same with operator and agent as pods, from images of this tree; a failure where these cannot be made
 	@$(BIN)/python demo/run.py --images
 
 demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder has from NVIDIA's device plugin, beside a whole-GPU pod (a minute; root)

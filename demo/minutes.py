@@ -67,7 +67,7 @@ def main() -> int:
         return 1
     node = why_no_node() is None
     containerd = node and build.built(releases.CONTAINERD) is None
-    images = node and why_no_images() is None and roots_to_make()
+    images = name == "play" and node and why_no_images() is None and roots_to_make()
     first = steps(ROOT, to_build, containerd=containerd, images=images)
     if not first:
         print(f"make {name}: {USUAL[name]}")

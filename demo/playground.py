@@ -43,6 +43,10 @@ ROOTS_S = 200
 """Seconds in which two cores make the Debian roots of the images and their contents, once."""
 
 
+NO_ROOTS = "their images would take three minutes once; make demo-images makes them"
+"""Reason of processes on a machine that has never made the images."""
+
+
 def as_pods() -> tuple[Phase, ...]:
     """Return the phases of `delivered`, including the time of pending builds."""
     images = replace(IMAGES, usual_s=ROOTS_S) if roots_to_make() else IMAGES
@@ -50,10 +54,15 @@ def as_pods() -> tuple[Phase, ...]:
     return images, CONTROL_PLANE, node, INSTALL
 
 
-def make_images(screen: Screen, stack: ExitStack) -> Delivery | str:
-    """Make the images of this tree; return why there are none, in one line, where they cannot be made."""
+def make_images(screen: Screen, stack: ExitStack, *, with_roots: bool = True) -> Delivery | str:
+    """Make the images of this tree; return why there are none, in one line, where they cannot be made.
+
+    `with_roots`: also make their Debian roots where these are absent.
+    """
     if (reason := RealNode.unavailable() or why_no_images()) is not None:
         return reason
+    if not with_roots and roots_to_make():
+        return NO_ROOTS
     screen.begin(IMAGES)
     try:
         return Delivery.of(HERE.parent, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-"))))

@@ -4,9 +4,9 @@ Everything but the GPU is real: API server, scheduler, kubelet, containerd, the 
 ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
 device for a stated time. Exits non-zero if a share or a phase differs from the promise, and leaves nothing running.
 
-Where images can be made (root on a Debian-like machine) the operator is a Deployment and the agent a DaemonSet. Both
-have images of this tree and unchanged manifests, as users install them. Elsewhere, or with `--processes`, both are
-processes, and one line gives the reason. With `--images` (`make demo-images`) this is a failure.
+Once images were made here (root on a Debian-like machine) the operator is a Deployment and the agent a DaemonSet. Both
+have images of this tree and unchanged manifests, as users install them. Before and elsewhere, or with `--processes`,
+both are processes, and one line gives the reason. `--images` (`make demo-images`) makes the images, or fails.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def main() -> int:
     try:
         programs()
         with ExitStack() as stack:
-            made = "--processes is given" if chosen.processes else make_images(screen, stack)
+            made = "--processes is given" if chosen.processes else make_images(screen, stack, with_roots=chosen.images)
             if isinstance(made, Delivery):
                 cluster, machine = delivered(screen, stack, made)
             elif chosen.images:

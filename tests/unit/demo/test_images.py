@@ -14,13 +14,17 @@ from images.steps import ImageError, NotHadError
 from screen import Screen
 
 
-def made(monkeypatch: pytest.MonkeyPatch, *, node: str | None, images: str | None) -> tuple[Delivery | str, str]:
+def made(
+    monkeypatch: pytest.MonkeyPatch, *, node: str | None, images: str | None, with_roots: bool = True
+) -> tuple[Delivery | str, str]:
     """Make the images; return them or the reason, and the output. `node`, `images`: why this machine has none."""
     monkeypatch.setattr(RealNode, "unavailable", staticmethod(lambda: node))
     monkeypatch.setattr(playground, "why_no_images", lambda: images)
     out = io.StringIO()
     with ExitStack() as stack:
-        return playground.make_images(Screen(playground.as_pods(), out=out), stack), out.getvalue()
+        return playground.make_images(
+            Screen(playground.as_pods(), out=out), stack, with_roots=with_roots
+        ), out.getvalue()
 
 
 @pytest.mark.parametrize(("node", "images"), [("no root", None), (None, "no apt-get"), ("no root", "no apt-get")])
@@ -28,6 +32,21 @@ def test_a_machine_without_a_node_or_images_tries_none(
     monkeypatch: pytest.MonkeyPatch, node: str | None, images: str | None
 ) -> None:
     assert made(monkeypatch, node=node, images=images) == (node or images, "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "with_roots", "tries"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_roots_that_take_minutes_are_made_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, missing: bool, with_roots: bool, tries: bool
+) -> None:
+    def fails(_source: Path, _into: Path) -> Delivery:
+        raise ImageError("tried")
+
+    monkeypatch.setattr(Delivery, "of", fails)
+    monkeypatch.setattr(playground, "roots_to_make", lambda: missing)
+    found, _ = made(monkeypatch, node=None, images=None, with_roots=with_roots)
+    assert found == ("tried" if tries else playground.NO_ROOTS)
 
 
 @pytest.mark.parametrize("failure", [NotHadError, ImageError])
