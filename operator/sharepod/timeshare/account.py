@@ -3,8 +3,8 @@
 Guarantees:
 - Levels are integers in thousandths of a nanosecond, so that filling at a rate in thousandths of a GPU is exact.
 - The ceiling bucket is charged for all time held. The assured bucket is never charged below 0 for borrowed time.
-- An account is valid at its moment `at`. `advance` brings the account forward. The arguments of `advance` must hold for
-  the whole span.
+- An account is valid at its moment `at`, and `advance` brings it forward. The arguments of `advance` apply to the whole
+  span, so the caller must call it before any of them changes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ integers."""
 
 
 class Charge(Enum):
-    """Way in which the assured bucket pays for time held."""
+    """Rule by which the assured bucket pays for time held."""
 
     GUARANTEED = auto()
     """Full charge, into debt if necessary. For guaranteed time, and for time that other tenants waited for."""
 
     BORROWED = auto()
-    """Charge down to 0 only. The rest is lent and never owed."""
+    """Charge at most down to level 0. The rest is lent time, which the tenant never owes."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TimeUsage:
 
 @dataclass(frozen=True)
 class AccountSnapshot:
-    """State of an account, from which another process with the same clock resumes it.
+    """State of an account, from which another agent on the same boot of the node (same clock) resumes the account.
 
     The names and the order of the fields are part of the layout of the agent's handover file.
     """
@@ -189,11 +189,11 @@ class Account:
         )
 
     def resume(self, snapshot: AccountSnapshot) -> None:
-        """Resume an earlier account. No tokens were granted in between, so the tenant counts as having had exactly its
-        request.
+        """Resume the account of an earlier agent. For the time without an agent, the tenant counts as having had
+        exactly its request.
 
-        The tenant is owed as much as before. Its ceiling bucket has filled by the rest of its limit. Debt beyond the
-        debt cap is paid later, from the inflow of the buckets.
+        So the tenant is owed as much as before, and its ceiling bucket has filled by limit less request. Debt beyond
+        the debt cap is paid later, from the inflow of the buckets.
         """
         then = min(snapshot.at, self.at)
         away = self.at - then
@@ -209,7 +209,9 @@ class Account:
             self._held.record(then - window, then, held)
 
     def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
-        """Change the rates from `at` on. Credit keeps its length in seconds, up to the new capacities; debt stays."""
+        """Change the rates from `at` on. Credit keeps its length in seconds at the new rate, up to the new capacities.
+        Debt stays the same amount.
+        """
         if self.assured > 0 and self.request_milli:
             self.assured = self.assured * request_milli // self.request_milli
         self.request_milli = request_milli
@@ -229,8 +231,9 @@ class Account:
             held_ns: Time held since `at`. It counts as usage.
             charge: How the assured bucket pays.
             owed_ns: Time charged to the buckets instead of `held_ns`, if it is more.
-            waiting: The tenant has waited for other tenants since `at`. If it is owed time, its ceiling bucket may hold
-                more: under a limit near the request, time that the others took is not lost.
+            waiting: True if the tenant has waited for other tenants since `at`. If it is owed time, its ceiling bucket
+                may then fill beyond its capacity. So with a limit near the request, it can catch up on time that others
+                took.
         """
         elapsed = now - self.at
         if elapsed <= 0:
@@ -253,8 +256,8 @@ class Account:
         if charge is Charge.GUARANTEED:
             self.assured = min(self.assured + fill - cost, self._assured_most)
         else:
-            # Borrowed time pays from credit only: a positive level falls to 0 at most. Elapsed time raises a negative
-            # level to 0 at most: elapsed time repays debt, and borrowing never adds debt.
+            # Borrowed time is paid from credit only: a positive level falls to 0 at most. A negative level rises by the
+            # inflow, to 0 at most: inflow repays debt, and borrowing never adds debt.
             before = self.assured
             self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
             paid = max(0, before + fill - self.assured)
@@ -266,7 +269,7 @@ class Account:
         self.at = now
 
     def advance_together(self, now: int, held_ns: int, progress_ns: int, charge: Charge) -> None:
-        """Bring the account forward to `now` over a span in which other tenants held, too.
+        """Bring the account forward to `now`, over a span in which other tenants held the GPU too (co-running).
 
         The assured bucket pays for progress only: a tenant with less progress than its request is owed the rest. The
         ceiling bucket pays for the whole span (S12): no estimate of progress loosens a limit.
@@ -284,8 +287,8 @@ class Account:
         paid = before + elapsed * self.request_milli - progress_ns * 1000
         level = paid
         if charge is Charge.BORROWED:
-            # Credit pays down to 0, and elapsed time repays debt up to 0. Progress below the request is owed in both
-            # cases.
+            # Credit is paid down to 0, and inflow repays debt up to 0. In both cases the tenant is owed the progress
+            # that it lacks to its request.
             level = max(paid, min(before + elapsed * self.request_milli, 0))
             self.borrowed_ns += min(held_ns, (level - paid) // 1000)
         self.assured = min(level, self._assured_most)
@@ -299,17 +302,17 @@ class Account:
         self.at = now
 
     def refund(self, ns: int) -> None:
-        """Credit the tenant with time that it was charged for and did not get."""
+        """Return `ns` to the assured bucket: the tenant was charged for this time and did not get it."""
         self.assured = min(self.assured + ns * 1000, max(self.assured, self._assured_most))
 
     def surcharge(self, ns: int) -> None:
-        """Charge both buckets for time that was used and not held. Charges beyond their debt caps are deferred: the
-        inflow of the buckets pays them."""
+        """Charge both buckets for time in which the tenant's kernels ran without the token. Charges beyond the debt
+        caps are deferred, and the inflow of the buckets pays them."""
         self.surcharged_ns += ns
         self._defer_debt(self.assured - ns * 1000, self.ceiling - ns * 1000)
 
     def charge(self, ns: int) -> None:
-        """Charge the assured bucket for time that the tenant cost other tenants and did not hold."""
+        """Charge the assured bucket for time that the tenant cost other tenants without holding, such as hand-offs."""
         if self.request_milli:
             self.assured -= ns * 1000
 
@@ -318,34 +321,34 @@ class Account:
         self.at = max(self.at, now)
 
     def cap_debt(self, hold_ns: int) -> None:
-        """Cancel debt beyond the debt cap at the end of a hold that was charged `hold_ns`. The debt of that hold stays,
-        even beyond the cap."""
+        """Cancel debt beyond the debt cap, at the end of a hold that was charged `hold_ns`. Debt from that hold itself
+        is never cancelled."""
         self.assured = max(self.assured, -max(self._parameters.debt_ns * self.request_milli, hold_ns * 1000))
         self.ceiling = max(self.ceiling, -max(self._parameters.debt_ns * self.limit_milli, hold_ns * 1000))
 
     @property
     def in_arrears(self) -> bool:
-        """True while the inflow of a bucket pays a deferred surcharge."""
+        """True while a deferred surcharge is not paid off."""
         return (self._unpaid > 0 and self.request_milli > 0) or (self._unpaid_ceiling > 0 and self.limit_milli > 0)
 
     def lag_ns(self) -> int:
-        """Return how far the tenant lags behind its request, in nanoseconds: the level of the assured bucket over the
-        request. Negative: the tenant is ahead. 0 without a request."""
+        """Return the lag, in nanoseconds: the time that the tenant is owed, which is the level of the assured bucket
+        divided by the request. Negative: the tenant is ahead. 0 without a request."""
         return self.assured // self.request_milli if self.request_milli else 0
 
     def ceiling_room_ns(self) -> int | None:
-        """Return how long the tenant can hold before its ceiling bucket is empty, in nanoseconds; None: without
-        limit."""
+        """Return the nanoseconds that the tenant can hold before its ceiling bucket is empty. None if the limit is the
+        whole GPU."""
         spent = 1000 - self.limit_milli
         return max(0, self.ceiling) // spent if spent else None
 
     def ceiling_fits(self, hold_ns: int) -> bool:
-        """Return whether the ceiling leaves room for a hold of `hold_ns`."""
+        """Return True if the tenant can hold for `hold_ns` before its ceiling bucket is empty."""
         return self.ceiling >= hold_ns * (1000 - self.limit_milli) and self.limit_milli > 0
 
     def ceiling_fits_at(self, hold_ns: int) -> int | None:
-        """Return the moment from which a hold of `hold_ns` fits under the ceiling, if the tenant holds nothing until
-        then; `at` if the hold fits already, None if never."""
+        """Return the moment from which the tenant can hold for `hold_ns`, if it holds nothing until then. `at` if it
+        can already, None if it never can."""
         if self.ceiling_fits(hold_ns):
             return self.at
         missing = max(1, hold_ns * (1000 - self.limit_milli)) - self.ceiling + self._unpaid_ceiling
@@ -382,7 +385,8 @@ class Account:
         self.ceiling -= paid
 
     def _defer_debt(self, assured: int, ceiling: int) -> None:
-        """Set the levels of the buckets. Defer new debt beyond the debt cap.
+        """Set the levels of the buckets. Debt beyond the debt cap is deferred: it is kept apart and paid from later
+        inflow.
 
         Without a request the assured bucket has no inflow, so its debt does not grow.
         """

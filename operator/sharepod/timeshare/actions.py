@@ -9,27 +9,28 @@ from dataclasses import dataclass
 class TokenGrant:
     """Grant of the token for all GPUs of a tenant.
 
-    A grant with the id of the tenant's present hold renews that hold, or changes its terms: the hold lasts `quantum_ns`
-    from now.
+    If it has the id of the tenant's present hold, it renews that hold or changes its terms: the hold then lasts
+    `quantum_ns` from now.
     """
 
     tenant: str
     grant_id: int
     quantum_ns: int
-    """Time for which the tenant may launch, in ns from now; 0: until the hold is revoked."""
+    """Nanoseconds from now for which the tenant may launch. 0: until the hold is revoked."""
     metered: bool
-    """The tenant must bound its queue: other tenants are connected, or its ceiling binds."""
+    """True if the tenant must bound its queue of launched work, because other tenants are connected or its limit is
+    below the whole GPU."""
     short: bool = False
-    """The tenant must keep its queue short: an interactive tenant of its GPUs is connected."""
+    """True if the tenant must keep its queue short, because an interactive tenant of the same GPU is connected."""
     prompt: bool = False
-    """The tenant is interactive: it releases the token as soon as its work has ended."""
+    """True if the tenant is interactive and must release the token as soon as its work has ended."""
     concurrent: bool = False
-    """Other tenants may hold at the same time: the tenant's hooks must count samples while it holds."""
+    """True if other tenants may hold at the same time. The tenant's hooks must then count samples of work in flight."""
 
 
 @dataclass(frozen=True)
 class TokenRevocation:
-    """Order to a holder to drain now: its deadline came forward too late for new terms."""
+    """Order to a holder to drain now. Sent if its deadline was moved forward too late for new terms."""
 
     tenant: str
     grant_id: int
@@ -37,7 +38,7 @@ class TokenRevocation:
 
 @dataclass(frozen=True)
 class Preemption:
-    """Report that a holder was preempted: its grace period has expired. No message is sent."""
+    """Report that a holder was preempted, because its grace period has expired. No message is sent to the tenant."""
 
     tenant: str
     grant_id: int
@@ -45,7 +46,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class Suspension:
-    """Report that a hold was suspended: its tenant has no processor time. No message is sent."""
+    """Report that a hold was suspended, because its tenant has no processor time. No message is sent to the tenant."""
 
     tenant: str
     grant_id: int
@@ -53,14 +54,17 @@ class Suspension:
 
 @dataclass(frozen=True)
 class PreparedHandOff:
-    """Hand-off of one GPU that takes effect if its holder drains between two moments, in nanoseconds of the clock."""
+    """Hand-off of one GPU that takes effect if its holder drains between `since` and `until`, in nanoseconds of the
+    clock.
+    """
 
     gpu: str
     holder: str
     held_id: int
     """Id of the grant under which the holder drains."""
     wanting: bool
-    """The holder wants the token again when it has drained."""
+    """True if it applies to a holder that wants the token again when it has drained, False if to a holder that does
+    not."""
     grant: TokenGrant
     """Grant of the next tenant, valid from the moment at which the holder has drained."""
     since: int

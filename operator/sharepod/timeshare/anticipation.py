@@ -1,16 +1,17 @@
-"""Anticipation: whether a free GPU is kept idle for a pausing tenant (the sleeper), or granted to a tenant that
-overruns its turns.
+"""Anticipation: decides whether a free GPU is kept idle for a pausing tenant (the sleeper), or granted to a waiting
+tenant (the candidate) whose turns usually overrun.
 
 Guarantees:
-- S8: A GPU is kept idle only for a tenant with credit, at that tenant's cost. So the idle time is part of the sleeper's
-  share, and every other tenant gets its request.
-- A GPU is not kept idle against a tenant that the sleeper would not precede, that has waited long with credit, or that
-  woke with credit.
-- A GPU is not kept idle against a gang, or members of a group, with credit: these would wait with all their GPUs.
+- S8: A GPU is kept idle only for a sleeper with credit, and the sleeper pays for the idle time. So that time is part of
+  the sleeper's share, and every other tenant still gets its request.
+- A GPU is not kept idle if the sleeper would not precede the candidate, or if the candidate woke with credit or has
+  waited long with credit.
+- A GPU is not kept idle if the candidate is a gang, or members of a group, with credit. These would have to wait with
+  all their GPUs.
 - A GPU is kept idle for at most a longest quantum after the sleeper has drained.
-- The GPUs of a sleeping gang are all kept idle, or none (turns.py).
-- No GPU is kept idle if the sleeper can wait for the candidate's overrun in each of its steps and still get its
-  request.
+- Either all GPUs of a sleeping gang are kept idle, or none (turns.py).
+- No GPU is kept idle if the sleeper gets its request even when it waits for the candidate's overrun in each of its
+  steps. A step is a hold and the pause after it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from .tenant import TokenTenant
 def anticipate(
     now: int, candidate: TokenTenant, tenants: Iterable[TokenTenant], parameters: Parameters
 ) -> Anticipation | None:
-    """Return the sleeper for which the GPU is kept idle instead of being granted to `candidate`; None if none.
+    """Return the sleeper for which the GPU must be kept idle. None if the GPU may be granted to `candidate`.
 
     Args:
         now: The present moment.
         candidate: The tenant that would be next. Its account is settled.
         tenants: The tenants of the GPU.
-        parameters: Durations of the scheduler. A candidate with credit that has waited `idle_patience_ns` is granted at
-            once.
+        parameters: Durations of the scheduler. A candidate with credit that has waited for `idle_patience_ns` gets the
+            GPU at once.
     """
     since = candidate.waiting_since
     if candidate.starving:
@@ -56,14 +57,14 @@ def anticipate(
 
 
 def _goes_first_until(now: int, sleeper: TokenTenant, candidate: TokenTenant) -> int:
-    """Return until when the sleeper precedes the candidate, if the sleeper pays from now on; `now` or earlier: it does
-    not precede."""
+    """Return the moment until which the sleeper would precede the candidate while the sleeper pays for the idle GPU.
+    `now` or earlier if it does not precede the candidate."""
     account, other = sleeper.account, candidate.account
     level = account.assured + (now - account.at) * account.request_milli
     if level <= 0:
         return now
     until = now + level // max(1, 1000 - account.request_milli)
-    if other.request_milli:  # its lag grows by the time that passes; the sleeper's lag shrinks
+    if other.request_milli:  # the other tenant's lag grows by the time that passes, and the sleeper's lag shrinks
         ahead = level // account.request_milli - other.lag_ns()
         until = min(until, now + ahead * account.request_milli // 1000)
     return until

@@ -1,13 +1,12 @@
-"""Co-running: which tenants hold a GPU while another leads, and until when.
+"""Co-running: decides which tenants hold a GPU while another tenant, the lead, has its turn, and for how long.
 
 Guarantees:
-- S9 gain: Tenants fill the gaps of a lead only while the sum of progress is above one tenant's, or for a trial. The sum
-  is predicted at first, then measured.
-- S10 owed: While a lead is owed more than `OWED_NS` and gets less than `BORNE` of its work done, no tenant fills its
-  gaps.
-- S12 limits: A tenant must not co-run if its limit would then keep it from its request.
-- A tenant with credit that wakes co-runs at once, for `_JOINS_NS`, at the cost of its credit.
-- A decision changes no state. The caller carries it out.
+- S9 gain: Tenants fill the gaps of a lead only while the sum of all holders' progress exceeds 1, the progress of one
+  tenant alone, or for a trial. The sum is predicted at first, then measured.
+- S10 owed: While a lead is owed more than `OWED_NS` and its progress is less than `BORNE`, no tenant fills its gaps.
+- S12 limits: A tenant must not co-run if it would reach its limit before it gets its request.
+- A tenant that wakes with credit co-runs at once, for `_JOINS_NS`, and pays from its credit.
+- A decision changes no state. The caller must carry it out.
 """
 
 from __future__ import annotations
@@ -25,27 +24,29 @@ from .trials import Trials
 
 _MS = 1_000_000
 _WINDOW_NS = 25 * _MS
-"""Time of co-running after which losses are judged: 25 ms, 50 samples at one each 0.5 ms."""
+"""Time of co-running after which the tenants' losses of work are judged: 25 ms, 50 samples of one per 0.5 ms."""
 _GAIN_BEGINS = 1.15
-"""Predicted sum of progress from which tenants fill gaps: 1.15 covers hand-offs and errors of measurement, and leaves a
-gain."""
+"""Least predicted sum of progress with which tenants begin to fill gaps. 1.15 covers hand-offs and errors of
+measurement, and leaves a gain."""
 _GAIN_ENDS = 1.05
-"""Measured sum of progress below which co-running ends."""
+"""Least measured sum of progress with which co-running continues."""
 BORNE = 0.9
-"""Progress from which a lead tolerates co-runners although it is owed time: turns would cost it a tenth, too."""
+"""Progress with which a lead tolerates co-runners although it is owed time: 0.9, because turns would also cost it a
+tenth."""
 OWED_NS = 50 * _MS
-"""Time owed to a lead from which it holds alone: 50 ms. New co-runners begin only below half of that."""
+"""Lag of a lead from which the lead holds alone: 50 ms. New co-runners begin only while its lag is less than half of
+that."""
 QUIET_NS = 10 * _MS
-"""Time for which a lead that woke with credit holds alone: 10 ms, within which most requests of a service end."""
+"""Time for which a lead that woke with credit holds alone: 10 ms. Most requests of a service end within this time."""
 _JOINS_NS = 20 * _MS
-"""Time for which a tenant with credit co-runs at any loss of the lead: 20 ms. Tenants with longer bursts of work wait
-for their turn."""
+"""Time for which a tenant with credit co-runs however much work the lead loses: 20 ms. Tenants with longer bursts of
+work wait for their turn."""
 _BACKOFF_NS = 200 * _MS
 """First back-off after a window without gain: 200 ms. It doubles each time."""
 _BACKOFF_MOST_NS = 5_000 * _MS
-"""Longest back-off: 5 s. In that time two busy tenants lose 8 % of one window of 25 ms."""
+"""Longest back-off: 5 s. Then two busy tenants lose at most 8 % of the work of 25 ms in every 5 s."""
 _LIMIT_MARGIN = 1.02
-"""Factor by which a limit must exceed the request's cost: 1.02."""
+"""Factor by which a limit must exceed the time of holding that the request needs while co-running."""
 _WAKE_AFTER_NS = 1 * _MS
 """Least time until the next decision on one GPU: 1 ms."""
 
@@ -57,9 +58,9 @@ class Changes:
     ends: list[tuple[TokenTenant, CoRunEnd]] = field(default_factory=list)
     """Co-runners that end, with the reason."""
     begins: list[tuple[TokenTenant, Charge]] = field(default_factory=list)
-    """Tenants that begin to co-run, with the kind of their time."""
+    """Tenants that begin to co-run, each with the charge of its time (guaranteed or borrowed)."""
     cut: TokenTenant | None = None
-    """Lead whose turn ends now, because a tenant that woke with credit follows."""
+    """Lead whose turn ends now, because a tenant that woke with credit leads next."""
 
 
 class _GpuState:
@@ -85,7 +86,7 @@ class CoRunning:
         self._states.pop(gpu, None)
 
     def due(self) -> Iterator[int]:
-        """Yield the latest moments for the next call of `changes`, if no other event comes first."""
+        """Yield the moments by which the caller must call `changes` again, if no other event comes first."""
         for state in self._states.values():
             if state.due is not None:
                 yield state.due
@@ -95,7 +96,7 @@ class CoRunning:
         return [gpu for gpu, state in self._states.items() if state.due is not None and state.due <= now]
 
     def changes(self, now: int, gpu: str) -> Changes:
-        """Decide on the co-runners of one GPU. The accounts of all its holders are settled."""
+        """Decide on the co-runners of one GPU. The caller must have settled the accounts of all its holders."""
         lead = self._occupancy.holder.get(gpu)
         hold = None if lead is None else lead.hold
         runners = list(self._occupancy.co_runners.get(gpu, {}).values())
@@ -169,7 +170,7 @@ class CoRunning:
     def _end(
         self, tenant: TokenTenant, lead: TokenTenant, *, gains: bool, bears: bool, probed: bool
     ) -> CoRunEnd | None:
-        """Return why a co-runner ends; None: it continues."""
+        """Return the reason for which a co-runner ends. None if it continues."""
         if lead.interactive or not self._occupancy.may_co_run(tenant):
             return CoRunEnd.EXCLUSIVE
         if not gains:
@@ -182,7 +183,7 @@ class CoRunning:
         return None if fits else CoRunEnd.LIMIT
 
     def _judge(self, now: int, gpu: str, state: _GpuState) -> bool:
-        """Judge the window if it is over. Return whether the holders gain by co-running."""
+        """Judge the losses if the window is over. Return True if the holders gain by co-running."""
         tenants = self._occupancy.occupants(gpu)
         if gpu not in self._occupancy.co_runners or len(tenants) < 2:
             return True
@@ -209,14 +210,14 @@ class CoRunning:
 
     def _owed_runner(self, now: int, lead: TokenTenant, hold: Hold, running: list[TokenTenant]) -> TokenTenant | None:
         """Return a co-runner that is owed more than the lead and does not tolerate other holders. None if there is
-        none, or the lead's turn ends already."""
+        none, or if the lead's turn is about to end anyway."""
         for tenant in running if hold.phase is HoldPhase.RUNNING else []:
             if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
                 return tenant
         return None
 
     def _trial_goes_on(self, now: int, gpu: str, state: _GpuState) -> bool:
-        """Measure the present trial, if any. Return whether co-running continues."""
+        """Measure the present trial, if there is one. Return True if co-running continues."""
         tenants, trials = self._occupancy.tenants_on[gpu], state.trials
         if trials.begun_at is not None:
             return trials.goes_on(now, tenants, _GAIN_ENDS, _GAIN_BEGINS)
@@ -224,12 +225,12 @@ class CoRunning:
         return True
 
     def _trial_fails(self, now: int, gpu: str, state: _GpuState) -> None:
-        """End the present trial: a tenant that is owed time does not tolerate it."""
+        """End the present trial, because a tenant that is owed time does not tolerate it."""
         if state.trials.begun_at is not None and not state.trials.proven:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
 
     def _may_try(self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, tenant: TokenTenant) -> bool:
-        """Return whether a waiting tenant may co-run for a trial."""
+        """Return True if a waiting tenant may co-run for a trial."""
         if hold.phase is not HoldPhase.RUNNING or now < hold.quiet_until or lead.interactive or lead.account.in_arrears:
             return False
         if tenant.account.in_arrears or not tenant.account.ceiling_fits(self._parameters.quantum_min_ns):
@@ -246,8 +247,7 @@ class CoRunning:
         return not owed and state.trials.may_begin(now, [lead, tenant])
 
     def joins(self, now: int, tenant: TokenTenant) -> bool:
-        """Return whether a tenant that begins to wait co-runs at once, so that the lead's turn need not be cut for
-        it."""
+        """Return True if a tenant that begins to wait co-runs at once. The lead's turn must then not be cut for it."""
         lead = self._occupancy.holder.get(tenant.gpus[0])
         if lead is None or lead.interactive or tenant.hold is not None:
             return False
@@ -256,9 +256,10 @@ class CoRunning:
         return self._joins(now, lead, tenant, now >= lead.progress.probe_at)
 
     def _joins(self, now: int, lead: TokenTenant, tenant: TokenTenant, probed: bool) -> bool:
-        """Return whether a waiting tenant co-runs at once: it has credit, and woke or works in short bursts.
+        """Return True if a waiting tenant co-runs at once: it has credit, and it woke or works in short bursts.
 
-        Unless the tenant rests most of the time or is interactive, the lead must tolerate it and must not be `probed`.
+        Unless the tenant rests most of the time or is interactive, the lead must also tolerate it, and must not be
+        `probed` (measured alone).
         """
         account, habits = tenant.account, tenant.habits
         if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
@@ -273,7 +274,7 @@ class CoRunning:
     def _fills(
         self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
     ) -> bool:
-        """Return whether a waiting tenant may fill the gaps of the holders."""
+        """Return True if a waiting tenant may fill the gaps of the holders."""
         tried = state.trials.active and lead.id in state.trials.rates and tenant.id in state.trials.rates
         if not tried and (now < state.backoff_until or now >= lead.progress.probe_at):
             return False
@@ -292,8 +293,8 @@ class CoRunning:
         return self._bears(now, lead, 1.0 if tried else progress[0], OWED_NS // 2)
 
     def _bears(self, now: int, tenant: TokenTenant, progress: float = 1.0, owed_ns: int = OWED_NS) -> bool:
-        """Return whether a tenant tolerates other holders: its measured progress (or `progress`) is nearly all and
-        covers its request, or it is owed little."""
+        """Return True if a tenant tolerates other holders. Either it is owed at most `owed_ns`, or its measured
+        progress (without a measure: `progress`) is at least `BORNE` and covers its request."""
         account, lost = tenant.account, tenant.progress.known_loss(now)
         if lost is not None:
             progress = min(progress, 1 - lost)
@@ -335,7 +336,7 @@ class CoRunning:
 
 
 def _foretold(now: int, tenants: list[TokenTenant]) -> list[float] | None:
-    """Return the predicted progress of tenants that would hold at once; None: one of them was not measured alone."""
+    """Return the predicted progress of each tenant if all held at once. None if one of them was not measured alone."""
     demands: list[float] = []
     for tenant in tenants:
         demand = tenant.progress.known(now)
@@ -346,8 +347,8 @@ def _foretold(now: int, tenants: list[TokenTenant]) -> list[float] | None:
 
 
 def _limits_allow(tenants: list[TokenTenant], progress: list[float]) -> bool:
-    """Return whether each tenant's limit leaves it its request at this progress (S12). The ceiling pays for all time of
-    holding."""
+    """Return True if each tenant gets its request at this progress before it reaches its limit (S12). All time of
+    holding counts against the limit."""
     return all(
         tenant.account.limit_milli >= 1000
         or part * tenant.account.limit_milli >= tenant.account.request_milli * _LIMIT_MARGIN

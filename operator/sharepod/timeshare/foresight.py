@@ -1,14 +1,14 @@
 """Foresight: the next turn on a GPU, decided before its holder drains.
 
 Guarantees:
-- A foreseen turn is the turn that `TurnPolicy` would decide on at any moment of its window. This holds while only time
+- At any moment of a foreseen turn's window, `TurnPolicy` would decide on this same turn. This holds while only time
   passes: the same tenants wait and are connected.
-- Only simple cases are foreseen: one tenant holds the GPU until a deadline, metered, and all its tenants have this GPU
-  only.
-- Foreseeing settles accounts and changes nothing else.
+- Only simple cases are foreseen: one tenant holds the GPU until a deadline, metered, and all tenants of the GPU have no
+  other GPU.
+- A forecast settles accounts and changes nothing else.
 
-Waiting tenants' lags grow at the same speed, so their order stays until one of them gets credit or exceeds the patience
-time. The holder only falls back behind them.
+The lags of waiting tenants grow at the same speed. So their order stays until one of them gets credit or has waited
+longer than `patience_ns`. The holder can only fall behind them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .turns import TurnPolicy
 _MOST_NS = 10_000_000_000
 """Longest window, in nanoseconds: 10 s, longer than any turn with a deadline."""
 _MARGIN_NS = 1_000
-"""Extra time until the holder counts as fallen behind, in nanoseconds: each settlement rounds virtual times down."""
+"""Extra time until the holder counts as fallen behind, in nanoseconds, because each settlement rounds virtual times
+down."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class ForeseenTurn:
 
     holder: TokenTenant
     wanting: bool
-    """The holder wants the token again when it has drained."""
+    """True if it applies to a holder that wants the token again when it has drained, False if to a holder that does
+    not."""
     tenant: TokenTenant
     quantum_ns: int
     since: int
@@ -42,7 +44,7 @@ class ForeseenTurn:
 
 
 class Foresight:
-    """Next turns of the GPUs in `occupancy`, as `policy` would decide on them."""
+    """Forecast of the next turns of the GPUs in `occupancy`, as `policy` would decide on them."""
 
     def __init__(self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy) -> None:
         self._parameters = parameters
@@ -50,8 +52,8 @@ class Foresight:
         self._policy = policy
 
     def turns(self, now: int, gpu: str) -> list[ForeseenTurn]:
-        """Return the turns that follow on a GPU: one if its holder wants more, one if not. None where the case is not
-        simple."""
+        """Return the turns that may follow on a GPU: one for a holder that wants more, and one for a holder that does
+        not. Each is left out if it cannot be foreseen."""
         holder = self._occupancy.sole_tenant(gpu)
         hold = None if holder is None else holder.hold
         if holder is None or hold is None or hold.deadline is None or not _drains_simply(hold):
@@ -73,11 +75,11 @@ class Foresight:
         first, place = self._first(now, gpu, waiting)
         if first is None:
             return []
-        # 2. How long this tenant stays first.
+        # 2. Find out how long this tenant stays first.
         for tenant in waiting:
             until = min(until, self._first_until(now, first, place[0], tenant))
         since = self._not_anticipated_since(now, gpu, first, holder)
-        # 3. Differences between a holder that wants more and a holder that does not.
+        # 3. Forecast each case: the holder wants more, or does not.
         self._occupancy.settle(now, holder)
         turns: list[ForeseenTurn] = []
         woke = False
@@ -117,8 +119,8 @@ class Foresight:
         return first, place
 
     def _first_until(self, now: int, first: TokenTenant, rank: int, other: TokenTenant) -> int:
-        """Return until when `first`, of that rank, precedes `other`; if both are the same tenant, until when it keeps
-        its rank."""
+        """Return the moment until which `first`, which has rank `rank`, precedes `other`. If both are the same tenant,
+        return the moment until which it keeps its rank."""
         account = other.account
         never, request = now + _MOST_NS, account.request_milli
         if not request:
@@ -147,7 +149,9 @@ class Foresight:
         return until
 
     def _not_anticipated_since(self, now: int, gpu: str, first: TokenTenant, holder: TokenTenant) -> int:
-        """Return the moment from which the GPU is kept idle for none of the present sleepers."""
+        """Return the moment from which no present sleeper could have the GPU kept idle instead of its grant to
+        `first`.
+        """
         since = now
         if self._kept_waiting_by_none(now, first):
             return since
@@ -157,19 +161,21 @@ class Foresight:
         return since
 
     def _kept_waiting_by_none(self, now: int, first: TokenTenant) -> bool:
-        """Return whether no GPU is kept idle at the cost of `first`, whichever tenant sleeps."""
+        """Return True if the GPU is never kept idle instead of its grant to `first`, whichever tenant sleeps."""
         waited_long = now - _since(first) >= self._parameters.idle_patience_ns
         return first.account.assured > 0 and (first.woke_with_credit or waited_long)
 
     def _window(self, first: TokenTenant, sleeper: TokenTenant) -> int:
-        """Return how long after its hold a GPU may be kept idle for `sleeper` instead of being granted to `first`."""
+        """Return the nanoseconds after the end of the sleeper's hold for which the GPU may be kept idle for the
+        sleeper, instead of its grant to `first`. 0: not at all.
+        """
         request, overrun = sleeper.account.request_milli, first.habits.overrun_ns
         if not request or overrun <= sleeper.habits.tolerated_ns(request):
             return 0
         return sleeper.habits.window(overrun, self._parameters.turn_min_ns, self._parameters.quantum_max_ns)
 
     def _behind_since(self, now: int, gpu: str, holder: TokenTenant, first: TokenTenant, rank: int) -> int | None:
-        """Return the moment from which the holder, if it waited, would come after `first`; None: unknown."""
+        """Return the moment from which the holder, if it waited, would come after `first`. None if unknown."""
         account, request = holder.account, holder.account.request_milli
         now = max(now, _since(first) + 1)  # at equal lag the tenant that has waited longer precedes
         if rank <= 0:
@@ -192,20 +198,22 @@ class Foresight:
         return since if ahead < 0 else max(since, now + ahead * holder.weight // 1000 + 1 + _MARGIN_NS)
 
     def _fits_until(self, now: int, account: Account) -> int | None:
-        """Return until when a holder's ceiling leaves it another turn; None: it leaves none."""
+        """Return the moment until which a holder's ceiling has room for another turn. None if it has no room."""
         if not account.ceiling_fits(self._parameters.quantum_min_ns):
             return None
         spent = 1000 - account.limit_milli
         return now + (account.ceiling - self._parameters.quantum_min_ns * spent) // spent if spent else now + _MOST_NS
 
     def _credit_stays_until(self, now: int, waiting: list[TokenTenant], holder: TokenTenant | None) -> int:
-        """Return until when no common credit is cancelled, and no bucket is full."""
+        """Return the moment until which the forecast of credits holds: no common credit is cancelled and no assured
+        bucket is full before it.
+        """
         full = common_credit_ns(self._parameters.assured_burst_ns)
         until = now + _MOST_NS
         competing = [tenant for tenant in waiting if tenant.account.request_milli]
         if holder is not None and holder.account.request_milli:
             if holder.account.lag_ns() <= CREDIT_KEPT_NS:
-                full = self._parameters.assured_burst_ns  # this tenant has no credit in common with the others
+                full = self._parameters.assured_burst_ns  # the holder has no credit in common with the others
             elif holder.account.lag_ns() > full:
                 return now - 1
         elif len(competing) == 1:
@@ -216,8 +224,9 @@ class Foresight:
         return until
 
     def _owed_for_since(self, now: int, tenant: TokenTenant, length_ns: int) -> int:
-        """Return the moment from which the tenant has waited, and is owed time, for `length_ns`; `now` if that has
-        passed. A tenant ordered by its lag only never reaches it: the result is far in the future."""
+        """Return the moment from which the tenant has waited for `length_ns` and has a lag of `length_ns`. `now` if it
+        already has. For a tenant whose turns outlast the target latency, which is ordered by its lag only, return a
+        moment far in the future."""
         if tenant.outlasts(self._parameters.target_latency_ns):
             return now + _MOST_NS
         account = tenant.account
@@ -225,7 +234,9 @@ class Foresight:
         return max(_since(tenant) + length_ns, now + max(0, missing))
 
     def _quantum(self, gpu: str, first: TokenTenant, competing: list[TokenTenant], hastened: bool) -> int | None:
-        """Return the length of the turn; None if the ceiling would let it grow before the turn begins."""
+        """Return the length of the next turn, in nanoseconds. Return None if the ceiling of `first` would cut the turn.
+        Its ceiling bucket fills until the turn begins, so the length of the turn is not known yet.
+        """
         kind = first.best_effort
         weight = sum([tenant.weight for tenant in competing if tenant.best_effort == kind])
         quantum = self._policy.length(first, {(gpu, kind): weight}, hastened=hastened)

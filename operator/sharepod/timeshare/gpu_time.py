@@ -14,7 +14,7 @@ class GpuUse(Enum):
     """Use of a GPU's time."""
 
     HELD = auto()
-    """A tenant pays for it."""
+    """Held by a tenant, which pays for it."""
 
     ANTICIPATED = auto()
     """Kept idle for a pausing tenant, which pays."""
@@ -26,7 +26,7 @@ class GpuUse(Enum):
     """Held by no tenant, and no tenant waits."""
 
     STALLED = auto()
-    """The agent was late: due turns had ended, and none could begin. No tenant is charged."""
+    """The agent did not run: turns had ended, and no other turn could begin. No tenant is charged."""
 
 
 _HELD, _ANTICIPATED, _HANDED_OVER, _IDLE = GpuUse.HELD, GpuUse.ANTICIPATED, GpuUse.HANDED_OVER, GpuUse.IDLE
@@ -42,7 +42,7 @@ class GpuTime:
     idle_ns: int
     stalled_ns: int
     gap_ns: int = 0
-    """Time in which several tenants held the GPU, and none had work in flight."""
+    """Time in which tenants co-ran on the GPU and none had work in flight."""
 
 
 class GpuBooks:
@@ -72,7 +72,7 @@ class GpuBooks:
             self._stalled += spent
 
     def share(self, now: int, held_ns: int) -> None:
-        """Record the time until `now`, in which several tenants held: `held_ns` is theirs, the rest is a gap."""
+        """Record the time until `now`, in which tenants co-ran. `held_ns` counts as held, and the rest as a gap."""
         self._held += held_ns
         self._gap += now - self.at - held_ns
         self.at = now

@@ -1,13 +1,14 @@
 """Groups: tenants that are granted together, such as the ranks of one training, each a tenant of its own.
 
 Guarantees:
-- Members of a group that want the token contend for one turn: it begins on all their GPUs at once (S4).
-- A member holds up no other member if it wants nothing, runs already, starves, or does not drain within `_ENDS_NS`.
-- A member uses the credit of its group until it is `_RIDES_NS` in debt. So a group costs another tenant of a GPU at
-  most `_RIDES_NS` once.
+- Members of a group that want the token contend for one common turn, which begins on all their GPUs at once (S4).
+- Other members do not wait for a member that wants nothing, runs already, starves, or has not drained `_ENDS_NS` after
+  its turn.
+- A member may use the credit of its group until its own debt is `_RIDES_NS`. So a group delays another tenant of a GPU
+  by at most `_RIDES_NS`, once.
 - A group gets no more than the sum of its members' shares.
-- Each member keeps its own charges, buckets and limit. Best-effort members have no guarantee: they contend by
-  themselves and hold up no other member.
+- Each member keeps its own charges, buckets and limit. Best-effort members have no guarantee: they contend alone, and
+  other members do not wait for them.
 """
 
 from __future__ import annotations
@@ -20,38 +21,40 @@ from .tenant import MinVirtualTimes, OrderKey, TokenTenant, ahead_ns, order_key
 
 _MS = 1_000_000
 _RIDES_NS = 100 * _MS
-"""Debt, as time at its request, up to which a member uses the credit of its group: 100 ms, a longest quantum. Turns of
-members end at different moments, and differ by this much only after many turns."""
+"""Debt, as time at its request, up to which a member may use the credit of its group: 100 ms, a longest quantum. The
+turns of members end at slightly different moments, which adds up to this much only after many turns."""
 _APART_NS = 200 * _MS
-"""Difference of two members' lags, as time at their requests, from which they contend apart: 200 ms, two longest
-quanta. So each member gets its request, however small another member's request is."""
+"""Difference between the lags of two members from which they contend separately: 200 ms, two longest quanta. So each
+member gets its request, however small another member's request is."""
 _ENDS_NS = 10 * _MS
-"""Time after the end of a member's turn for which its group waits for it to drain: 10 ms, a few kernels. A member that
-takes longer may itself wait for another member, in a collective."""
+"""Time after the end of a member's turn for which the other members wait for that member to drain: 10 ms, a few
+kernels. A member that takes longer may itself be waiting for another member, in a collective operation."""
 _OWED_NS = 20 * _MS
-"""Time for which a contender with several GPUs waits, and is owed time, before it precedes waking tenants: 20 ms. While
-it waits for its last GPU, tenants wake on the others, so all GPUs would seldom be free at once."""
+"""Wait and lag from which a contender with several GPUs precedes waking tenants: 20 ms. Tenants wake on its other GPUs
+while it waits for the last one, so without this all its GPUs would seldom be free at once."""
 _SAME_NS = 3 * _MS
-"""Difference of deadlines up to which members' turns count as one turn: 3 ms, the time before its end at which a turn
-is renewed."""
+"""Largest difference between the deadlines of members whose turns count as one: 3 ms, as a turn is renewed 3 ms before
+its end."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A tenant, or several members of a group, contending for one turn."""
+    """Contender for one turn: a tenant, or several members of a group."""
 
     members: tuple[TokenTenant, ...]
     gpus: tuple[str, ...]
-    """GPUs of these tenants, and of members that still drain."""
+    """GPUs of its tenants, and of members of the group that still drain."""
     until: int | None = None
-    """End of the turn of the members that run already; None: none runs, or its turn has no end."""
+    """End of the turn of members that run already. None if none runs, or that turn has no end."""
     joins: bool = False
-    """Other members run, or are late to drain and may wait for these tenants in a collective. These tenants then go
-    first, until the turn of those members ends, or for a shortest quantum."""
+    """True if other members run, or have not drained in time and may wait for its tenants in a collective operation.
+    Its tenants then go first, until the turn of these other members ends, or for a shortest quantum."""
 
     @property
     def rides(self) -> bool:
-        """Return whether they contend as members of a group: with credit in sum, or for another member's sake."""
+        """Return True if its turn uses the credit of a group: the members have credit in sum, or they join other
+        members.
+        """
         if self.joins:
             return True
         return len(self.members) > 1 and sum(tenant.account.assured for tenant in self.members) > 0
@@ -68,7 +71,7 @@ class Contender:
         return sum(tenant.account.assured for tenant in self.members) // requests if requests else 0
 
     def key(self, least: MinVirtualTimes, *, now: int, patience_ns: int, latency_ns: int) -> OrderKey:
-        """Return its place in the order of service (S7)."""
+        """Return its sort key in the order of service (S7). The smallest key goes first."""
         first = self.members[0]
         if len(self.gpus) > 1:
             patience_ns = min(patience_ns, _OWED_NS)
@@ -91,7 +94,7 @@ class Contender:
 
 
 def is_parted(tenant: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> bool:
-    """Return whether members of the tenant's group have different GPUs. Members of one GPU take turns like other
+    """Return True if members of the tenant's group have different GPUs. Members on the same GPU take turns like other
     tenants."""
     return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in groups[tenant.group])
 
@@ -102,11 +105,11 @@ def contenders(
     groups: Mapping[str, Sequence[TokenTenant]],
     again: Sequence[TokenTenant] = (),
 ) -> list[Contender]:
-    """Return the contenders that these tenants form.
+    """Return the contenders that these tenants form, alone or as members of a group.
 
     Args:
         now: The present moment.
-        competing: Tenants that contend; their accounts are settled.
+        competing: Tenants that contend. Their accounts must be settled.
         groups: The tenants of each group.
         again: Holders among `competing`, treated as if they had drained and waited.
     """
@@ -138,8 +141,8 @@ def contenders(
 
 
 def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
-    """Return the tenants whose turn is one with a lead's: the lead itself, and members of its group with the same
-    end."""
+    """Return the tenants whose turns count as one turn with the lead's: the lead, and members of its group with the
+    same end."""
     if holder.group is None or holder.hold is None or holder.hold.deadline is None:
         return [holder]
     ends = holder.hold.deadline
@@ -157,7 +160,9 @@ def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenan
 
 
 def holds_up_until(hold: Hold) -> int | None:
-    """Return the moment until which other group members wait for a hold to drain; None: it has no end."""
+    """Return the moment until which other members of the group wait for a hold to drain. None if the hold has no
+    end.
+    """
     if hold.deadline is None:
         return None
     return _ENDS_NS + (hold.deadline if hold.ends_at is None else min(hold.deadline, hold.ends_at))
@@ -174,7 +179,7 @@ def _is_late(tenant: TokenTenant) -> bool:
 
 
 def _others(now: int, group: Sequence[TokenTenant], taken: set[str]) -> tuple[list[str], int | None]:
-    """Return the GPUs of members that still drain, and the end of the turn of running members."""
+    """Return (GPUs of members that still drain, end of the turn of members that run or None)."""
     ending: list[str] = []
     until: int | None = None
     for mate in group:

@@ -1,8 +1,9 @@
 """Habits of one tenant: the lengths of its pauses between turns, and of its overruns.
 
 Guarantees:
-- Habits are learned from the tenant's own turns only, never from its messages, in constant space.
-- A pause counts until the tenant has paused some hundreds of times more. The last 90 pauses have half of the weight.
+- Habits follow from the tenant's own turns only, never from its messages, and take constant space.
+- Newer pauses have more weight: the last 90 pauses have half of it, and a pause is forgotten after some hundreds of
+  others.
 """
 
 from __future__ import annotations
@@ -10,31 +11,33 @@ from __future__ import annotations
 from bisect import bisect_left
 
 _BOUNDS_NS = tuple(int(250_000 * 2 ** (step / 2)) for step in range(25))
-"""Upper bounds of the classes of pauses: 0.25 ms to 1 s, by factors of the root of 2. Longer pauses count as 1 s, the
-grace period: no kernel is waited for longer."""
+"""Upper bounds of the classes of pauses: 0.25 ms to 1 s, by factors of the square root of 2. Longer pauses count as 1
+s, the grace period, because no GPU is kept idle longer than a kernel may overrun."""
 _ONE = 1 << 16
 """Weight of one pause when it is learned."""
 _LEAST = 4 * _ONE - _ONE // 8
-"""Least weight of learned pauses before any is predicted: about four pauses."""
+"""Least weight of learned pauses from which pauses are predicted: about four pauses."""
 _FORGET_SHIFT = 7
 """Each pause takes a 128th of the weight of the earlier ones."""
 _OVERRUN_FORGET = 32
-"""Divisor by which a shorter overrun lowers the expected one: 32. A turn of whole kernels ends on time, and shows
-little about a turn that is cut."""
+"""Divisor of the step by which a shorter overrun lowers the expected overrun: 32. A turn often ends between two kernels
+and so on time, which shows little about a turn that is cut."""
 _AVERAGED = 16
-"""Number of steps, and of overruns, in an average."""
+"""Number of steps, and of overruns, over which averages are taken."""
 _UNLIKE = 4
-"""Factor by which a step may differ from the average: 4. A longer step counts as four times the average, a shorter one
-moves it by a quarter. So unusual phases, such as a night without work or an hour of training before serving, are soon
+"""Factor by which a step may differ from the average: 4. A longer step counts as four times the average, a shorter step
+as a quarter of it. So unusual phases, such as a night without work or an hour of training before serving, are soon
 forgotten."""
 _DEARER = 4
-"""Price of a tenant's waiting time beyond what it tolerates, relative to idle GPU time at its expense."""
+"""Weight of a nanosecond that the tenant waits beyond its tolerance, relative to a nanosecond of idle GPU time that it
+pays for."""
 _SHORT_NS = 15_000_000
-"""Average below which pauses are short: 15 ms. Exponential pauses of 10 ms stay below it (a class counts as its bound,
-and averages of some hundred vary). Short pauses are waited through for any work."""
+"""Average below which pauses count as short: 15 ms. For short pauses the GPU may be kept idle whatever the tenant's
+work per step. Pauses of 10 ms with an exponential distribution stay below this bound, although each counts as the bound
+of its class."""
 _DEAR = 10
-"""Loss, in pauses, from which a window of four pauses is worth its cost instead of two. With exponential pauses the
-longer window misses one in thousands fewer."""
+"""Weighted cost of a missed pause, in multiples of the best window, from which the result of `window` is four times the
+best window instead of twice. The longer window misses fewer of the pauses that are longer than those seen."""
 
 
 class Habits:
@@ -46,18 +49,20 @@ class Habits:
         self._weights = [0] * len(_BOUNDS_NS)
         """Weight of each class of pauses."""
         self._cycle_ns = 0
-        """Average time of one step: a hold and the pause after it."""
+        """Average length of a step: a hold and the pause after it."""
         self._work_ns = 0
         """Average time held in one step."""
         self._held_before: int | None = None
-        """Total time held up to the last pause; None: no pause since the tenant's processes started."""
+        """Total time held up to the last pause. None before the first pause of the tenant's present processes."""
         self.mean_overrun_ns = 0
         """Average overrun of turns."""
         self.overrun_ns = 0
         """Expected overrun of a turn that is cut: the longest recent one."""
 
     def begin(self, held_ns: int) -> None:
-        """Begin the first step of the tenant's processes, unless begun. `held_ns`: total time held before."""
+        """Begin the first step of the tenant's processes. No effect if it has begun. `held_ns`: total time held
+        before.
+        """
         if self._held_before is None:
             self._held_before = held_ns
 
@@ -84,8 +89,8 @@ class Habits:
     def overran_by_work(self, late_ns: int) -> None:
         """Learn the overrun of a tenant without processor time, from the end of its known work.
 
-        Such a tenant can delay its draining, but not the end of its kernels. Work that ends within the turn teaches
-        nothing.
+        Such a tenant drains late although its kernels end in time, so only the end of its work counts. If the work ends
+        within the turn, nothing is learned.
         """
         if late_ns > 0:
             self.overran(late_ns)
@@ -97,29 +102,32 @@ class Habits:
         self._held_before = None
 
     def works_briefly(self, held_ns: int, most_ns: int) -> bool:
-        """Return whether the tenant pauses after at most `most_ns` of work, on average and since its last pause.
-        `held_ns`: total time held until now."""
+        """Return True if the tenant works for at most `most_ns` between two pauses, both on average and since its last
+        pause. `held_ns`: total time held until now."""
         since = held_ns if self._held_before is None else held_ns - self._held_before
         return 0 < self._work_ns <= most_ns and since <= most_ns
 
     @property
     def rests(self) -> bool:
-        """Return whether the tenant holds for less than half of the time, as services do."""
+        """Return True if the tenant holds for less than half of the time, as services do."""
         return 2 * self._work_ns < self._cycle_ns
 
     def tolerated_ns(self, request_milli: int) -> int:
-        """Return how long the tenant can wait in each step and still get its request of its working time, less a
-        quarter for variance."""
+        """Return the nanoseconds that the tenant can wait in each step and still hold for its request of the time. A
+        quarter is subtracted for variance."""
         return self._cycle_ns * (1000 - request_milli) // request_milli * 3 // 4
 
     def window(self, overrun_ns: int, turn_ns: int, most_ns: int) -> int:
-        """Return how long after its hold the tenant is worth waiting for; 0: not at all.
+        """Return the nanoseconds after the end of the tenant's hold for which the GPU is worth keeping idle for it. 0:
+        not at all.
 
-        Waiting until `d` saves the other's turn, less the pause, for each pause of at most `d`. It costs `d` for each
-        longer pause. The best `d` is the bound of a class of pauses. A factor on `d` covers longer pauses than those
-        seen.
-        Where pauses are not short, the average idle time of a step must not exceed its work, nor the delay that is
-        saved. That delay is the rest of the other's turn after the pause, or half of a kernel.
+        How it is chosen, with `d` as the length of the window:
+        - A pause of at most `d` saves the tenant the wait for the other's turn, less the pause.
+        - A longer pause costs `d` of idle GPU time.
+        - The best `d` is the bound of a class of pauses. The result is twice or four times the best `d`, to cover
+          longer pauses than those seen.
+        - If pauses are not short, the average idle time of a step must not exceed the work of a step, nor the delay
+          that is saved. That delay is the rest of the other's turn after the pause, or half of a kernel.
 
         Args:
             overrun_ns: Overrun of the turn of another tenant that would run instead.
@@ -148,12 +156,12 @@ class Habits:
         return window if short or self._idle(window) <= min(delay_at_best, work) else best
 
     def _idle(self, window_ns: int) -> int:
-        """Return the weighted idle time of a GPU if each pause were waited through for at most `window_ns`."""
+        """Return the weighted idle time of the GPU if it were kept idle in each pause for at most `window_ns`."""
         return sum([weight * min(bound, window_ns) for bound, weight in zip(_BOUNDS_NS, self._weights, strict=True)])
 
 
 def _average(mean_ns: int, step_ns: int) -> int:
-    """Return the average after one more step; `mean_ns` 0: this is the first step."""
+    """Return the average after one more step. `mean_ns`: the average before; 0 before the first step."""
     if not mean_ns:
         return step_ns
     parts = _UNLIKE if step_ns * _UNLIKE < mean_ns else _AVERAGED

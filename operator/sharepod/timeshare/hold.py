@@ -11,8 +11,8 @@ from .account import Charge
 class HoldPhase(Enum):
     """Phase of a hold. Holds move downwards in this list, may skip phases, and end when the tenant has drained.
 
-    A hold that was preempted without processor time is SUSPENDED once its last work ends, and PREEMPTED again once its
-    tenant runs.
+    Exception: a PREEMPTED hold whose tenant has no processor time becomes SUSPENDED once its last work ends, and
+    PREEMPTED again once its tenant runs.
     """
 
     RUNNING = auto()
@@ -26,15 +26,15 @@ class HoldPhase(Enum):
     renewed."""
 
     YIELDING = auto()
-    """DRAINING, and the tenant's GPUs may be granted to others already."""
+    """As DRAINING, and the tenant's GPUs may already be granted to others."""
 
     SUSPENDED = auto()
     """The tenant has no processor time and cannot drain. Its gate is barred, and its known work has ended. Its GPUs may
     be granted to others; it pays nothing."""
 
     PREEMPTED = auto()
-    """The grace period has expired, and the tenant's GPUs may be granted to others. Or the hold was suspended, and its
-    tenant runs again without having drained."""
+    """The grace period has expired, and the tenant's GPUs may be granted to others. A suspended hold also enters this
+    phase when its tenant runs again before it has drained."""
 
 
 class HoldPlace(Enum):
@@ -44,18 +44,18 @@ class HoldPlace(Enum):
     """The present turn is this tenant's. A GPU has at most one lead."""
 
     CO_RUNNER = auto()
-    """The tenant holds while another leads, until revoked. It still waits for its own turn, and then becomes the lead
-    without draining."""
+    """The tenant holds while another tenant leads, until it is revoked. It still waits for its own turn, in which it
+    becomes the lead without draining."""
 
 
 class CoRunEnd(Enum):
     """Reason why a tenant stopped co-running. Its values are label values of the metric."""
 
     NO_GAIN = "no_gain"
-    """Together the tenants got no more done than one alone."""
+    """The sum of progress was no higher than that of one tenant alone."""
 
     OWED = "owed"
-    """The lead, or another co-runner, was owed time and lost work."""
+    """The lead, or another co-runner, was owed time and lost work by co-running."""
 
     PROBE = "probe"
     """The lead is being measured alone."""
@@ -86,7 +86,7 @@ class Metering(Enum):
     """The tenant may launch any amount: no other tenant is connected, and no limit binds."""
 
     METERED_LATER = auto()
-    """The bound began during the hold: the tenant may have launched any amount before."""
+    """The bound began during the hold. The tenant may have launched any amount before."""
 
     METERED_FROM_START = auto()
     """Everything launched under the hold was launched into a bounded queue."""
@@ -102,49 +102,51 @@ class Hold:
     begun_at: int
     """Start of the first quantum."""
     deadline: int | None
-    """End of the quantum; None: until another tenant wants one of the GPUs."""
+    """End of the quantum. None: the hold lasts until another tenant wants one of the GPUs."""
     metering: Metering
     given_as: Charge
-    """Kind of the granted time: guaranteed or lent."""
+    """Charge of the granted time: guaranteed or borrowed."""
     renewal_considered: bool
     """True once the renewal was considered for this deadline."""
     told_longer: bool = False
-    """The holder was sent a later deadline than it now has, so it must be revoked."""
+    """True if the holder was last sent a later deadline than its present one, so it must be revoked at its deadline."""
     phase: HoldPhase = HoldPhase.RUNNING
     yields_at: int | None = None
-    """Moment from which the next tenant may be granted; None unless the hold is draining."""
+    """Moment from which the next tenant may get the token. None unless the hold is draining."""
     ends_at: int | None = None
     """Announced end of the last work; None unless the hold is draining."""
     silent: bool = False
-    """The tenant has no processor time: the hold is suspended at `ends_at`."""
+    """True if the tenant has no processor time. The hold is then suspended at `ends_at`."""
     starved: bool = False
-    """The tenant was without processor time at some moment of the hold. Its overrun is then learned from the work
-    launched by that moment, not from the end of the hold."""
+    """True if the tenant had no processor time at some moment of the hold. Its overrun is then learned from the work
+    launched until that moment, and not from the end of the hold."""
     seen_late: bool = False
-    """The scheduler ran after the hold should have drained, so the tenant was late, not the scheduler."""
+    """True once the scheduler has run after the time at which the hold should have drained. Then the tenant is late,
+    and not the scheduler."""
     co_run_end: CoRunEnd = CoRunEnd.DRAINED
-    """Why the tenant stops co-running."""
+    """Reason for which the tenant stops co-running."""
     holds_up_group: bool = True
-    """Other members of the tenant's group wait until it has drained."""
+    """True while other members of the tenant's group wait for it to drain."""
     place: HoldPlace = HoldPlace.LEAD
     waited_since: int | None = None
-    """Start of the wait of a draining co-runner: if it wants more, it has waited since then."""
+    """For a draining co-runner: moment since which it has waited for its own turn. If it wants more after draining, its
+    wait counts from then."""
     quiet_until: int = 0
-    """Moment until which no other tenant fills this tenant's gaps."""
+    """Moment before which no other tenant fills this tenant's gaps."""
     charged_ns: int = 0
     """Time charged to the account in the present quantum, including work of the tenant's own preempted hold."""
 
     @property
     def metered(self) -> bool:
-        """Return whether the holder must keep its queue bounded."""
+        """Return True if the holder must keep its queue bounded."""
         return self.metering is not Metering.UNMETERED
 
     @property
     def co_runs(self) -> bool:
-        """Return whether the tenant holds while another leads."""
+        """Return True if the tenant holds while another tenant leads."""
         return self.place is HoldPlace.CO_RUNNER
 
     @property
     def displaced(self) -> bool:
-        """Return whether the tenant has lost its GPUs before it has drained."""
+        """Return True if the tenant was preempted or suspended, so that it has lost its GPUs before it has drained."""
         return self.phase is _SUSPENDED or self.phase is _PREEMPTED

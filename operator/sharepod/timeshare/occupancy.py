@@ -1,11 +1,12 @@
-"""Occupancy of the GPUs: which tenant holds each, and which tenant pays for it.
+"""Occupancy of the GPUs: which tenants hold each GPU, and which tenant pays for its time.
 
 Guarantees:
 - S1: A GPU has at most one lead, its holder. Only co-runners hold the GPU at the same time.
-- S2: Each nanosecond of a GPU is charged as held at most once. While there are co-runners, the tenants that hold or
-  have not drained pay in parts, by the time that each has work in flight. Time without any is a gap. Otherwise the
-  first of these pays: the tenant that yields the GPU; its holder; the tenant preempted longest ago.
-- S3: A preempted tenant owes all the time until it has drained, also time that another tenant pays for. A suspended
+- S2: Each nanosecond of a GPU is charged as held at most once. While there are co-runners, all tenants that hold or
+  have not drained pay a part, by the time that each has work in flight. Time without work in flight is a gap. Without
+  co-runners the first of these tenants pays: the tenant that yields the GPU; its holder; the tenant that was preempted
+  first.
+- S3: A preempted tenant owes all the time until it has drained, even time that another tenant pays for. A suspended
   tenant owes nothing.
 """
 
@@ -30,24 +31,24 @@ class Occupancy:
 
     def __init__(self) -> None:
         self.tenants_on: dict[str, list[TokenTenant]] = {}
-        """All tenants by GPU. GPUs without tenants are left out."""
+        """By GPU: all its tenants. GPUs without tenants are left out."""
         self.holder: dict[str, TokenTenant] = {}
-        """The tenant that may launch on a GPU. Free GPUs are left out."""
+        """By GPU: its lead, the tenant that may launch. Free GPUs are left out."""
         self.awaited: dict[str, Anticipation] = {}
-        """GPUs that are kept idle, with the sleeping tenant that pays."""
+        """By GPU that is kept idle: the sleeping tenant that pays, and until when."""
         self.concurrent: set[str] = set()
         """GPUs that several tenants may hold at once."""
         self.co_runners: dict[str, dict[str, TokenTenant]] = {}
-        """Tenants that hold while another leads, or still drain after that, by GPU. GPUs without any are left out."""
+        """By GPU: its co-runners, including co-runners that still drain. GPUs without any are left out."""
         self._co_run_ends: dict[str, Counter[CoRunEnd]] = {}
-        """Number of ends of co-running, by GPU and reason."""
+        """By GPU, then by reason: number of times that a tenant stopped co-running."""
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
         self._gangs_on: dict[str, int] = {}
-        """Number of gangs (tenants with several GPUs), by GPU. GPUs without any are left out."""
+        """By GPU: number of its gangs (tenants with several GPUs). GPUs without any are left out."""
         self.groups: dict[str, list[TokenTenant]] = {}
-        """Members of each group."""
+        """By group: its members."""
 
     def add(self, now: int, tenant: TokenTenant) -> None:
         """Add a tenant to its GPUs."""
@@ -62,7 +63,9 @@ class Occupancy:
             self.groups.setdefault(tenant.group, []).append(tenant)
 
     def remove(self, tenant: TokenTenant) -> None:
-        """Remove a tenant from its GPUs at once, also from those it holds. Its account must be settled."""
+        """Remove a tenant from all its GPUs at once, even if it holds them. The caller must settle its account
+        before.
+        """
         self.free(tenant)
         if tenant.group is not None:
             self.groups[tenant.group].remove(tenant)
@@ -80,27 +83,29 @@ class Occupancy:
                 self._preempted.pop(gpu, None)
 
     def is_linked(self, gpu: str) -> bool:
-        """Return whether a tenant of the GPU, or a member of its group, has other GPUs, too."""
+        """Return True if a tenant of the GPU, or another member of that tenant's group, also has other GPUs."""
         if gpu in self._gangs_on:
             return True
         return bool(self.groups) and any(self.is_parted(tenant) for tenant in self.tenants_on.get(gpu, ()))
 
     def is_parted(self, tenant: TokenTenant) -> bool:
-        """Return whether other members of the tenant's group have other GPUs."""
+        """Return True if other members of the tenant's group have other GPUs."""
         return is_parted(tenant, self.groups)
 
     def has_several_gpus(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant, or its group, has several GPUs."""
+        """Return True if the tenant, or its group, has several GPUs."""
         return len(tenant.gpus) > 1 or self.is_parted(tenant)
 
     def gpus_of_group(self, tenant: TokenTenant) -> Iterable[str]:
-        """Return the GPUs of a tenant's group, its own among them."""
+        """Return the GPUs of all members of a tenant's group. Without a group: the tenant's own GPUs."""
         if tenant.group is None:
             return tenant.gpus
         return dict.fromkeys(gpu for mate in self.groups[tenant.group] for gpu in mate.gpus)
 
     def sole_tenant(self, gpu: str) -> TokenTenant | None:
-        """Return the holder of a GPU if no other tenant has work on it and `is_linked` is false; else None."""
+        """Return the holder of a GPU if no other tenant may have work on the GPU and `is_linked` returns False.
+        Otherwise None.
+        """
         if self.is_linked(gpu) or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
             return None
         return self.holder.get(gpu)
@@ -113,21 +118,21 @@ class Occupancy:
             self.holder[gpu] = tenant
 
     def may_co_run(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant may hold its GPU while others do. Gangs, tenants on the GPUs of gangs, and
-        surcharged tenants may not."""
+        """Return True if the tenant may hold its GPU while others do. Gangs, tenants on a GPU of a gang, and surcharged
+        tenants may not."""
         if tenant.surcharged or not tenant.concurrent:
             return False
         return tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
 
     def add_co_runner(self, now: int, tenant: TokenTenant) -> None:
-        """Let the tenant hold its GPU while another leads. The accounts of all holders are settled."""
+        """Make the tenant a co-runner of its GPU. The accounts of all holders are settled first."""
         gpu = tenant.gpus[0]
         self.settle(now, tenant)
         self.settle_on(now, tenant.gpus)
         self.co_runners.setdefault(gpu, {})[tenant.id] = tenant
 
     def promote(self, now: int, tenant: TokenTenant) -> None:
-        """Make a co-runner the lead of its GPU, which has none."""
+        """Make a co-runner the lead of its GPU, which must have no lead."""
         gpu = tenant.gpus[0]
         self._enter(now, gpu)
         _hold_of(tenant).co_run_end = CoRunEnd.LEADS
@@ -135,11 +140,13 @@ class Occupancy:
         self.occupy(tenant)
 
     def co_run_ends(self, gpu: str) -> Mapping[CoRunEnd, int]:
-        """Return the number of ends of co-running on a GPU, by reason."""
+        """Return, by reason, the number of times that a tenant stopped co-running on a GPU."""
         return self._co_run_ends.get(gpu, {})
 
     def occupants(self, gpu: str) -> list[TokenTenant]:
-        """Return the tenants that may have work on the GPU by the rules, ordered by id."""
+        """Return the tenants that may have work on the GPU, ordered by id: its lead, its co-runners, and the tenant
+        that yields it.
+        """
         tenants = dict(self.co_runners.get(gpu, {}))
         for places in (self.holder, self._yielding):
             if gpu in places:
@@ -147,14 +154,16 @@ class Occupancy:
         return [tenants[name] for name in sorted(tenants)]
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
-        """Keep the free GPUs of a sleeping tenant idle. It pays from now on, where no other tenant does."""
+        """Keep the free GPUs of a sleeping tenant idle. The sleeper pays for a GPU from now on while no other tenant
+        pays for that GPU.
+        """
         for gpu in anticipation.tenant.gpus:
             self._enter(now, gpu)
         self.settle(now, anticipation.tenant)
         self.awaited.update(dict.fromkeys(anticipation.tenant.gpus, anticipation))
 
     def cease_waiting(self, now: int, gpu: str) -> None:
-        """Stop keeping the GPU, and the sleeper's other GPUs, idle."""
+        """Stop keeping this GPU idle, and all other GPUs of the same sleeper."""
         if gpu in self.awaited:
             tenant = self.awaited[gpu].tenant
             for own in tenant.gpus:
@@ -164,16 +173,16 @@ class Occupancy:
                 del self.awaited[own]
 
     def start_yielding(self, tenant: TokenTenant) -> None:
-        """Let others hold the tenant's GPUs while its last work ends. The tenant still pays."""
+        """Let others hold the tenant's GPUs while its last work ends. The tenant continues to pay."""
         for gpu in tenant.gpus:
             del self.holder[gpu]
             self._yielding[gpu] = tenant
 
     def pass_on(self, now: int, tenant: TokenTenant) -> tuple[str, ...]:
-        """Charge the present holders of the GPUs that a tenant yields: its last work has ended, although it could not
-        report that.
+        """Charge the present holders for the GPUs that a tenant yields. Called if that tenant's last work has ended and
+        it could not report this.
 
-        Return the yielded GPUs without a holder, for which the tenant still pays.
+        Return the yielded GPUs that have no holder. The tenant still pays for these.
         """
         self.settle_around(now, tenant)
         for gpu in tenant.gpus:
@@ -188,7 +197,9 @@ class Occupancy:
             self._yielding[gpu] = tenant
 
     def preempt(self, tenant: TokenTenant) -> None:
-        """Let others hold the GPUs of a tenant that does not drain. The tenant pays where no other tenant does."""
+        """Let others hold the GPUs of a tenant that does not drain. The tenant pays for a GPU while no other tenant
+        pays for it.
+        """
         self._leave(tenant)
         for gpu in tenant.gpus:
             self._preempted.setdefault(gpu, []).append(tenant)
@@ -209,9 +220,11 @@ class Occupancy:
                 preempted.remove(tenant)
 
     def may_yield(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant holds its GPUs, no other tenant is yielding one of them, and none co-runs.
+        """Return True if the tenant may yield: it holds its GPUs, no other tenant yields one of them, and no tenant
+        co-runs there.
 
-        With a co-runner the last work takes longer than announced, and the GPU is not idle during a hand-off.
+        With a co-runner a yield is wrong: the last work takes longer than announced, and the GPU is not idle during a
+        hand-off anyway.
         """
         return all(
             self.holder.get(gpu) is tenant and gpu not in self._yielding and gpu not in self.co_runners
@@ -219,7 +232,9 @@ class Occupancy:
         )
 
     def contended(self, tenant: TokenTenant) -> bool:
-        """Return whether another tenant waits for one of the tenant's GPUs, or has an unsuspended hold on one."""
+        """Return True if another tenant waits for one of the tenant's GPUs, or has a hold there that is not
+        suspended.
+        """
         return any(
             t.runnable or (t.hold is not None and t.hold.phase is not _SUSPENDED)
             for gpu in tenant.gpus
@@ -228,7 +243,7 @@ class Occupancy:
         )
 
     def beside_interactive(self, tenant: TokenTenant) -> bool:
-        """Return whether another tenant of the same GPUs is interactive and connected."""
+        """Return True if another tenant of the same GPUs is interactive and connected."""
         for gpu in tenant.gpus:
             for other in self.tenants_on[gpu]:
                 if other.interactive and other.connected and other is not tenant:
@@ -236,7 +251,9 @@ class Occupancy:
         return False
 
     def settle(self, now: int, tenant: TokenTenant) -> None:
-        """Bring the tenant's account forward to `now`. Call this before any change that its charge depends on."""
+        """Bring the tenant's account forward to `now`. The caller must do this before any change that affects the
+        tenant's charge.
+        """
         account, hold = tenant.account, tenant.hold
         if hold is None:
             self._settle_without_hold(now, tenant)
@@ -255,7 +272,8 @@ class Occupancy:
             if owed or hold.phase is not _SUSPENDED:
                 account.turns.add(account.at, until, overdue=preempted and not held)
             late = hold.deadline is not None and account.at >= hold.deadline
-            # Work launched before metering has no bound. It may drain for the grace period at no cost.
+            # Work that was launched before metering has no bound, so the tenant is not charged as guaranteed while it
+            # drains.
             guaranteed = contended and (
                 preempted
                 or (hold.metering is Metering.METERED_FROM_START and (late or hold.given_as is Charge.GUARANTEED))
@@ -273,14 +291,14 @@ class Occupancy:
         self.settle_on(now, tenant.gpus)
 
     def settle_on(self, now: int, gpus: Iterable[str]) -> None:
-        """Settle all tenants that pay for one of these GPUs, or would pay if another did not."""
+        """Settle all tenants that pay for one of these GPUs, or would pay if another tenant did not."""
         for gpu in gpus:
             self._enter(now, gpu)
             for other in self._possible_payers(gpu):
                 self.settle(now, other)
 
     def stall(self, begin: int, end: int, gpus: Iterable[str]) -> None:
-        """Remove the time from `begin` to `end` from all accounts of these GPUs: no tenant pays."""
+        """Charge no tenant of these GPUs for the time from `begin` to `end`, in which the agent did not run."""
         for gpu in gpus:
             self._enter(begin, gpu)
             self._books[gpu].advance(end, GpuUse.STALLED)
@@ -291,7 +309,7 @@ class Occupancy:
                 tenant.account.skip(end)
 
     def gpu_time(self, now: int, gpu: str) -> GpuTime | None:
-        """Return the use of a GPU's time up to `now`; None if it has no tenants."""
+        """Return the use of a GPU's time up to `now`. None if the GPU has no tenants."""
         if gpu not in self._books:
             return None
         self._enter(now, gpu)
@@ -314,7 +332,9 @@ class Occupancy:
         self._books[gpu].advance(now, use)
 
     def _measure(self, now: int, gpu: str) -> None:
-        """Add the time until now to the progress of the tenants that held. If several did, settle them."""
+        """Add the time until now to the progress measures of the tenants that held. If they co-ran, also settle their
+        accounts.
+        """
         begin = self._books[gpu].at
         if now <= begin:
             return
@@ -325,7 +345,7 @@ class Occupancy:
             return
         launches = [tenant.progress.span() for tenant in tenants]
         if not together:
-            return  # one tenant yields to the other: the span is no measure of either
+            return  # one tenant yields to the other, so the span measures neither of them
         for tenant in tenants:
             tenant.account.refund(tenant.progress.joined(begin))
         self._settle_together(now, gpu, tenants)
@@ -333,7 +353,7 @@ class Occupancy:
             tenant.progress.shared(now - begin, launched)
 
     def _settle_together(self, now: int, gpu: str, tenants: list[TokenTenant]) -> None:
-        """Charge the unrecorded time until now to the tenants that held."""
+        """Charge the time since the GPU's last record to the tenants that held, in parts."""
         books = self._books[gpu]
         moments = {now}
         for tenant in tenants:
@@ -350,8 +370,8 @@ class Occupancy:
             books.share(until, sum(parts))
 
     def losses(self, now: int, tenants: list[TokenTenant]) -> list[float]:
-        """Return each tenant's loss of work, 0 to 1, while these hold at once: measured in its last window, or
-        predicted if that is too old."""
+        """Return each tenant's loss of work, 0 to 1, while these tenants hold at once. It is the loss measured in the
+        last window, or a predicted loss if that measure is too old."""
         demands = [tenant.progress.alone_in_flight for tenant in tenants]
         foretold = foretell([1.0 if demand is None else demand for demand in demands])
         known = [tenant.progress.loss(now) for tenant in tenants]

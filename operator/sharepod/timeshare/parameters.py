@@ -27,18 +27,19 @@ class Parameters:
     """
 
     target_latency_ns: int = 300 * _MS
-    """Time within which every runnable tenant has a turn: each turn is the tenant's part of it."""
+    """Target latency: time within which every runnable tenant has one turn. A tenant's turn is its part of this time,
+    by weight."""
 
     quantum_min_ns: int = 10 * _MS
-    """Remainder of a holder's quantum when a tenant wakes with credit, and the least room under a ceiling that is worth
-    a turn. A hand-off costs about 0.2 ms (benchmarks/handoff.py), 2 % of this."""
+    """Shortest quantum. A holder keeps this much when a tenant wakes with credit, and a tenant starts only if its
+    ceiling has room for it. A hand-off takes about 0.2 ms (benchmarks/handoff.py), 2 % of this."""
 
     turn_min_ns: int = 2 * _MS
-    """Shortest turn, in ns: for a tenant with a small share, and the remainder of borrowed time when a tenant with
-    credit arrives. About ten times the cost of a hand-off."""
+    """Shortest turn. A tenant with a small share gets this much, and a holder of borrowed time keeps this much when a
+    tenant with credit begins to wait. About ten times the time of a hand-off."""
 
     quantum_max_ns: int = 100 * _MS
-    """Longest quantum while others wait or the tenant's ceiling binds."""
+    """Longest quantum, while other tenants wait or the tenant has a limit below the whole GPU."""
 
     grace_ns: int = 1000 * _MS
     """Grace period: a holder that has not drained this long after its deadline is preempted. Longer than all but the
@@ -59,45 +60,44 @@ class Parameters:
     """Length of the window over which usage is reported."""
 
     quiet_ns: int = 1000 * _MS
-    """Time after its last wait or hold for which a tenant counts as active. A holder next to inactive tenants only has
-    no quantum and is not metered."""
+    """Time after its last wait or hold for which a tenant counts as active. If all other tenants are inactive, a holder
+    has no quantum and is not metered."""
 
     wake_ns: int = 1 * _MS
-    """Least sleep after which a tenant with credit goes next. Longer than the time between two launches of a busy
+    """Least sleep after which a tenant with credit goes next. Longer than the pause between two launches of a busy
     program."""
 
     idle_patience_ns: int = 1000 * _MS
-    """Wait after which a GPU is no longer kept idle against a tenant with credit."""
+    """Wait of a tenant with credit after which no GPU is kept idle instead of its turn."""
 
     renew_ahead_ns: int = 3_000_000
-    """Time before its deadline, in ns, at which a holder whose turn is next again is renewed. It lets the grant reach
-    the program before its queue runs empty. At most a quarter of the quantum."""
+    """Time before its deadline at which a holder is renewed if its turn is next again, so that the grant reaches the
+    program before its queue runs empty. It is at most a quarter of the quantum."""
 
     hand_off_ns: int = 1_500_000
-    """Time before the expected end of a holder's last work at which the next tenant is granted, in ns. It is the time
-    of a hand-off on a busy node."""
+    """Time before the announced end of a holder's last work at which the next tenant is granted. It is the time that a
+    hand-off takes on a busy node."""
 
     cut_every_ns: int = 25 * _MS
-    """Least average time, on each GPU, between two quanta that are cut for tenants that wake with credit: hand-offs
-    stay under 1 % of the time."""
+    """Least average time, on each GPU, between two cuts for tenants that wake with credit. So the hand-offs of cuts
+    take less than 1 % of the time."""
 
     early_every_ns: int = 8 * _MS
-    """Least average time between two early turns of an interactive tenant: 125 a second, whose hand-offs of 0.2 ms are
-    3 % of the time. Further wakes within it are served like other tenants'."""
+    """Least average time between two early turns of an interactive tenant. So it has at most 125 early turns a second,
+    whose hand-offs of 0.2 ms take 3 % of the time. If it wakes more often, it is served like other tenants."""
 
     cut_burst_ns: int = 500 * _MS
     """Burst of cuts, and of early turns, after a quiet time: 20 cuts, 62 turns."""
 
     resume_ns: int = 50 * _MS
-    """Time that a throttled tenant's ceiling must have room for before it resumes; at most half of the longest
-    quantum."""
+    """Room that a throttled tenant's ceiling must have before it runs again. At most half of the longest quantum."""
 
     excess_horizon_ns: int = 60_000 * _MS
-    """Time, at its request, up to which a sleeping tenant that may co-run saves a claim on idle time. So idle time goes
+    """Claim on idle time that a sleeping tenant can save if it may co-run, as time at its request. So idle time goes
     first to tenants that used little of their requests in the last minute."""
 
     sharing: Sharing = Sharing.EXCLUSIVE
-    """How GPUs are shared unless the caller sets it per GPU."""
+    """Sharing of GPUs for which the caller sets none."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -108,14 +108,15 @@ class Parameters:
 
     @property
     def patience_ns(self) -> int:
-        """Return how long a tenant waits, and is owed time, before it precedes tenants that wake with credit.
+        """Return the wait and lag, in nanoseconds, from which a tenant precedes tenants that wake with credit.
 
-        Two thirds of the target latency: the last third is for the turns of all tenants that have waited this long.
+        It is two thirds of the target latency. The last third is left for the turns of all tenants that have waited
+        this long.
         """
         return self.target_latency_ns * 2 // 3
 
     def quantum(self, part: int, whole: int, overrun_ns: int = 0) -> int:
-        """Return the quantum, in nanoseconds, of a tenant of weight `part` among competing tenants of weight `whole`,
-        for turns that overrun by `overrun_ns`."""
+        """Return the quantum, in nanoseconds, of a tenant with weight `part` among competing tenants whose weights sum
+        up to `whole`. `overrun_ns`: usual overrun of their turns."""
         own = self.target_latency_ns * part // max(1, whole) - overrun_ns
         return max(self.turn_min_ns, min(self.quantum_max_ns, own))

@@ -1,10 +1,10 @@
-"""Turns that begin now, given the order of service.
+"""Plan of the turns that begin now, given the order of service.
 
 Guarantees:
-- S4: A contender, a tenant or the members of a group that want the token, gets all its GPUs in one turn, or none.
-- S5: A tenant that cannot start yet reserves its GPUs from the moment at which the last of them is expected to be free.
-  Until then the GPUs are granted only to turns that end by that moment (backfill).
-- So tenants with one GPU do not starve a gang, and the gang's waiting wastes little time.
+- S4: A contender (a tenant, or the members of a group that want the token) gets all its GPUs in one turn, or none.
+- S5: For a contender that cannot start yet, its GPUs are reserved from the moment at which the last of them is expected
+  to be free. Before that moment, they are granted only for turns that end by then (backfill).
+- So tenants with one GPU do not starve a gang, and little GPU time is idle while a gang waits.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ class Turn:
     tenant: TokenTenant
     quantum_ns: int
     backfill: bool
-    """The GPUs are reserved for another tenant from the end of this turn."""
+    """True if the GPUs are reserved for another tenant from the end of this turn on."""
     rides: bool = False
-    """The turn uses a group's credit: its time is guaranteed, whatever the tenant itself is owed."""
+    """True if the turn uses the credit of the tenant's group. Its time is then guaranteed, whatever the tenant itself
+    is owed."""
 
 
 @dataclass(frozen=True)
 class Anticipation:
-    """Free GPUs kept idle for their sleeping tenant, which is expected back soon."""
+    """Decision to keep the free GPUs of a sleeping tenant idle, because the tenant is expected back soon."""
 
     tenant: TokenTenant
     until: int
@@ -43,15 +44,15 @@ def waiting_with(
     groups: Mapping[str, Sequence[TokenTenant]],
     awaited: Mapping[str, Anticipation],
 ) -> list[TokenTenant]:
-    """Return the runnable tenants of these GPUs, and of all GPUs that gangs and groups connect with them.
+    """Return the runnable tenants of these GPUs, and of all other GPUs that gangs and groups link with these.
 
-    A gang connects its GPUs while it is runnable, or while they are kept idle for it.
+    A gang links its GPUs while it is runnable, or while its GPUs are kept idle for it.
 
     Args:
         gpus: UUIDs of the GPUs.
         tenants_on: All tenants by GPU.
         groups: The tenants of each group.
-        awaited: GPUs that are kept idle, with their sleeping tenant.
+        awaited: By GPU that is kept idle: its sleeping tenant.
     """
     found: dict[str, TokenTenant] = {}
     pending = sorted(gpus)
@@ -83,8 +84,8 @@ def waiting_with(
 def competing_weight(
     gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]
 ) -> dict[tuple[str, bool], int]:
-    """Return the weight of the competing tenants (runnable or holding) of each of these GPUs, by GPU and kind (whether
-    best effort)."""
+    """Return, by (GPU, True for best effort), the sum of the weights of the tenants that wait runnable or hold
+    there."""
     weights: dict[tuple[str, bool], int] = {}
     for gpu in gpus:
         for tenant in tenants_on[gpu]:
@@ -106,9 +107,9 @@ def plan_turns(
 
     Args:
         ordered: Contenders in order of service.
-        free_at: Expected moment at which each held GPU is free. GPUs that are left out are free now.
+        free_at: By held GPU: the moment at which it is expected to be free. All other GPUs are free now.
         now: The present moment.
-        quantum: Length of a contender's turn, in nanoseconds.
+        quantum: Returns the length of a contender's turn, in nanoseconds.
         shortest_ns: Shortest turn worth granting as backfill.
     """
     held = set(free_at)

@@ -1,16 +1,19 @@
-"""Progress of one tenant: the work done while other tenants hold too, relative to its work alone.
+"""Progress of one tenant: its work while other tenants hold too, relative to its work in the same time alone.
 
 Guarantees:
-- S11 own-measure: A tenant's measures follow from its own counters only.
-- Launch rates show the loss of a tenant with one process and one stream. With several, one stream with many small
-  launches would hide another's loss. The progress of such a tenant is at most its part of the GPU over the part that it
-  needs alone.
-- If launch rates are not conclusive, or the tenant's phase has changed since its measure, its loss is predicted. It is
-  the part of the GPU that the hardware gives to others while it has work in flight.
-- A tenant is measured alone in holds of at least `LEARN_NS`, where there are any: shorter holds begin after a pause.
+- S11 own-measure: A tenant's measures follow only from the counters of its own hooks, so no tenant can change
+  another's.
+- For a tenant with one process and one stream, the launch rate shows the loss of work. With several streams, one with
+  many small launches could hide the loss of another. The progress of such a tenant is therefore at most the part of the
+  GPU that it got, divided by the part that it needs alone.
+- If launch rates are not conclusive, or the program does other work than when it was measured alone (another phase),
+  the loss is predicted. The prediction is the part of the GPU that the hardware gives to others while the tenant has
+  work in flight.
+- A tenant is measured alone in holds of at least `LEARN_NS`, if it has any. Shorter holds are not typical, because they
+  follow a pause.
 
-The tenant's hook samples at random moments while its gate is open or its work is unfinished; counters stand still in
-between. `in_flight` is the part of the time with unfinished work; `rate` is launches per nanosecond.
+A tenant's hook takes samples at random moments while its gate is open or it has work in flight; at other times its
+counters do not change. `in_flight` is the part of samples with work in flight. `rate` is launches per nanosecond.
 """
 
 from __future__ import annotations
@@ -19,46 +22,49 @@ from dataclasses import dataclass
 
 _MS = 1_000_000
 LEARN_NS = 5 * _MS
-"""Shortest span, in nanoseconds, from which a tenant that holds alone is measured."""
+"""Shortest span of holding alone, in nanoseconds, that counts as a measure."""
 PROBE_NS = 25 * _MS
-"""Time for which a lead holds alone to be measured again, in nanoseconds: 50 samples at one each 0.5 ms."""
+"""Time for which a lead holds alone to be measured again (a probe), in nanoseconds: 50 samples of one per 0.5 ms."""
 _PROBES_MOST_NS = 2_000 * _MS
-"""Longest time between two probes, in nanoseconds. It bounds how long a new phase stays unnoticed."""
+"""Longest time between two probes, in nanoseconds. A new phase of the program is noticed within this time."""
 _PROBES_LEAST_NS = 500 * _MS
-"""Shortest time between two probes, in nanoseconds: a probe of 25 ms takes 5 % of that."""
+"""Shortest usual time between two probes, in nanoseconds. A probe of 25 ms takes 5 % of it."""
 _PROBES_SOONEST_NS = 100 * _MS
-"""Shortest time between two probes of a tenant that launches faster than alone, in nanoseconds."""
+"""Shortest time between two probes, in nanoseconds, of a tenant that launches faster with others than its measure
+alone."""
 _KNOWN_NS = 30_000 * _MS
 """Time for which a measure is valid, in nanoseconds."""
 _OLD_NS = 10_000 * _MS
-"""Age, in nanoseconds, from which a measure has no weight in the next one."""
+"""Age of a measure, in nanoseconds, from which it does not affect the next measure."""
 _LOSS_KNOWN_NS = 5_000 * _MS
 """Time for which measured losses are valid, in nanoseconds."""
 _SWITCHING = 1.09
-"""Cost factor of time slices: 1.09, since a switch of 91 us follows each slice of 1,024 us."""
+"""Factor by which the hardware's time slices lengthen work: 1.09, because a switch of 91 us follows each slice of 1,024
+us."""
 _SLACK = 0.02
-"""Difference of two parts of time in flight that is no change."""
+"""Difference between two values of `in_flight` that does not count as a change."""
 _LAUNCHES_LEAST = 15
-"""Launches that the tenant alone would make in a window, from which launch rates count: fewer are chance."""
+"""Least launches that the tenant would make in a window alone, so that its launch rate counts. Fewer are too random."""
 _LOSS_MOST = 0.95
-"""Greatest loss: every holder gets some work done."""
+"""Upper bound of a loss, because every holder gets some work done."""
 _STEADY = 0.15
-"""Relative change of the launch rate up to which the next probe may be later."""
+"""Relative change of the launch rate up to which the time to the next probe grows."""
 _FASTER = 1.2
-"""Launch rate relative to the rate alone, from which the tenant's phase has changed since its measure."""
+"""Launch rate, relative to the rate alone, from which the program counts as being in another phase than when it was
+measured."""
 _SHIFTED = 0.25
-"""Change of the time in flight between two windows from which the phase has changed."""
+"""Change of `in_flight` between two windows from which the program counts as being in another phase."""
 _SEVERAL = 0.1
-"""Part of the time with work of several streams in flight, from which launches may hide a loss: an occasional copy
-stays below it."""
+"""Part of the time with work of several streams in flight from which launches may hide a loss. Occasional copies stay
+below it."""
 _ALWAYS = 0.8
-"""Time in flight from which only the launch rate shows whether a tenant is slowed."""
+"""Value of `in_flight` from which only the launch rate can show whether the tenant is slowed."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Counters of a tenant's hooks, summed over its processes. Lower counters than before are those of new
-    processes."""
+    """Counters of a tenant's hooks, summed over its processes. If a counter is lower than before, its processes are
+    new."""
 
     looks: int
     """Samples: moments at which a hook checked for work in flight."""
@@ -69,7 +75,7 @@ class Samples:
     processes: int = 1
     """Processes that hold. The hardware gives each its own time slices."""
     several: int = 0
-    """Samples of `flying` with work of several streams of one process in flight."""
+    """Number of samples in `flying` with work of several streams of one process in flight."""
 
 
 class Progress:
@@ -78,14 +84,14 @@ class Progress:
     def __init__(self) -> None:
         self.processes = 1
         self.alone_in_flight: float | None = None
-        """Part of the time in flight while the tenant holds alone; None: not measured yet."""
+        """`in_flight` while the tenant holds alone. None before the first measure."""
         self.alone_rate = 0.0
         """Launches per nanosecond while the tenant holds alone."""
         self.measured_at = 0
         self.probe_at = 0
-        """Moment at which the tenant, if it leads, must hold alone again for `PROBE_NS`."""
+        """Moment of the next probe: from then on the tenant, when it leads, holds alone for `PROBE_NS`."""
         self.in_flight = 1.0
-        """Part of the time in flight, in the last sampled span."""
+        """`in_flight` of the last sampled span."""
         self._loss = 0.0
         """Part of its work that the tenant lost in the last window."""
         self._mean_loss: float | None = None
@@ -101,7 +107,7 @@ class Progress:
         self.shared_launches = 0
         """Launches in `shared_ns`."""
         self._proven_loss: float | None = None
-        """Loss that a trial measured; None: no trial showed a gain."""
+        """Loss that a trial measured. None if no trial showed a gain."""
         self._sampled: Samples | None = None
         self._looks = self._flying = self._overlaps = self._launches = 0
         """Counts since the last span."""
@@ -113,11 +119,11 @@ class Progress:
         self._window_flying, self._window_launches = 0.0, 0
         self._window_in_flight: float | None = None
         self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
-        """Since the tenant was measured alone: its charged progress with other holders, its least progress, and its
-        launches."""
+        """Since the last measure alone, while other tenants held: charged progress, least possible progress (both in
+        nanoseconds), and launches."""
 
     def sampled(self, samples: Samples) -> None:
-        """Read the hooks' counters. First counters, and lower ones than before, start a span and end none."""
+        """Read the hooks' counters. The first counters, and counters that are lower than before, only start a span."""
         before, self._sampled, self.processes = self._sampled, samples, max(1, samples.processes)
         if before is None or samples.looks < before.looks or samples.launches < before.launches:
             return
@@ -128,7 +134,7 @@ class Progress:
         self.launches += samples.launches - before.launches
 
     def span(self) -> int:
-        """End a span of holding: set `in_flight` from its samples, and return its launches."""
+        """End a span of holding. Set `in_flight` from the samples of the span, and return its launches."""
         if self._looks:
             self.in_flight = min(1.0, self._flying / self._looks * self.processes)
             self._several += min(0.5, self._looks / 100) * (self._overlaps / self._looks - self._several)
@@ -137,7 +143,9 @@ class Progress:
         return launches
 
     def alone(self, now: int, elapsed: int) -> int:
-        """Add a span in which the tenant held alone. Return progress that it lost unnoticed before, in ns."""
+        """Add a span in which the tenant held alone. Return the nanoseconds of progress that the tenant was charged for
+        before and did not get.
+        """
         launches = self.span()
         self._alone_ns += elapsed
         self._alone_flying += self.in_flight * elapsed
@@ -145,8 +153,8 @@ class Progress:
         return self._learn(now) if self._alone_ns >= PROBE_NS else 0
 
     def joined(self, now: int) -> int:
-        """End a span in which the tenant held alone: other tenants hold too from `now`, or its turn is over. Returns as
-        `alone`."""
+        """End a span in which the tenant held alone: from `now` other tenants hold too, or the turn is over. Return the
+        same as `alone`."""
         if self._alone_ns < LEARN_NS and self.alone_in_flight is None:
             return 0
         lost = self._learn(now) if self._alone_ns >= LEARN_NS else 0
@@ -162,11 +170,11 @@ class Progress:
         self._window_launches += launches
 
     def judge(self, now: int, others: float, request_milli: int) -> float:
-        """Return the tenant's loss in the window that ends now, 0 to `_LOSS_MOST` of its work, and begin the next
-        window.
+        """Return the part of its work, 0 to `_LOSS_MOST`, that the tenant lost in the window that ends now. Begin the
+        next window.
 
-        If its phase has changed since its measure, the tenant is charged for the least progress. It then keeps its
-        former progress for the sum.
+        If the program's phase has changed since its measure, the tenant is charged for the least possible progress. For
+        the sum of progress its former value is used.
 
         Args:
             now: The present moment.
@@ -210,43 +218,45 @@ class Progress:
         return loss if sure else mean or 0.0
 
     def _least_given(self, in_flight: float, others: float) -> float:
-        """Return the loss of a tenant that got its part of the GPU, and no more, while it had work in flight. A tenant
-        that needs less than that part alone loses nothing."""
+        """Return the loss of a tenant that gets exactly its part of the GPU while it has work in flight. 0 if the
+        tenant alone needs less than that part."""
         bound = in_flight * others * _SWITCHING
         if not self.alone_in_flight:
             return bound
         return min(bound, max(0.0, 1 - in_flight * (1 - others) / _SWITCHING / self.alone_in_flight))
 
     def prove(self, loss: float | None) -> None:
-        """Set the loss that a trial measured, for windows with too few launches; None: remove it."""
+        """Set the loss that a trial measured. It is used in windows with too few launches. None: remove it."""
         self._proven_loss = loss
 
     @property
     def hides_losses(self) -> bool:
-        """Return whether launches may hide losses: small launches of one process or stream hide the losses of
+        """Return True if launch rates may hide losses, because small launches of one process or stream may outweigh the
         others."""
         return self.processes > 1 or self._several > _SEVERAL
 
     @property
     def conclusive(self) -> bool:
-        """Return whether a window of 25 ms has enough launches to show a loss."""
+        """Return True if a window of 25 ms has enough launches to show a loss."""
         return self.alone_rate * 25 * _MS >= _LAUNCHES_LEAST
 
     @property
     def until_measured_ns(self) -> int:
-        """Return how much longer the tenant must hold alone to be measured, in nanoseconds."""
+        """Return the nanoseconds that the tenant must still hold alone to be measured."""
         return PROBE_NS - self._alone_ns
 
     def known(self, now: int) -> float | None:
-        """Return the part of the time in flight while the tenant holds alone; None: the measure is too old."""
+        """Return `in_flight` while the tenant holds alone. None if the measure is too old."""
         return None if now - self.measured_at > _KNOWN_NS else self.alone_in_flight
 
     def loss(self, now: int) -> float | None:
-        """Return the loss of the last window, 0 to 1 of its work; None: the window is too old."""
+        """Return the part of its work, 0 to 1, that the tenant lost in the last window. None if that window is too
+        old.
+        """
         return None if self._window_in_flight is None or now - self._lost_at > _LOSS_KNOWN_NS else self._loss
 
     def known_loss(self, now: int) -> float | None:
-        """Return the average loss of all windows; None: the last one is too old."""
+        """Return the average loss over all windows. None if the last window is too old."""
         return None if now - self._lost_at > _LOSS_KNOWN_NS else self._mean_loss
 
     def _clear_window(self) -> None:
@@ -269,9 +279,9 @@ class Progress:
         return self._lost_unseen(rate, before)
 
     def _lost_unseen(self, rate: float, before: float) -> int:
-        """Return the progress since the last measure that the tenant was charged for and did not get, in ns.
+        """Return the nanoseconds of progress since the last measure that the tenant was charged for and did not get.
 
-        The tenant now launches so much faster alone that it was slowed in between.
+        It is inferred from the launch rate: alone, the tenant now launches faster than it did with others.
         """
         made = self._since_made
         real = max(self._since_sure, self._since_launches / rate) if rate > _FASTER * before > 0 else made
@@ -280,9 +290,11 @@ class Progress:
 
 
 def divide(elapsed: int, in_flight: list[float]) -> list[int]:
-    """Divide a span of nanoseconds among its holders, by the part of the span that each had work in flight.
+    """Divide a span of nanoseconds among its holders, in proportion to the part of the span in which each had work in
+    flight.
 
-    The parts add up to `elapsed` exactly, or to less if the parts in flight add up to less than one.
+    The parts add up to `elapsed`. If the values of `in_flight` add up to less than 1, the parts add up to less, and the
+    rest is a gap.
     """
     flights = [min(elapsed, int(elapsed * part)) for part in in_flight]
     whole = sum(flights)
@@ -295,8 +307,9 @@ def divide(elapsed: int, in_flight: list[float]) -> list[int]:
 
 
 def foretell(demands: list[float]) -> list[float]:
-    """Return the predicted progress of tenants that would hold at once, from each tenant's part of time in flight
-    alone. The GPU is divided max-min; time slices of several busy tenants leave 0.92 of it."""
+    """Return the predicted progress of each tenant if all held at once. `demands`: `in_flight` of each tenant alone.
+    The GPU is divided by max-min fairness; switches between the time slices of several busy tenants leave 0.92 of it.
+    """
     left, whole = 1.0, sum(demands)
     if whole <= 0.9:
         return [1.0] * len(demands)

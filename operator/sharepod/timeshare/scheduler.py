@@ -1,30 +1,32 @@
-"""Token scheduler of a node: which tenant holds which GPU, and for how long.
+"""Token scheduler of a node: decides which tenant holds which GPU, and for how long.
 
 Guarantees:
-- S1: A GPU has at most one lead, its holder; a tenant that may not co-run leads alone. Only these other tenants may
+- S1: A GPU has at most one lead, its holder. A tenant that may not co-run leads alone. Only these other tenants may
   have work on the GPU:
-  - its co-runners;
+  - co-runners;
   - a tenant that yields the GPU `hand_off_ns` before the announced end of its last work;
   - tenants that were suspended, or preempted a grace period after their deadline.
-- S2: Each nanosecond of a GPU is charged as held at most once: to one tenant, or in parts that add up to it.
+- S2: Each nanosecond of a GPU is charged as held at most once: to one tenant, or in parts to several tenants.
 - S3: A tenant pays until it has drained, whatever end it announced.
-  - A preempted tenant owes all the time until it has drained. This changes no other tenant's share or ceiling.
+  - A preempted tenant owes all the time until it has drained. This does not change the share or the ceiling of any
+    other tenant.
   - A tenant without processor time pays until the expected end of its last work. When it runs again, it pays until it
     has drained.
 - S4: A tenant with several GPUs gets all of them in one grant, or none. Members of a group that want the token get it
-  at once (groups.py).
-- S5: When such a tenant is next, the GPUs that it waits for are reserved. Until it can start, they are granted only to
-  turns that end before that.
+  at the same time (groups.py).
+- S5: When such a tenant or group is next, its GPUs are reserved. Until it can start, they are granted only for turns
+  that end before its expected start.
 - S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is no longer than that room. A
   starving tenant gets a shortest quantum regardless of its ceiling.
 - S7: The order of service is that of turns.py.
-- S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost.
-- S9, S10, S12: Co-runners gain something, a lead that is owed time tolerates none, and limits hold as without
-  co-runners (co_running.py).
+- S8: A GPU is kept idle only for a pausing tenant with credit that is expected back soon, and that tenant pays for the
+  time.
+- S9, S10, S12: Tenants co-run only while the sum of progress gains by it. A lead that is owed time and loses work has
+  no co-runners. Limits hold as without co-runners (co_running.py).
 - S11: A tenant's counters change no other tenant's measured progress (progress.py).
 
-Every method takes the present time in nanoseconds, of any clock. A time earlier than a previous one counts as the
-previous one. The caller must call `tick` after any change and no later than `next_deadline`, and must carry out the
+Every method takes the present time in nanoseconds of any clock. If it is earlier than in a previous call, the previous
+time counts. The caller must call `tick` after any change, and no later than `next_deadline`, and must carry out the
 returned actions.
 """
 
@@ -51,8 +53,8 @@ from .turns import TurnPolicy
 from .waiting_tenants import WaitingTenants
 
 _SURCHARGED_NS = 60_000_000_000
-"""Time after a surcharge in which a tenant takes exclusive turns: 60 s, in ns. Its hooks report less use than NVML, so
-their progress counters are ignored."""
+"""Time after a surcharge for which a tenant has exclusive turns, in nanoseconds: 60 s. Its hooks have reported less use
+than NVML, so their progress counters are not trusted."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class CoRuns:
     """Co-running on one GPU."""
 
     co_runners: int
-    """Tenants that hold the GPU while another leads, or still drain after that."""
+    """Number of tenants that hold the GPU while another leads, or still drain after that."""
     ends: Mapping[CoRunEnd, int]
-    """Number of ends of co-running, by reason."""
+    """By reason: number of times that a tenant stopped co-running."""
 
 
 class Scheduler:
@@ -76,9 +78,9 @@ class Scheduler:
         self._foresight = Foresight(self._parameters, self._occupancy, self._policy)
         self._co_running = CoRunning(self._parameters, self._occupancy)
         self._sharing: dict[str, Sharing] = {}
-        """How each GPU is shared, where that differs from the parameters."""
+        """By GPU: its sharing, if it differs from the parameters."""
         self._surcharged: dict[str, int] = {}
-        """Surcharged tenants, each with the moment from which it may co-run again."""
+        """By surcharged tenant: the moment from which it may co-run again."""
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""
@@ -110,7 +112,7 @@ class Scheduler:
             gpus: UUIDs of its GPUs, in the tenant's order.
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Limit of its share of each GPU, in thousandths.
-            interactive: Whether the tenant requests short waits.
+            interactive: True if the tenant requests short waits.
             group: Group of tenants that are granted together; for a new tenant only.
             resumed: Account of the tenant in an earlier process, if known; for a new tenant only.
 
@@ -152,7 +154,7 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def remove(self, now: int, tenant_id: str) -> None:
-        """Remove a tenant; the GPUs that it holds are free at once. Unknown tenants are ignored."""
+        """Remove a tenant. The GPUs that it holds are free at once. No effect for an unknown tenant."""
         now = self._advance_clock(now)
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
@@ -172,8 +174,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def want(self, now: int, tenant_id: str) -> None:
-        """Queue a tenant that has work. No effect on a holder, except that a preempted or suspended tenant waits for
-        its next turn."""
+        """Make a tenant that has work wait for its turn. No effect if it waits or holds already. A preempted or
+        suspended tenant waits for its next turn, although its hold has not drained."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         if tenant.waiting_since is not None or tenant.holding:
@@ -187,7 +189,7 @@ class Scheduler:
         self._waiting.add(now, tenant, woke=woke)
 
     def unwant(self, now: int, tenant_id: str) -> None:
-        """Remove a tenant from the queue: its processes have exited."""
+        """End a tenant's wait: the processes that wanted the token have exited."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         if tenant.waiting_since is None:
@@ -225,23 +227,24 @@ class Scheduler:
         self._changed_gpus.add(gpu)
 
     def set_concurrent(self, now: int, tenant_id: str, *, concurrent: bool) -> None:
-        """Set whether the tenant may hold a GPU while others do: all its hooks count samples, and it does not opt out.
-        False at first."""
+        """Set whether the tenant may hold a GPU while others do. This requires that all its hooks count samples, and
+        that it does not opt out. False at first."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         tenant.concurrent = concurrent
         self._changed_gpus.update(tenant.gpus)
 
     def sampled(self, now: int, tenant_id: str, samples: Samples) -> None:
-        """Read the counters of a tenant's hooks. Call this before each other call about a GPU that the tenant holds and
-        may co-run on."""
+        """Record the counters of a tenant's hooks. If the tenant holds a GPU on which it may co-run, the caller must
+        call this before each other call about that GPU."""
         self._tenants[tenant_id].progress.sampled(samples)
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
-        """Record that the tenant's gate is closed and that its last work ends in `expected_ns`.
+        """Record that all gates of the tenant are closed and that its last work ends in `expected_ns` nanoseconds.
 
-        The next tenant is granted `hand_off_ns` before that end, unless others co-run and so delay it. The draining
-        tenant pays until it has drained (S3). A suspended tenant that announces counts as running again.
+        The next tenant is granted `hand_off_ns` before that end. If other tenants co-run, which delays the end, it is
+        granted only once this tenant has drained. The draining tenant pays until it has drained (S3). If the tenant was
+        suspended, it counts as running again.
         """
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
@@ -264,10 +267,13 @@ class Scheduler:
                 hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def silent(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
-        """Record that the tenant has no processor time to drain, and that its gate is barred. Its last work ends in
-        `expected_ns` (negative: has ended).
+        """Record that the tenant gets no processor time, so that its hooks cannot report that it has drained.
 
-        The hold is suspended at that end, and the next tenant is granted `hand_off_ns` before it.
+        The caller must have barred its gates before, so that it launches nothing more. Its last work ends in
+        `expected_ns` nanoseconds; a negative value means that the work has ended.
+
+        At the end of that work the hold is suspended: the tenant pays nothing until it runs again. The next tenant is
+        granted `hand_off_ns` before that end.
         """
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
@@ -286,8 +292,8 @@ class Scheduler:
             hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
-        """End the tenant's hold: all its GPU work has ended. `wanting`: it has more work. For a tenant without a hold
-        this is `want`, or has no effect."""
+        """End the tenant's hold: all its GPU work has ended. `wanting`: True if it has more work and so waits again.
+        For a tenant without a hold, the call has the effect of `want` if `wanting`, else none."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
@@ -296,7 +302,7 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._occupancy.settle_around(now, tenant)
-        if wanting:  # a hold that ends by itself ends in a pause of the program, and the next hold follows the pause
+        if wanting:  # without `wanting` the program pauses, so the span is not typical and is no measure
             tenant.account.refund(tenant.progress.joined(now))
         self._return_suspended(tenant)
         co_ran = hold.co_runs and not hold.displaced
@@ -321,8 +327,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def surcharge(self, now: int, tenant_id: str, ns: int) -> None:
-        """Charge a tenant for time in which its kernels ran without the token. Its buckets pay, and its turns come
-        later; the record of held time stays unchanged."""
+        """Charge a tenant for time in which its kernels ran without the token. Its buckets pay, so its next turns come
+        later. The recorded time held stays unchanged."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         self._occupancy.settle_around(now, tenant)
@@ -336,10 +342,11 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def stalled(self, now: int) -> None:
-        """Record that the caller was held up, at most since its last call. Call this before any other method on return.
+        """Record a stall: the caller (the agent) did not run for some time, at most since its last call. It must call
+        this before any other method when it runs again.
 
-        Time after a turn's end and its usual overrun is charged to no tenant, because the tenant could not release it.
-        Grace periods start again. A yielding tenant pays for no turn of the next tenant, which pays from the announced
+        No tenant is charged for time after the end of its turn plus its usual overrun, because the agent could not take
+        the token. Grace periods start again. For a GPU that a tenant yields, the next tenant pays from the announced
         end on.
         """
         since, now = self._now, self._advance_clock(now)
@@ -348,36 +355,38 @@ class Scheduler:
     # ---- output
 
     def tick(self, now: int) -> list[Action]:
-        """Apply all changes that are due at `now`, and return the actions. Cheap if nothing is due."""
+        """Apply all changes that are due at `now`. Return the actions, which the caller must carry out. Cheap if
+        nothing is due.
+        """
         now = self._advance_clock(now)
-        # 1. Tenants that now starve, whose ceiling has room again, or that may co-run again.
+        # 1. Find tenants that now starve, whose ceiling has room again, or that may co-run again.
         self._waiting.tick(now)
         for tenant_id in [tenant_id for tenant_id, until in self._surcharged.items() if until <= now]:
             del self._surcharged[tenant_id]
             self._tenants[tenant_id].surcharged = False
             self._changed_gpus.update(self._tenants[tenant_id].gpus)
-        # 2. GPUs that need not be kept idle any longer.
+        # 2. Find GPUs that need not be kept idle any longer.
         self._changed_gpus.update(gpu for gpu, idle in self._occupancy.awaited.items() if now >= idle.until)
-        # 3. Holds.
+        # 3. Apply the due transitions of holds.
         actions = self._holds.tick(now)
-        # 4. Free GPUs.
+        # 4. Grant free GPUs.
         changed = set[str]()
         if self._changed_gpus:
             if self._occupancy.concurrent or self._occupancy.co_runners:
                 changed = self._changed_gpus & (self._occupancy.concurrent | self._occupancy.co_runners.keys())
             actions.extend(self._grant_free_gpus(now))
-        # 5. Co-runners.
+        # 5. Begin and end co-running.
         if self._occupancy.concurrent or self._occupancy.co_runners:
             for gpu in sorted(changed.union(self._co_running.is_due(now))):
                 actions.extend(self._change_co_runners(now, gpu))
         return actions
 
     def prepare(self, now: int, gpu: str) -> list[PreparedHandOff]:
-        """Decide the hand-offs of a GPU that follow if its holder drains soon: one if the holder wants more, one if
-        not.
+        """Decide the hand-offs of a GPU in advance, for the case that its holder drains soon: one for a holder that
+        wants more, and one for a holder that does not.
 
-        Each is the result of `drained` and `tick` at any moment of its window, unless another call changes the GPU's
-        tenants.
+        If the holder drains within the window of a hand-off, `drained` and `tick` would give the same result. This is
+        valid until another call changes the GPU's tenants.
         """
         turns = self._foresight.turns(self._advance_clock(now), gpu)
         if turns:
@@ -397,8 +406,8 @@ class Scheduler:
         return prepared
 
     def hand_off(self, now: int, prepared: PreparedHandOff) -> None:
-        """Record that a prepared hand-off was carried out: the holder drained at `now`, and the next tenant has held
-        its grant since then."""
+        """Record that the caller has carried out a prepared hand-off: the holder drained at `now`, and the next tenant
+        holds from then on."""
         now = self._advance_clock(now)
         self.drained(now, prepared.holder, wanting=prepared.wanting)
         grant = prepared.grant
@@ -407,7 +416,9 @@ class Scheduler:
         self._grant(now, Turn(self._tenants[grant.tenant], grant.quantum_ns, backfill=False), grant.grant_id)
 
     def next_deadline(self) -> int | None:
-        """Return the latest moment for the next `tick`, if no other event comes first; None if nothing is due."""
+        """Return the moment by which the caller must call `tick` again, if no other event comes first. None if nothing
+        is due.
+        """
         times = [idle.until for idle in self._occupancy.awaited.values()]
         times.extend(self._surcharged.values())
         return min([*times, *self._waiting.due(), *self._holds.due(), *self._co_running.due()], default=None)
@@ -420,7 +431,7 @@ class Scheduler:
         return tenant.account.usage()
 
     def turns(self, now: int, tenant_id: str) -> TurnSpans:
-        """Return when the tenant could have work on its GPUs, in the last seconds before `now`."""
+        """Return the spans in which the tenant could have work on its GPUs, in the last seconds before `now`."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         self._occupancy.settle(now, tenant)
@@ -435,8 +446,8 @@ class Scheduler:
         return CoRuns(len(self._occupancy.co_runners.get(gpu, ())), dict(self._occupancy.co_run_ends(gpu)))
 
     def alone_in_flight(self, now: int, tenant_id: str) -> float | None:
-        """Return the part of the time, 0 to 1, for which the tenant has work in flight while it holds alone; None: not
-        measured within 30 s."""
+        """Return the part of the time, 0 to 1, for which the tenant has work in flight while it holds alone. None if it
+        was not measured within the last 30 s."""
         return self._tenants[tenant_id].progress.known(self._advance_clock(now))
 
     def snapshot(self, now: int, tenant_id: str) -> AccountSnapshot:
@@ -447,7 +458,7 @@ class Scheduler:
         return tenant.account.snapshot()
 
     def displaced(self, tenant_id: str) -> bool:
-        """Return whether the tenant was preempted or suspended, and has not drained."""
+        """Return True if the tenant was preempted or suspended and has not drained since."""
         hold = self._tenants[tenant_id].hold
         return hold is not None and hold.displaced
 
@@ -457,7 +468,7 @@ class Scheduler:
         return [tenant.id for tenant in self._holds.tenants() if self._is_waited_for(tenant)]
 
     def is_waited_for(self, tenant_id: str) -> bool:
-        """Return whether a tenant is one of `waited_for`."""
+        """Return True if `waited_for` contains the tenant."""
         return self._is_waited_for(self._tenants[tenant_id])
 
     def _is_waited_for(self, tenant: TokenTenant) -> bool:
@@ -475,13 +486,13 @@ class Scheduler:
         return False
 
     def holders_beside(self, tenant_id: str) -> list[str]:
-        """Return the ids of the tenants that hold this one's GPUs."""
+        """Return the ids of the leads of a tenant's GPUs."""
         holder = self._occupancy.holder
         return [holder[gpu].id for gpu in self._tenants[tenant_id].gpus if gpu in holder]
 
     def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:
-        """Return the grant under which the tenant may still launch, with the rest of its quantum; None without a
-        grant."""
+        """Return the grant under which the tenant may still launch, with the rest of its quantum. None if it may not
+        launch."""
         hold = self._tenants[tenant_id].hold
         if hold is None or hold.phase is not HoldPhase.RUNNING:
             return None
@@ -491,16 +502,18 @@ class Scheduler:
         return self._holds.terms(self._tenants[tenant_id], hold, left)
 
     def holds_together(self, tenant_id: str) -> bool:
-        """Return whether another tenant holds or yields one of its GPUs at the same time."""
+        """Return True if another tenant holds or yields one of the tenant's GPUs now."""
         tenant = self._tenants[tenant_id]
         return any(other is not tenant for gpu in tenant.gpus for other in self._occupancy.occupants(gpu))
 
     def contended(self, now: int, tenant_id: str) -> bool:
-        """Return whether another tenant of its GPUs is active: it waits or holds, or did until `quiet_ns` ago."""
+        """Return True if another tenant of the same GPUs is active: it waits or holds, or did within the last
+        `quiet_ns`.
+        """
         return self._policy.contended(now, self._tenants[tenant_id])
 
     def sharing_with(self, tenant_id: str) -> frozenset[str]:
-        """Return the ids of the other tenants of its GPUs."""
+        """Return the ids of all other tenants of a tenant's GPUs."""
         tenant = self._tenants[tenant_id]
         return frozenset(
             other.id for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu] if other is not tenant
@@ -511,8 +524,9 @@ class Scheduler:
         return self._now
 
     def _return_suspended(self, tenant: TokenTenant) -> None:
-        """Reset the virtual time of a suspended tenant that runs again, so that it claims none of the idle time lent
-        during its sleep. A waiting tenant keeps its virtual time: it competed all along."""
+        """Raise the virtual time of a suspended tenant that runs again to the minimum, so that it has no claim on idle
+        time that was lent while it was suspended. A tenant that waited in that time keeps its virtual time, because it
+        competed."""
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.SUSPENDED and tenant.waiting_since is None:
             self._policy.raise_to_min(tenant)
 
@@ -524,7 +538,7 @@ class Scheduler:
             self._co_running.forget(gpu)
 
     def _stop_waiting(self, tenant: TokenTenant, hold: Hold) -> None:
-        """Remove a draining co-runner from the queue until it has drained."""
+        """End the wait of a draining co-runner until it has drained."""
         if tenant.waiting_since is not None:
             hold.waited_since = tenant.waiting_since
             self._waiting.remove(tenant)
@@ -533,7 +547,7 @@ class Scheduler:
     # ---- granting
 
     def _change_co_runners(self, now: int, gpu: str) -> list[Action]:
-        """Apply the decision on the co-runners of a GPU."""
+        """Begin and end co-running on a GPU, as `CoRunning` decides."""
         changes = self._co_running.changes(now, gpu)
         actions: list[Action] = [self._end_co_run(now, tenant, end) for tenant, end in changes.ends]
         for tenant, charge in changes.begins:
@@ -563,8 +577,8 @@ class Scheduler:
         return self._holds.end_co_run(now, tenant)
 
     def _keeps_out(self, now: int, tenant: TokenTenant) -> list[Action] | None:
-        """Return revocations of the co-runners that must end before a tenant leads, since it may not co-run and leads
-        alone. None if it may lead now."""
+        """Return the revocations of the co-runners that must end before a tenant leads, if that tenant must lead alone.
+        None if the tenant may lead now."""
         if not self._occupancy.co_runners:
             return None
         runners = [other for gpu in tenant.gpus for other in self._occupancy.co_runners.get(gpu, {}).values()]
@@ -599,7 +613,7 @@ class Scheduler:
         actions: list[Action] = []
         for turn in self._policy.next_turns(now, waiting):
             if isinstance(turn, Anticipation):
-                for gpu in turn.tenant.gpus:  # the GPU may be kept idle for another tenant
+                for gpu in turn.tenant.gpus:  # another sleeper may have one of the GPUs kept idle
                     self._occupancy.cease_waiting(now, gpu)
                 self._occupancy.keep_idle(now, turn)
                 continue
@@ -609,10 +623,11 @@ class Scheduler:
         gangs = [contender for contender in rest if len(contender.gpus) > 1 or contender.joins]
         for contender in gangs:
             self._holds.cut_for(now, contender)
-        return actions + (self._holds.tick(now) if gangs else self._holds.new_terms())  # a turn that is cut may end now
+        # turns that were cut may end now
+        return actions + (self._holds.tick(now) if gangs else self._holds.new_terms())
 
     def _grant_free_gpu(self, now: int, gpu: str) -> list[Action]:
-        """Grant one GPU, which no gang has, if it is free and a tenant waits for it."""
+        """Grant one GPU if it is free and a tenant waits for it. No gang or group may link it with other GPUs."""
         self._occupancy.cease_waiting(now, gpu)
         if gpu in self._occupancy.holder:
             return []
@@ -637,15 +652,16 @@ class Scheduler:
                 self._occupancy.cease_waiting(now, gpu)
 
     def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
-        """Begin a turn. `grant_id`: id of a prepared grant; None: the next id."""
+        """Begin a turn and return its grant. `grant_id`: id of a prepared grant; None: the next id."""
         tenant, charged_ns = turn.tenant, 0
         for gpu in tenant.gpus:
             self._occupancy.cease_waiting(now, gpu)
         if tenant.hold is not None and tenant.hold.co_runs and not tenant.hold.displaced:
             return self._promote(now, turn, tenant.hold)
-        if tenant.hold is not None:  # displaced: the tenant's old work on the GPUs belongs to this turn from now on
+        # the tenant was displaced: its old work on the GPUs counts to this turn from now on
+        if tenant.hold is not None:
             self._occupancy.settle_around(now, tenant)
-            if tenant.hold.phase is HoldPhase.PREEMPTED:  # a short turn cancels none of this work's debt
+            if tenant.hold.phase is HoldPhase.PREEMPTED:  # so that a short turn does not cancel the debt of this work
                 charged_ns = tenant.hold.charged_ns
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)
@@ -663,7 +679,7 @@ class Scheduler:
             deadline,
             metering=Metering.METERED_FROM_START if metered else Metering.UNMETERED,
             given_as=Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED,
-            # Considering a renewal wakes the agent once more, so a renewal that cannot succeed is skipped.
+            # Each check for a renewal wakes the agent, so it is skipped if the renewal cannot succeed.
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
             charged_ns=charged_ns,
         )

@@ -13,17 +13,19 @@ from .parameters import Parameters
 from .progress import Progress
 
 CREDIT_KEPT_NS = 1_000_000
-"""Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
+"""Least lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some
+credit."""
 _RESCUES_MOST = 10
-"""Number of rescues after which the wait for the next one stops doubling: 10, a wait of some three hours."""
+"""Number of rescues (turns of a starving tenant) after which the wait for the next rescue stops doubling: 10, a wait of
+some three hours."""
 
 
 @dataclass(eq=False)
 class TokenTenant:
     """One tenant of the scheduler.
 
-    A tenant waits (`waiting_since`), holds (`hold`) or sleeps (`asleep_since`). A preempted or suspended tenant may
-    wait for its next turn before its hold has drained.
+    A tenant waits (`waiting_since` is set), holds (`hold`) or sleeps (`asleep_since`). A preempted or suspended tenant
+    may wait for its next turn before its hold has drained.
     """
 
     id: str
@@ -32,29 +34,32 @@ class TokenTenant:
     group: str | None = None
     """Group of tenants that are granted together; None: no group."""
     interactive: bool = False
-    """True if the tenant requests short waits. It then hurries when it wakes with credit, at most once per
-    `early_every_ns` on average (after a burst)."""
+    """True if the tenant requests short waits. It then hurries when it wakes with credit. It does so at most once per
+    `early_every_ns` on average, after a burst."""
     asleep_since: int | None = None
     woke_at: int | None = None
-    """Moment at which it last woke after a sleep; None: not yet."""
+    """Moment at which the tenant last woke after a sleep. None if it never has."""
     waiting_since: int | None = None
     woke_with_credit: bool = False
-    """True if the tenant waits after a sleep, with a positive assured bucket: it goes next."""
+    """True if the tenant waits after a sleep and its assured bucket is positive. It then goes next."""
     hurries: bool = False
-    """True if the tenant waits for an early turn: it precedes all others, and holders keep only a shortest turn."""
+    """True if the tenant waits for an early turn. It then precedes almost all others, and holders keep only a shortest
+    turn."""
     prompt: bool = False
-    """True if the tenant releases the token as soon as its work has ended: it may hurry at its next wake too."""
+    """True if the tenant must release the token as soon as its work has ended, because it may hurry at its next wake
+    too."""
     early_turns: LeakyBucket = field(default_factory=LeakyBucket)
     """Limiter of early turns."""
     starving: bool = False
-    """True if the tenant is preempted and has waited as long as the debt cap: it goes next, whatever it owes."""
+    """True if the tenant is preempted and has waited as long as the debt cap. It then goes next, whatever it owes."""
     rescues: int = 0
-    """Turns granted because the tenant was starving, since it last drained. Each doubles the wait for the next.
-    Otherwise tenants that never drain would take a grace period every ten seconds, whatever their requests."""
+    """Number of rescues, turns that the tenant got because it was starving, since it last drained. Each rescue doubles
+    the wait for the next. Otherwise a tenant that never drains would take a grace period of GPU time every ten seconds,
+    whatever its request."""
     throttled: bool = False
     """True if the tenant waits for its ceiling bucket."""
     throttled_until: int | None = None
-    """Moment at which the ceiling bucket has room again; None: never at the present rates."""
+    """Moment at which the ceiling bucket has room again. None if it never has at the present rates."""
     hold: Hold | None = None
     connected: bool = False
     """True if the tenant has connected processes, which may want the token at any moment."""
@@ -63,18 +68,19 @@ class TokenTenant:
     concurrent: bool = False
     """True if the tenant may hold a GPU while others do: its hooks count samples, and it does not opt out."""
     surcharged: bool = False
-    """True for a time after a surcharge: the tenant then holds only while no other tenant does."""
+    """True for a time after a surcharge. The tenant then never co-runs."""
     habits: Habits = field(default_factory=Habits)
     progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)
-    """Virtual time by GPU: time held over weight, by which weighted fair queueing lends idle time."""
+    """By GPU: virtual time, which is time held divided by weight. Idle time is lent in its order (weighted fair
+    queueing)."""
 
     def __post_init__(self) -> None:
         self.virtual_ns = dict.fromkeys(self.gpus, 0)
 
     @property
     def runnable(self) -> bool:
-        """Return whether the tenant waits for a GPU and not for its ceiling."""
+        """Return True if the tenant waits for a GPU and is not throttled by its ceiling."""
         return self.waiting_since is not None and not self.throttled
 
     @property
@@ -88,8 +94,8 @@ class TokenTenant:
         return self.waiting_since + (parameters.debt_ns << min(self.rescues, _RESCUES_MOST))
 
     def wakes(self, now: int, parameters: Parameters) -> bool:
-        """Return whether the tenant wakes after a sleep long enough to go next, and decide whether it hurries. Its
-        account is settled."""
+        """Return True if the tenant wakes with credit after a sleep of at least `wake_ns`, so that it goes next. Also
+        decide whether it hurries. The caller must have settled its account."""
         if self.asleep_since is None:
             return False
         in_time = self.early_turns.has_room(now, parameters.cut_burst_ns)
@@ -100,27 +106,29 @@ class TokenTenant:
         return self.hurries or now - self.asleep_since >= parameters.wake_ns
 
     def has_woken(self, since: int) -> bool:
-        """Return whether a tenant with a request has woken since that moment."""
+        """Return True if the tenant has a request and has woken since that moment."""
         return self.woke_at is not None and self.woke_at > since and self.account.request_milli > 0
 
     def outlasts(self, latency_ns: int) -> bool:
-        """Return whether the tenant's turns overrun by more than the target latency, so that no neighbour is served
-        within that."""
+        """Return True if the tenant's turns usually overrun by more than the target latency. Its neighbours then cannot
+        be served within the target latency."""
         return self.habits.overrun_ns > latency_ns
 
     @property
     def best_effort(self) -> bool:
-        """Return whether the tenant has no request."""
+        """Return True if the tenant has request 0."""
         return self.account.request_milli == 0
 
     @property
     def weight(self) -> int:
-        """Return the tenant's weight in the sharing of idle time, among tenants of its kind."""
+        """Return the tenant's weight in the sharing of idle time, among tenants of the same kind (best effort or
+        not).
+        """
         return self.account.request_milli or 1000
 
 
 MinVirtualTimes = dict[tuple[str, bool], int]
-"""Minimum virtual time (`min_vruntime` of CFS) by GPU and kind; kind: whether best effort. Never falls."""
+"""By (GPU, True for best effort): minimum virtual time, as `min_vruntime` of CFS. It never falls."""
 
 
 def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVirtualTimes) -> None:
@@ -142,20 +150,22 @@ def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVi
 
 
 def common_credit_ns(burst_ns: int) -> int:
-    """Return the lag beyond which common credit is cancelled: three quarters of an assured bucket."""
+    """Return the lag of all competing tenants beyond which their common credit is cancelled: three quarters of an
+    assured bucket.
+    """
     return burst_ns * 3 // 4
 
 
 def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant]], parameters: Parameters) -> None:
     """Cancel a part of the credit that all competing tenants of a GPU have in common, before an assured bucket is full.
 
-    Common credit is time lost to hand-offs, which cannot be repaid. Full buckets would overflow unevenly. If a tenant
-    has woken within `assured_burst_ns`, nothing is cancelled. Its bucket may have filled during its sleep, and the
-    others would lose time that they are owed.
+    Common credit is time that was lost to hand-offs, which no tenant can get back. Without cancellation the buckets
+    would fill up and overflow unevenly. If a tenant has woken within `assured_burst_ns`, nothing is cancelled: its
+    bucket may have filled during its sleep, and the other tenants would lose time that they are owed.
 
     Args:
         now: The present moment.
-        tenants_on: Tenants by GPU. The accounts of waiting and holding tenants are settled.
+        tenants_on: Tenants by GPU. The accounts of waiting and holding tenants must be settled.
         parameters: Durations of the scheduler.
     """
     common: dict[str, int] = {}
@@ -181,17 +191,19 @@ def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant
 
 
 OrderKey = tuple[int, int, int, str]
-"""Place of a tenant in the order of service; the smallest goes first."""
+"""Sort key of a tenant in the order of service. The smallest goes first."""
 
 
 def ahead_ns(tenant: TokenTenant, least: MinVirtualTimes) -> int:
-    """Return how far the tenant's virtual time exceeds the minimum, on the GPU where it does most."""
+    """Return the nanoseconds by which the tenant's virtual time exceeds the minimum, on the GPU where it exceeds it
+    most.
+    """
     kind = tenant.account.request_milli == 0
     return max([tenant.virtual_ns[gpu] - least[gpu, kind] for gpu in tenant.gpus])
 
 
 def goes_before(one: OrderKey, other: OrderKey) -> bool:
-    """Return whether a place precedes another. Compares number by number, without creating tuples."""
+    """Return True if key `one` precedes key `other`. Compares number by number, without creating tuples."""
     if one[0] != other[0]:
         return one[0] < other[0]
     if one[1] != other[1]:
@@ -202,11 +214,14 @@ def goes_before(one: OrderKey, other: OrderKey) -> bool:
 
 
 def order_key(tenant: TokenTenant, ahead: int, since: int, *, now: int, patience_ns: int, latency_ns: int) -> OrderKey:
-    """Return the place of a tenant that has waited since `since` and is `ahead` in virtual time (S7).
+    """Return the sort key (S7) of a tenant that has waited since `since` and whose virtual time exceeds the minimum by
+    `ahead`.
 
-    - A tenant that has waited, and is owed, `patience_ns` precedes all waking tenants. Otherwise many waking tenants
-      could delay it by all the credit that they can save, and a gang would never find its GPUs free at once.
-    - A tenant that hurries precedes all except tenants that have waited, and are owed, `latency_ns`.
+    - A tenant that has waited for `patience_ns` and is owed `patience_ns` precedes all waking tenants. Otherwise many
+      waking tenants could delay it by all the credit that they can save, and a gang would never find its GPUs free at
+      once.
+    - A tenant that hurries precedes all others, except tenants that have waited for `latency_ns` and are owed
+      `latency_ns`.
     - A tenant whose own turns outlast the target latency is ordered by its lag only. Otherwise several such turns in
       sequence would overflow the buckets of the other tenants.
     """

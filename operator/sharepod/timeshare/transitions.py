@@ -1,21 +1,21 @@
-"""Transitions of holds: renewal, cut, revocation, yielding, preemption.
+"""Transitions of holds: renewal, cut, revocation, yield, preemption, suspension.
 
 Guarantees:
-- A holder whose turn is next again is renewed before its deadline, without draining. A lone holder is renewed without a
-  deadline.
+- If a holder's turn is next again, its hold is renewed before its deadline, and it need not drain. A holder without
+  active competitors is renewed without a deadline.
 - A holder that announces the end of its last work yields `hand_off_ns` before that end. A GPU has one yielding holder
   at a time.
-- A holder that has not drained a grace period after its deadline is preempted. With n holders at once, work takes up to
-  n times as long, and so does the grace period.
+- A holder that has not drained one grace period after its deadline is preempted. While n tenants hold at once, work
+  takes up to n times as long, so the grace period is n times as long.
 - A co-runner holds until it is revoked, and then drains while others hold. After it has drained it waits for its turn
   again.
-- A tenant without processor time yields to the next tenant, and is suspended when its last work ends.
-- For a tenant that wakes with credit the holder keeps only a shortest quantum. Each GPU has at most one such cut per
-  `cut_every_ns` on average (after a burst).
-- A gang, or a group, keeps a turn that it is owed.
-- For a tenant that hurries the holder keeps only a shortest turn.
-- A turn that ends before a shortest turn is over pays for its hand-offs. One such turn per `early_every_ns` on each GPU
-  is free (after a burst). So tenants that request turns and do not use them cost other tenants no more than that.
+- A tenant without processor time yields to the next tenant, and its hold is suspended when its last work ends.
+- When a tenant wakes with credit, the holder keeps only a shortest quantum. Each GPU has at most one such cut per
+  `cut_every_ns` on average, after a burst.
+- A gang or a group that is owed its turn keeps it: the turn is not cut for a tenant that wakes with credit.
+- When a tenant hurries, the holder keeps only a shortest turn.
+- A tenant pays for the hand-offs of a turn that is shorter than a shortest turn. One such turn per `early_every_ns` on
+  each GPU is free, after a burst. So tenants that want turns and do not use them cost other tenants no more than that.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .tenant import TokenTenant
 from .turns import TurnPolicy
 
 _NOTICE_NS = 1_000_000
-"""Least notice of a new deadline: 1 ms, in which a holder can bound its queue. With less notice the holder is revoked
-instead."""
+"""Least notice of an earlier deadline: 1 ms, the time in which a holder can bound its queue. With less notice the
+holder is revoked instead."""
 
 _HAND_OFFS_NS = 400_000
-"""Charge for a turn that ends before a shortest turn is over, where such turns are too many. It is the time of the
-hand-offs before and after it (benchmarks/handoff.py)."""
+"""Charge, in nanoseconds, for a turn that is shorter than a shortest turn, if there are too many such turns. It is the
+time of the hand-offs before and after the turn (benchmarks/handoff.py)."""
 
 _LATE_NS = 20_000_000
 """Time beyond a tenant's usual overrun at which the scheduler wakes: 20 ms. If the scheduler wakes much later, the
@@ -50,8 +50,8 @@ _RUNNING = HoldPhase.RUNNING
 
 
 class HoldTransitions:
-    """All holds with a due transition: neither drained, preempted nor suspended. Preempted holds of tenants without
-    processor time are included until they are suspended."""
+    """Holds that may still change: all that are neither drained, preempted nor suspended. A preempted hold of a tenant
+    without processor time is included until it is suspended."""
 
     def __init__(
         self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy, changed_gpus: set[str]
@@ -60,12 +60,12 @@ class HoldTransitions:
         self._occupancy = occupancy
         self._policy = policy
         self._changed_gpus = changed_gpus
-        """GPUs on which a turn may begin; transitions add to them."""
+        """GPUs on which a turn may begin. Transitions add GPUs to this set."""
         self._tenants: dict[str, TokenTenant] = {}
         self._cuts = defaultdict[str, LeakyBucket](LeakyBucket)
-        """Limiter, by GPU, of quanta that are cut for tenants that wake with credit."""
+        """By GPU: limiter of cuts for tenants that wake with credit."""
         self._short_turns = defaultdict[str, LeakyBucket](LeakyBucket)
-        """Limiter, by GPU, of short turns that pay nothing for their hand-offs."""
+        """By GPU: limiter of short turns for whose hand-offs the tenant pays nothing."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
 
@@ -90,10 +90,10 @@ class HoldTransitions:
         self._short_turns.pop(gpu, None)
 
     def charge_hand_offs(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Charge a draining tenant for the hand-offs of its turn, if the turn was short, others wait, and short turns
-        are too many.
+        """Charge a drained tenant for the hand-offs of its turn, if the turn was shorter than a shortest turn, other
+        tenants compete, and there are too many such turns.
 
-        Its account must be settled; the record of held time stays unchanged.
+        The caller must settle its account before. The recorded time held stays unchanged.
         """
         if now - hold.begun_at >= self._parameters.turn_min_ns or not self._occupancy.contended(tenant):
             return
@@ -105,8 +105,8 @@ class HoldTransitions:
                 tenant.virtual_ns[gpu] += _HAND_OFFS_NS * 1000 // tenant.weight
 
     def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
-        """Meter the holders of these GPUs from now on, because `newcomer` is connected. If it is interactive, they must
-        keep their queues short."""
+        """Meter the holders of these GPUs from now on, because `newcomer` is connected. If `newcomer` is interactive,
+        the holders must keep their queues short."""
         for gpu in gpus:
             holder = self._occupancy.holder.get(gpu)
             if holder is None or holder is newcomer or holder.hold is None:
@@ -123,16 +123,17 @@ class HoldTransitions:
         """Bring the deadlines of the holders of these GPUs forward to the quantum for the present competitors.
 
         A holder keeps only a shortest quantum:
-        - for a waiter with credit, if the holder's lag is less by more than a quantum;
-        - for a waiter that wakes with credit, as often as `cut_every_ns` allows.
+        - for a waiter with credit, if the waiter's lag exceeds the holder's by more than a quantum;
+        - for a waiter that woke with credit, as often as `cut_every_ns` allows.
 
-        For a waiter with credit a holder of borrowed time keeps a shortest turn. For a waiter that hurries, every
-        holder does.
+        A holder keeps only a shortest turn:
+        - for a waiter with credit, if the holder has borrowed time;
+        - for a waiter that hurries.
 
         Args:
             now: The present moment.
             gpus: UUIDs of the GPUs.
-            waiter: The tenant that has begun to wait; None: rates have changed.
+            waiter: The tenant that has begun to wait. None if rates have changed.
         """
         lag = waiter.account.lag_ns() if waiter is not None and waiter.account.assured > 0 else None
         for gpu in gpus:
@@ -159,21 +160,21 @@ class HoldTransitions:
                 self._set_deadline(now, holder, hold, deadline)
 
     def begin_co_run(self, now: int, tenant: TokenTenant, hold: Hold) -> TokenGrant:
-        """Begin a co-runner's hold; return its terms."""
+        """Begin a co-runner's hold. Return its grant."""
         tenant.hold = hold
         self._tenants[tenant.id] = tenant
         self._occupancy.add_co_runner(now, tenant)
         return self.terms(tenant, hold, 0)
 
     def end_co_run(self, now: int, tenant: TokenTenant) -> TokenRevocation:
-        """Revoke a co-runner: it drains. Its account is settled."""
+        """Settle a co-runner's account, and return the order to drain."""
         hold = _hold_of(tenant)
         self._occupancy.settle(now, tenant)
         hold.phase, hold.deadline, hold.renewal_considered = HoldPhase.REVOKED, now, True
         return TokenRevocation(tenant.id, hold.grant_id)
 
     def cut_now(self, now: int, tenant: TokenTenant) -> None:
-        """End the turn of a lead now: a tenant that woke with credit co-runs, and leads next."""
+        """End the turn of a lead now, because a co-runner that woke with credit leads next."""
         hold = _hold_of(tenant)
         self._occupancy.settle(now, tenant)
         if hold.metering is Metering.UNMETERED:
@@ -181,8 +182,8 @@ class HoldTransitions:
         hold.deadline, hold.renewal_considered, hold.seen_late, hold.told_longer = now, True, False, True
 
     def cut_for(self, now: int, gang: Contender) -> None:
-        """Cut the holders of a gang's other GPUs to a shortest quantum while one of its GPUs is idle for it. For group
-        members that join others, cut to a shortest turn."""
+        """If one GPU of a waiting gang is idle, cut the holders of its other GPUs to a shortest quantum. If the
+        contender is members of a group that join others, cut the holders to a shortest turn."""
         if gang.joins:
             self._cut_to_join(now, gang)
             return
@@ -214,7 +215,7 @@ class HoldTransitions:
                 self._set_deadline(now, holder, holder.hold, deadline)
 
     def new_terms(self) -> list[Action]:
-        """Return and clear the changed terms of holds."""
+        """Return the changed terms of holds as actions, and clear them."""
         new, self._new_terms = self._new_terms, []
         return [terms for tenant, terms in new if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id]
 
@@ -258,8 +259,8 @@ class HoldTransitions:
         return actions
 
     def stalled(self, since: int, now: int) -> None:
-        """Remove the time from each turn's expected end until `now` from all accounts: no turn could begin in it. The
-        caller was held up at most since `since`."""
+        """Charge no tenant for the time from the expected end of each turn until `now`, because no turn could begin in
+        it. `since`: earliest moment from which the agent did not run."""
         late = [(idle.until, idle.tenant) for idle in self._occupancy.awaited.values()]
         for tenant in self._tenants.values():
             hold = _hold_of(tenant)
@@ -282,7 +283,7 @@ class HoldTransitions:
             self._occupancy.yield_on(now, tenant)
 
     def due(self) -> Iterator[int]:
-        """Yield the latest moments for the next `tick`."""
+        """Yield the moments by which `tick` must be called again."""
         for tenant in self._tenants.values():
             hold = _hold_of(tenant)
             if hold.yields_at is not None and self._occupancy.may_yield(tenant):
@@ -310,12 +311,12 @@ class HoldTransitions:
         return self._cuts[gpu].has_room(now, self._parameters.cut_burst_ns)
 
     def _late_at(self, tenant: TokenTenant, hold: Hold) -> int:
-        """Return the moment from which the tenant is later than usual."""
+        """Return the moment from which the tenant is much later than its usual overrun."""
         assert hold.deadline is not None, "the hold has a deadline"
         return hold.deadline + tenant.habits.overrun_ns + _LATE_NS
 
     def _look_at(self, hold: Hold) -> int:
-        """Return the moment at which the renewal is considered; the deadline once it was."""
+        """Return the moment at which a renewal is considered. After that has happened, return the deadline."""
         assert hold.deadline is not None, "the hold has a deadline"
         if hold.renewal_considered:
             return hold.deadline
@@ -325,7 +326,9 @@ class HoldTransitions:
         self._new_terms.append((tenant, self.terms(tenant, hold, left_ns)))
 
     def terms(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> TokenGrant:
-        """Return the terms of a hold whose quantum ends in `left_ns`; 0: no end."""
+        """Return the grant with the present terms of a hold. `left_ns`: nanoseconds until its quantum ends; 0: no
+        end.
+        """
         short = hold.metered and self._occupancy.beside_interactive(tenant)
         concurrent = hold.metered and self._occupancy.may_co_run(tenant)
         return TokenGrant(
@@ -333,8 +336,8 @@ class HoldTransitions:
         )
 
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
-        """Set an earlier deadline. New terms are sent at once, so that the holder's queue is short by then. With too
-        little notice the holder is revoked at the deadline instead."""
+        """Set an earlier deadline. New terms are sent at once, so that the holder's queue is short when the deadline
+        comes. If less than `_NOTICE_NS` is left, the holder is revoked at the deadline instead."""
         hold.deadline, hold.renewal_considered, hold.seen_late = deadline, False, False
         hold.told_longer = deadline - now < _NOTICE_NS
         if not hold.told_longer and hold.phase is _RUNNING:
@@ -343,8 +346,8 @@ class HoldTransitions:
             self._tell_terms(tenant, hold, deadline - now)
 
     def _renew(self, now: int, tenant: TokenTenant) -> list[Action]:
-        """Renew the hold of a tenant, and the holds of its group that end with it, if they are next again. Begin other
-        turns that this depends on."""
+        """If a tenant's turn is next again, renew its hold, and the holds of its group that end at the same time. Other
+        turns that must begin at the same time are enqueued."""
         terms: list[Action] = []
         for turn in self._policy.renewal(now, tenant):
             hold = turn.tenant.hold
@@ -357,9 +360,10 @@ class HoldTransitions:
     def _renew_one(self, now: int, turn: Turn, hold: Hold, deadline: int) -> list[Action]:
         tenant = turn.tenant
         room, quantum, left = tenant.account.ceiling_room_ns(), turn.quantum_ns, deadline - now
-        if room is not None:  # the rest of the present quantum is taken from the room first
+        if room is not None:  # the rest of the present quantum uses up the room first
             quantum = min(quantum, room - left)
-        if turn.backfill:  # ends when the reservation begins, else backfill turns delay each other's end
+        # the turn must end when the reservation begins; otherwise backfill turns would delay the reserved turn
+        if turn.backfill:
             quantum = min(quantum, turn.quantum_ns - left)
         if (room is not None or turn.backfill) and quantum < min(turn.quantum_ns, self._parameters.quantum_min_ns):
             return []
@@ -374,7 +378,9 @@ class HoldTransitions:
         return [self.terms(tenant, hold, 0 if hold.deadline is None else hold.deadline - now)]
 
     def _yield(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Let the next tenant hold while this one's last work ends, unless this tenant is next again and can run."""
+        """Let the next tenant hold while this tenant's last work ends. Do nothing if this tenant is next again and gets
+        processor time.
+        """
         if not self._occupancy.may_yield(tenant):
             return
         hold.yields_at = None

@@ -1,14 +1,16 @@
-"""Trials of one GPU: whether tenants get more done by co-running than in turns, where only a measurement shows it.
+"""Trials of co-running on one GPU: measure whether tenants get more work done by co-running than in turns, if no
+prediction shows it.
 
-Ranks of one training that run as several tenants are an example. Each spins while its peer waits for a turn: work is in
-flight all the time, and no gain is predicted.
+Example: ranks of one training are several tenants. In turns, the rank that holds spins while it waits for the other
+rank. So it has work in flight all the time, and no gain is predicted.
 
 Guarantees:
-- A trial takes at most `TRIAL_NS`. The first follows a second of turns. After each failure the time to the next trial
-  doubles. So failing trials take at most 1 % of the time, of which busy tenants lose 8 %.
-- For each tenant, launches per nanosecond with other holders are compared with launches per nanosecond held in turns,
-  by its own counters (S11). The sum of these ratios is the sum of progress.
-- A gain is measured again every `_AGAIN_NS`. A sum that has changed by a third shows another phase, and ends the gain.
+- A trial takes at most `TRIAL_NS`. The first trial follows a second of turns. After each failed trial the time to the
+  next one doubles. So failed trials take at most 1 % of the time, and busy tenants lose 8 % of their work in them.
+- A tenant's progress is the ratio of its launches per nanosecond with other holders to its launches per nanosecond held
+  in turns, by its own counters (S11). The sum of these ratios is the sum of progress.
+- A gain is measured again every `_AGAIN_NS`. If the sum has changed by a third, the programs do other work now, and
+  co-running ends.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _MS = 1_000_000
 TRIAL_NS = 250 * _MS
 """Length of a trial, in nanoseconds: some steps of a training."""
 _TURNS_NS = 1_000 * _MS
-"""Least time of turns, in nanoseconds, before a trial: the trial is compared with it."""
+"""Least time of turns, in nanoseconds, before a trial. The trial is compared with these turns."""
 _HELD_NS = 100 * _MS
 """Least time within these turns that each tenant held, in nanoseconds."""
 _FIRST_NS = 2_500 * _MS
@@ -44,27 +46,27 @@ class Trials:
 
     def __init__(self) -> None:
         self.begun_at: int | None = None
-        """Start of the present trial; None: no trial."""
+        """Start of the present trial. None if there is none."""
         self.proven = False
-        """A trial has shown a gain."""
+        """True if a trial has shown a gain."""
         self.next_at = 0
         self.rates: dict[str, float] = {}
-        """Launches per nanosecond held in turns, by tenant of the present or last trial."""
+        """By tenant of the present or last trial: launches per nanosecond held in turns."""
         self._wait_ns = _FIRST_NS
         self._lasts_ns = _LASTS_NS
         self._until = 0
         self._sum = 0.0
         self._turns_since: int | None = None
         self._before: dict[str, tuple[int, int]] = {}
-        """Launches, and time held, at the start of the present turns or measurement."""
+        """By tenant: (launches, nanoseconds held) at the start of the present turns or measurement."""
 
     @property
     def active(self) -> bool:
-        """Return whether tenants co-run for a trial, or after a trial that showed a gain."""
+        """Return True if tenants co-run for a trial, or because a trial showed a gain."""
         return self.proven or self.begun_at is not None
 
     def turns(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """Record that tenants take turns, from the first such call on."""
+        """Record that tenants take turns. The turns count from the first such call on."""
         if self._turns_since is None:
             self._turns_since = now
             self._before = {}
@@ -73,13 +75,15 @@ class Trials:
                 self._before[tenant.id] = _in_turns(tenant)
 
     def due_at(self) -> int | None:
-        """Return when the next trial may begin, or the present measurement ends; None: neither is due."""
+        """Return the moment at which the next trial may begin or the present measurement ends. None if neither is
+        due.
+        """
         if self.begun_at is not None:
             return self.begun_at + (_AGAIN_NS if self.proven else TRIAL_NS)
         return None if self._turns_since is None else max(self.next_at, self._turns_since + _TURNS_NS)
 
     def may_begin(self, now: int, tenants: Iterable[TokenTenant]) -> bool:
-        """Return whether a trial of these tenants may begin."""
+        """Return True if a trial of these tenants may begin."""
         due_at = self.due_at()
         if self.active or due_at is None or now < due_at:
             return False
@@ -103,7 +107,7 @@ class Trials:
         self._measure(now, tenants)
 
     def end(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """End the trial, or the co-running that its gain allowed: tenants take turns again."""
+        """End the trial, or the co-running after it. The tenants take turns again."""
         for tenant in tenants:
             tenant.progress.prove(None)
         if not self.proven:
@@ -111,13 +115,13 @@ class Trials:
         self.begun_at, self.proven = None, False
 
     def goes_on(self, now: int, tenants: Iterable[TokenTenant], least: float, gains: float) -> bool:
-        """Return whether co-running continues. Call this while a trial is active.
+        """Return True if co-running continues. The caller must call this only while a trial is active.
 
         Args:
             now: The present moment.
             tenants: The tenants of the GPU.
-            least: Sum of progress from which co-running continues.
-            gains: Sum of progress from which a trial has shown a gain.
+            least: Least sum of progress with which co-running continues.
+            gains: Least sum of progress that counts as a gain of a trial.
         """
         assert self.begun_at is not None, "a trial is on"
         due_at = self.due_at()
@@ -143,7 +147,7 @@ class Trials:
         self._before = {tenant.id: (tenant.progress.shared_launches, tenant.progress.shared_ns) for tenant in tenants}
 
     def _ratios(self, tenants: Iterable[TokenTenant]) -> dict[str, float]:
-        """Return each tenant's launch rate with other holders, relative to that in turns."""
+        """Return, by tenant, the launch rate with other holders relative to the launch rate in turns."""
         ratios: dict[str, float] = {}
         for tenant in tenants:
             launches, shared = self._before.get(tenant.id, (0, 0))
@@ -155,6 +159,6 @@ class Trials:
 
 
 def _in_turns(tenant: TokenTenant) -> tuple[int, int]:
-    """Return a tenant's launches, and its time held, without other holders."""
+    """Return (launches, nanoseconds held) of a tenant while no other tenant held."""
     progress, account = tenant.progress, tenant.account
     return progress.launches - progress.shared_launches, account.held_ns - account.co_run_ns

@@ -1,4 +1,4 @@
-"""Turn history of one tenant: when it could have work on its GPUs by the rules, in the last few seconds.
+"""Turn history of one tenant: the spans in which the tenant could have work on its GPUs, over the last few seconds.
 
 Guarantees:
 - The reported spans begin at `since`, and are complete from there on: no turn is left out.
@@ -11,17 +11,19 @@ from collections import deque
 from dataclasses import dataclass
 
 _KEPT_NS = 6_000_000_000
-"""Nanoseconds for which spans are kept: 6 s, for one-second samples that the agent reads one or two seconds late."""
+"""Nanoseconds for which spans are kept: 6 s. Utilization samples cover up to one second, and the agent reads them one
+or two seconds late."""
 
 
 @dataclass(frozen=True)
 class TurnSpan:
-    """Uninterrupted time in which a tenant could have work on its GPUs. Moments in nanoseconds of the clock."""
+    """Span in which a tenant could have work on its GPUs. Moments in nanoseconds of the clock."""
 
     begin: int
     end: int
     overdue: bool
-    """The tenant was preempted and other tenants held. The tenant was charged for this time without the right to it."""
+    """True if the tenant had been preempted and other tenants held. The tenant was charged for this time although it
+    had no right to it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class TurnSpans:
 
 
 class TurnHistory:
-    """Spans of one tenant, kept from the moment `now` on for as long as its utilization samples may be read."""
+    """Spans of one tenant since the moment `now`. Each span is kept for `_KEPT_NS`."""
 
     def __init__(self, now: int) -> None:
         self._since = now
@@ -42,7 +44,7 @@ class TurnHistory:
         """(start, end, overdue): tuples instead of objects, because each hand-off adds some."""
 
     def add(self, begin: int, end: int, overdue: bool) -> None:
-        """Add a span that ends after the earlier ones. Time that was added before is left out."""
+        """Add a span that ends after all earlier spans. Time that earlier spans already contain is left out."""
         if self._spans:
             last_begin, last_end, last_overdue = self._spans[-1]
             begin = max(begin, last_end)

@@ -1,8 +1,8 @@
-"""Turn policy: which tenants are next, and for how long.
+"""Turn policy: decides which tenants are next, and for how long.
 
 Guarantees:
-- S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is no longer than that room. A
-  starving tenant gets a shortest quantum regardless of its ceiling.
+- S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is not longer than the room under the
+  ceiling. A starving tenant gets a shortest quantum regardless of its ceiling.
 - S7: Order of service:
   1. starving tenants, tenants that wake with credit, and tenants that have been owed time for long: longest wait first;
   2. tenants with credit: greatest lag first;
@@ -10,7 +10,8 @@ Guarantees:
   4. best effort: least virtual time first.
 
   A tenant whose turns outlast the target latency is ordered by its lag only, however long it has been owed time.
-- A decision changes only accounts, which it settles, and virtual times of tenants that join.
+- A decision changes only two things: it settles accounts, and it raises the virtual times of tenants that begin to
+  compete.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .tenant import (
 )
 
 _DRAIN_GUESS_NS = 1_000_000
-"""Time in which a holder later than its usual overrun is expected to drain: 1 ms, a short kernel. Used only for
+"""Time in which a holder that exceeds its usual overrun is expected to drain: 1 ms, a short kernel. Used only for
 planning."""
 
 
@@ -53,11 +54,11 @@ class TurnPolicy:
         self._least.pop((gpu, True), None)
 
     def raise_to_min(self, tenant: TokenTenant) -> None:
-        """Raise the tenant's virtual times to the minimum: a tenant that did not compete has saved no claim on idle
+        """Raise the tenant's virtual times to the minimum, so that a tenant that did not compete has no claim on idle
         time.
 
-        A tenant that may co-run has saved a claim of at most `excess_horizon_ns`. So idle time goes first to tenants
-        that used least of their requests in that time.
+        Exception: a tenant that may co-run keeps a claim of at most `excess_horizon_ns`. So idle time goes first to
+        tenants that used least of their requests in that time.
         """
         for gpu in tenant.gpus:
             saved = 0
@@ -66,20 +67,20 @@ class TurnPolicy:
             tenant.virtual_ns[gpu] = max(tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort) - saved)
 
     def set_to_min(self, tenant: TokenTenant) -> None:
-        """Set the virtual times of a tenant that has just changed its kind to the minimum of the new kind. Its former
-        virtual times are not comparable."""
+        """Set the virtual times of a tenant to the minimum of its new kind, after it became, or ceased to be, best
+        effort. Virtual times of the two kinds are not comparable."""
         for gpu in tenant.gpus:
             others = [other for other in self._occupancy.tenants_on[gpu] if other is not tenant]
             update_min_virtual_ns(others, gpu, self._least)
             tenant.virtual_ns[gpu] = self._least[gpu, tenant.best_effort]
 
     def cap_debt(self, tenant: TokenTenant, held_ns: int) -> None:
-        """Cancel debt and virtual time beyond the debt cap, at the end of a hold that was charged `held_ns`."""
+        """Cancel debt, and virtual time, beyond the debt cap, at the end of a hold that was charged `held_ns`."""
         tenant.account.cap_debt(held_ns)
         allowed = max(self._parameters.debt_ns, held_ns * 1000 // tenant.weight)
         for gpu in tenant.gpus:
-            # The known minimum may be out of date, but it never falls: most calls need no update. It is as of the last
-            # grant, so a long hold alone leaves it behind.
+            # The known minimum is as of the last grant, so it is out of date after a long hold. It never falls, so most
+            # calls need no update.
             known = self._least.get((gpu, tenant.best_effort), 0)
             if held_ns > self._parameters.quantum_max_ns or tenant.virtual_ns[gpu] > known + allowed:
                 tenant.virtual_ns[gpu] = min(
@@ -89,12 +90,12 @@ class TurnPolicy:
     def next_turns(
         self, now: int, waiting: list[TokenTenant], again: Sequence[TokenTenant] = ()
     ) -> Sequence[Turn | Anticipation]:
-        """Return the turns that begin now, and the GPUs that are kept idle from now on.
+        """Return the turns that begin now, and the decisions to keep GPUs idle from now on.
 
         Args:
             now: The present moment.
-            waiting: Runnable tenants of the GPUs concerned.
-            again: Holders that share one turn, treated as if they had drained and waited.
+            waiting: Runnable tenants of the affected GPUs.
+            again: Holders of one common turn, which are treated as if they had drained and waited.
         """
         occupancy, competing = self._occupancy, [*waiting, *again]
         simple, free = True, dict[str, None]()
@@ -158,8 +159,8 @@ class TurnPolicy:
     def _kept_idle_instead(
         self, now: int, planned: Iterable[Turn], idle: Mapping[str, Anticipation]
     ) -> dict[str, Anticipation]:
-        """Return the GPUs that are kept idle instead of being granted to one of these turns, in addition to those in
-        `idle`. A gang's GPUs are all kept idle, or none."""
+        """Return the GPUs that must be kept idle instead of one of the `planned` turns, in addition to the GPUs in
+        `idle`. Either all GPUs of a gang are kept idle, or none."""
         occupancy, kept, given = self._occupancy, dict[str, Anticipation](), set[str]()
         for turn in planned:
             given.update(turn.tenant.gpus)
@@ -180,7 +181,7 @@ class TurnPolicy:
         return kept
 
     def settle(self, now: int, gpu: str) -> None:
-        """Settle the accounts that `next_turn` would settle, for one GPU without a holder."""
+        """Settle the accounts that `next_turn` would settle. `gpu`: a GPU without a holder."""
         tenants = self._occupancy.tenants_on[gpu]
         for tenant in tenants:
             if tenant.waiting_since is not None and not tenant.throttled:
@@ -189,9 +190,10 @@ class TurnPolicy:
         update_min_virtual_ns(tenants, gpu, self._least)
 
     def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
-        """Return the result of `next_turns` for one GPU without a holder that no gang waits for; None if it stays free.
+        """Return the result of `next_turns` for one GPU that has no holder and no waiting gang. None if the GPU stays
+        free.
 
-        Plain loops over a GPU's tenants, here and below: a hand-off spends most of its time in them.
+        The loops over a GPU's tenants, here and below, are plain, because a hand-off spends most of its time in them.
         """
         tenants, competing = self._occupancy.tenants_on[gpu], list[TokenTenant]()
         weight, best_effort_weight, wakes = 0, 0, False
@@ -231,8 +233,8 @@ class TurnPolicy:
         return Turn(first, self.length(first, weights, hastened=wakes and place[0] <= 0), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> list[Turn]:
-        """Return the turns that would begin if a holder had drained now and wanted more, with the members of its group
-        that share its turn. None if another tenant is next on the holder's GPUs."""
+        """Return the turns that would begin if a holder, and the members of its group that share its turn, had drained
+        now and wanted more. Empty if another tenant is next on the holder's GPUs."""
         again = turns_together(holder, self._occupancy.groups)
         gpus = dict.fromkeys(gpu for tenant in again for gpu in tenant.gpus)
         waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups, self._occupancy.awaited)
@@ -246,9 +248,9 @@ class TurnPolicy:
         return turns if any(turn.tenant is holder for turn in turns) else []
 
     def may_be_renewed(self, tenant: TokenTenant, quantum_ns: int) -> bool:
-        """Return whether a turn of `quantum_ns` that begins now may be followed by another turn of the same tenant.
+        """Return True if a turn of `quantum_ns` that begins now may be followed by another turn of the same tenant.
 
-        The comparison uses present lags: the lags of other tenants grow as much as the tenant's own.
+        The comparison uses present lags, because the lags of other tenants grow as much as the tenant's own lag.
         """
         account = tenant.account
         if account.assured <= 0 or tenant.group is not None:
@@ -262,7 +264,9 @@ class TurnPolicy:
         return True
 
     def contended(self, now: int, tenant: TokenTenant) -> bool:
-        """Return whether another tenant of its GPUs is active: it waits or holds, or did until `quiet_ns` ago."""
+        """Return True if another tenant of the same GPUs is active: it waits or holds, or did within the last
+        `quiet_ns`.
+        """
         return any(
             self._active(now, other)
             for gpu in tenant.gpus
@@ -271,23 +275,23 @@ class TurnPolicy:
         )
 
     def unlimited(self, now: int, tenant: TokenTenant) -> bool:
-        """Return whether the tenant's turns have no end: it has no limit and no competitors."""
+        """Return True if the tenant's turns have no end, because it has no limit and no competitors."""
         return tenant.account.limit_milli == 1000 and not self.contended(now, tenant)
 
     def quantum(self, tenant: TokenTenant) -> int:
-        """Return how long the tenant may hold among its present competitors, in nanoseconds."""
+        """Return the nanoseconds for which the tenant may hold among its present competitors."""
         return self.length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
     def length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:
-        """Return the quantum among competing tenants of these weights by GPU and kind (the tenant included), cut to its
-        ceiling (S6).
+        """Return the tenant's quantum, at most the room under its ceiling (S6).
 
-        `hastened`: the tenant precedes tenants with more credit because of its longer wait.
+        `weights`: by (GPU, True for best effort), sum of the weights of competing tenants, including this tenant.
+        `hastened`: True if the tenant precedes tenants with more credit because it has waited longer.
         """
         whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])
         quantum = self._parameters.quantum(tenant.weight, whole, tenant.habits.mean_overrun_ns)
         if hastened and not tenant.woke_with_credit and not tenant.starving:
-            # All tenants that have been owed time for long must fit such a turn into the rest of the target latency.
+            # The turns of all tenants that have been owed time for long must fit into the rest of the target latency.
             latency_ns = self._parameters.target_latency_ns
             quantum = quantum * (latency_ns - self._parameters.patience_ns) // latency_ns
             quantum = max(self._parameters.turn_min_ns, quantum)
@@ -311,6 +315,6 @@ class TurnPolicy:
         if hold.deadline is None:
             return now + self._parameters.quantum_max_ns
         usual = max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)
-        # The announced end, but no later than usual. With an end announced far ahead others would borrow, and the GPUs
-        # of a gang would never be free at once.
+        # Use the announced end, but no later than the usual overrun. If a tenant announces an end far ahead, others
+        # would get backfill turns until then, and the GPUs of a gang would never be free at once.
         return usual if hold.ends_at is None else min(usual, max(hold.ends_at, now))

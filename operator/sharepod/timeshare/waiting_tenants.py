@@ -1,9 +1,9 @@
 """Tenants that wait for the token: runnable, throttled (waiting for their ceiling), or starving.
 
 Guarantees:
-- S6: A tenant is runnable only if its ceiling has room for a shortest quantum. A throttled tenant runs again once there
-  is room for more. Its wait for other tenants counts from then.
-- A preempted tenant that has waited as long as the debt cap starves: it is served, whatever it owes.
+- S6: A tenant is runnable only if its ceiling has room for a shortest quantum. A throttled tenant becomes runnable
+  again once its ceiling has room for `resume_ns`. Its wait for other tenants counts from then.
+- A preempted tenant that has waited as long as the debt cap starves: it is served next, whatever it owes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .turns import TurnPolicy
 
 
 class WaitingTenants:
-    """All waiting tenants with a pending deadline."""
+    """Waiting tenants with a pending deadline: throttled tenants, and preempted tenants that may starve."""
 
     def __init__(
         self,
@@ -35,23 +35,23 @@ class WaitingTenants:
         self._holds = holds
         self._co_running = co_running
         self._changed_gpus = changed_gpus
-        """GPUs on which a turn may begin. Tenants that begin to wait, or whose order changes, add theirs."""
+        """GPUs on which a turn may begin. When a tenant begins to wait, or its order changes, its GPUs are added."""
         self._preempted: dict[str, TokenTenant] = {}
-        """Preempted tenants that wait. Their old work may need their next launches to finish, while their debt grows
-        without limit. So they must be served at some time."""
+        """By id: preempted tenants that wait. Their old work may need their next launches to finish, and their debt
+        grows without limit until it does. So they must be served at some time."""
         self._throttled: dict[str, TokenTenant] = {}
 
     def add(self, now: int, tenant: TokenTenant, *, woke: bool, since: int | None = None) -> None:
-        """Begin a tenant's wait. Its account is settled.
+        """Begin a tenant's wait. The caller must have settled its account.
 
         Args:
             now: The present moment.
             tenant: The tenant.
-            woke: Whether the tenant has slept, as `TokenTenant.wakes` defines.
-            since: Start of its wait, if before `now`.
+            woke: True if the tenant wakes, as `TokenTenant.wakes` returns.
+            since: Start of its wait. None: `now`.
         """
         if woke or tenant.account.grants == 0:
-            self._policy.raise_to_min(tenant)  # before it competes: the minimum is that of the others
+            self._policy.raise_to_min(tenant)  # before the tenant competes, so that the minimum is that of the others
         tenant.waiting_since = now if since is None else since
         tenant.asleep_since = None
         tenant.woke_at = now if woke else tenant.woke_at
@@ -60,25 +60,27 @@ class WaitingTenants:
         self.classify(now, tenant)
 
     def remove(self, tenant: TokenTenant) -> None:
-        """End a tenant's wait: it was granted, or wants no more."""
+        """End a tenant's wait: it was granted, or no longer wants the token."""
         tenant.waiting_since, tenant.woke_with_credit, tenant.starving, tenant.hurries = None, False, False, False
         self._preempted.pop(tenant.id, None)
         tenant.throttled, tenant.throttled_until = False, None
         self._throttled.pop(tenant.id, None)
 
     def watch_preempted(self, tenant: TokenTenant) -> None:
-        """Watch a preempted tenant that waits, so that it starves if it waits for too long."""
+        """Watch a preempted tenant that waits, so that it starves once it has waited as long as the debt cap."""
         if tenant.waiting_since is not None and tenant.hold is not None and tenant.hold.phase is HoldPhase.PREEMPTED:
             self._preempted[tenant.id] = tenant
 
     def has_drained(self, tenant: TokenTenant) -> None:
-        """End the tenant's rescues and starvation: it is no longer preempted, and pays its debts like other tenants."""
+        """Reset the tenant's rescues and starvation: it has drained, and pays its debts like other tenants."""
         tenant.rescues = 0
         tenant.starving = False
         self._preempted.pop(tenant.id, None)
 
     def classify(self, now: int, tenant: TokenTenant) -> None:
-        """Make a waiting tenant runnable or throttled, by the room under its ceiling (S6). Its account is settled."""
+        """Make a waiting tenant runnable or throttled, by the room under its ceiling (S6). The caller must have settled
+        its account.
+        """
         account, parameters = tenant.account, self._parameters
         assert tenant.waiting_since is not None, "the tenant waits"
         resume = max(parameters.quantum_min_ns, min(parameters.resume_ns, parameters.quantum_max_ns // 2))
@@ -100,7 +102,8 @@ class WaitingTenants:
         """Mark preempted tenants that now starve, and make tenants runnable whose ceiling has room again."""
         for tenant in list(self._preempted.values()):
             if tenant.hold is None or tenant.hold.phase is not HoldPhase.PREEMPTED:
-                del self._preempted[tenant.id]  # suspended since then: undrained work costs it nothing
+                # the tenant was suspended since then, so undrained work costs it nothing
+                del self._preempted[tenant.id]
             elif not tenant.starving and now >= tenant.starves_at(self._parameters):
                 tenant.starving = True
                 self._occupancy.settle_around(now, tenant)
@@ -111,8 +114,9 @@ class WaitingTenants:
                 self.classify(now, tenant)
 
     def _wait_anew(self, now: int, tenant: TokenTenant) -> None:
-        """Count a throttled tenant's wait from the moment its ceiling had room again. Otherwise tenants throttled for
-        long would all run before tenants that were ready. A tenant that may starve keeps its wait."""
+        """Count a throttled tenant's wait from the moment at which its ceiling had room again. Otherwise tenants that
+        were throttled for long would all run before tenants that were ready. A tenant that may starve keeps its wait.
+        """
         if tenant.id in self._preempted:
             return
         room_since = now if tenant.throttled_until is None else min(now, tenant.throttled_until)
@@ -120,6 +124,6 @@ class WaitingTenants:
         tenant.waiting_since = max(tenant.waiting_since, room_since)
 
     def due(self) -> list[int]:
-        """Return the latest moments for the next `tick`."""
+        """Return the moments by which `tick` must be called again."""
         moments = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
         return moments + [t.starves_at(self._parameters) for t in self._preempted.values() if not t.starving]
