@@ -30,7 +30,7 @@ class NotHadError(ImageError):
     """A part of an image could not be fetched; the first line is fit for a skip reason."""
 
 
-def tell(text: str) -> None:
+def show(text: str) -> None:
     """Show a line of progress."""
     print(f"images: {text}", file=sys.stderr, flush=True)
 
@@ -51,7 +51,7 @@ def run(
         env: Its whole environment (None: this process's).
         usual_s: Its seconds on two idle cores; printed at the start, unless 0.
     """
-    tell(label + (f" (about {usual_s:.0f} s)" if usual_s else ""))
+    show(label + (f" (about {usual_s:.0f} s)" if usual_s else ""))
     began = shown = time.monotonic()
     with tempfile.TemporaryFile(mode="w+", errors="replace") as output:
         process = subprocess.Popen(
@@ -69,7 +69,7 @@ def run(
                     raise failure(f"{label}: no end after {timeout:.0f} s")
                 if now - shown > _SHOWN_EACH_S:
                     shown = now
-                    tell(f"{label}, {now - began:.0f} s")
+                    show(f"{label}, {now - began:.0f} s")
                 time.sleep(0.05)
         finally:
             if process.poll() is None:
@@ -77,5 +77,5 @@ def run(
                 process.wait(timeout=10)
         if process.returncode != 0:
             output.seek(0)
-            said = "\n".join(output.read().strip().splitlines()[-_LINES:])
-            raise failure(f"{label}: status {process.returncode}\n{said}")
+            lines = "\n".join(output.read().strip().splitlines()[-_LINES:])
+            raise failure(f"{label}: status {process.returncode}\n{lines}")

@@ -168,11 +168,11 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
  * not read. With the lock. */
 static bool reports_sent(int place, struct gpu *gpu) {
     struct session *session = memory_state()->session;
-    if (gpu->untold > 0 && session_grown(session, place, gpu->untold))
-        gpu->untold = 0;
-    while (gpu->untold == 0 && gpu->unanswered > 0 && session_release(session, place, 0, SHP_RELEASE_RECALLED))
+    if (gpu->unreported > 0 && session_grown(session, place, gpu->unreported))
+        gpu->unreported = 0;
+    while (gpu->unreported == 0 && gpu->unanswered > 0 && session_release(session, place, 0, SHP_RELEASE_RECALLED))
         gpu->unanswered--;
-    return gpu->untold == 0 && gpu->unanswered == 0;
+    return gpu->unreported == 0 && gpu->unanswered == 0;
 }
 
 /* Give idle credits back to the agent. With the lock. */
@@ -212,7 +212,7 @@ void credits_grow(int place, uint64_t bytes) {
     gpu->used += bytes;
     gpu->credited += more;
     if (gpu->wire >= 0) { /* else handed over with the next connection */
-        gpu->untold += more;
+        gpu->unreported += more;
         if (!reports_sent(place, gpu))
             watch(gpu);
     }

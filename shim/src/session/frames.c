@@ -80,9 +80,9 @@ static bool welcome(void *of, const void *packet, const int *descriptors) {
     if (done) {
         session->backoff = 20 * SYS_MS;
         session->admission = ADMITTED;
-        if (session->said != SAID_NOTHING)
+        if (session->logged != LOGGED_NOTHING)
             sys_say("connected to the agent", NULL);
-        session->said = SAID_NOTHING;
+        session->logged = LOGGED_NOTHING;
         if (session->listener.connected != NULL)
             session->listener.connected(session->listener.of);
     }
@@ -144,9 +144,9 @@ static bool refused(void *of, const void *packet, const int *descriptors) {
     char text[SHP_TEXT_BYTES + 1];
     memcpy(text, frame->text, SHP_TEXT_BYTES);
     text[SHP_TEXT_BYTES] = '\0';
-    if (session->said != SAID_REFUSED)
+    if (session->logged != LOGGED_REFUSED)
         sys_say("the agent refuses this process: ", text, NULL);
-    session->said = SAID_REFUSED;
+    session->logged = LOGGED_REFUSED;
     session->admission = frame->reason == SHP_REFUSED_RELEASING ? RELEASING
                          : frame->reason == SHP_REFUSED_FULL    ? TENANT_FULL
                                                                 : ADMITTED;

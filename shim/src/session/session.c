@@ -257,17 +257,17 @@ static void greet(struct session *session) {
 }
 
 /* Log why there is no connection, unless that was logged last. */
-static void say_once(struct session *session, enum session_said what, const char *text) {
-    if (session->said != what)
+static void log_once(struct session *session, enum session_logged what, const char *text) {
+    if (session->logged != what)
         sys_say("no connection to the agent at ", session->directory, "agent.sock: ", text, NULL);
-    session->said = what;
+    session->logged = what;
 }
 
 /* The process can open no socket. Launches wait (SE4), so that lacking one is no way round the share. */
 static void exhausted(struct session *session) {
     if (session->admission == ADMITTED)
         session->admission = NO_SOCKET;
-    say_once(session, SAID_EXHAUSTED, "too many open files here; launches wait until there is room for a socket");
+    log_once(session, LOGGED_EXHAUSTED, "too many open files here; launches wait until there is room for a socket");
     drop(session);
 }
 
@@ -275,7 +275,7 @@ static void exhausted(struct session *session) {
 static void away(struct session *session) {
     if (session->admission != RELEASING)
         session->admission = ADMITTED;
-    say_once(session, SAID_AWAY, "going on by the file `limits`, trying again");
+    log_once(session, LOGGED_AWAY, "going on by the file `limits`, trying again");
     drop(session);
 }
 

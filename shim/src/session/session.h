@@ -54,7 +54,7 @@ enum session_admission {
 };
 
 /* Last message on standard error about the connection. The same message is not written twice in a row. */
-enum session_said { SAID_NOTHING, SAID_AWAY, SAID_REFUSED, SAID_EXHAUSTED };
+enum session_logged { LOGGED_NOTHING, LOGGED_AWAY, LOGGED_REFUSED, LOGGED_EXHAUSTED };
 
 /* Descriptors that may arrive with a frame. WELCOME brings the hints page and the pulse page. */
 enum { SESSION_HINTS, SESSION_PULSE, SESSION_DESCRIPTORS };
@@ -96,7 +96,7 @@ struct session {
     uint32_t seq;             /* number of the last question; guarded by `lock` */
     enum session_state state; /* only the hook thread uses this and the members below, except `questions` */
     enum session_admission admission;
-    enum session_said said;
+    enum session_logged logged;
     uint64_t next_attempt,
         backoff; /* in state SESSION_DOWN: time of the next attempt to connect; ns to pause after the next failure */
     uint64_t greeting_until; /* in state SESSION_GREETING: time at which to disconnect without WELCOME */

@@ -27,13 +27,12 @@ struct gpu {
     uint64_t used;           /* bytes of `credited` that allocations, and calls under way, use */
     uint64_t siblings;       /* bytes of the tenant's other processes, by the agent's last report */
     bool siblings_known;     /* the agent has reported `siblings` */
-    uint64_t untold; /* bytes of `credited` that the driver took without a request, and that are not yet reported to the
-                        agent */
-    uint32_t unanswered; /* recalls that were carried out, but whose answers could not be sent yet */
-    bool tight;          /* the limit was lowered: no credits are kept idle until the agent grants some again */
-    bool watched;        /* the hook thread checks this GPU's idle credits, and sends failed reports again */
-    uint64_t idle_least; /* bytes: minimum of idle credits since the hook thread's last check */
-    uint64_t idle_look;  /* sys_now() of the hook thread's next check; only the hook thread uses it */
+    uint64_t unreported;     /* bytes of `credited` that the driver took unasked, not yet reported to the agent */
+    uint32_t unanswered;     /* recalls that were carried out, but whose answers could not be sent yet */
+    bool tight;              /* the limit was lowered: no credits are kept idle until the agent grants some again */
+    bool watched;            /* the hook thread checks this GPU's idle credits, and sends failed reports again */
+    uint64_t idle_least;     /* bytes: minimum of idle credits since the hook thread's last check */
+    uint64_t idle_look;      /* sys_now() of the hook thread's next check; only the hook thread uses it */
     uint64_t kept;   /* bytes that may stay idle: the program soon allocated as many again after it had freed them */
     uint64_t parted; /* bytes returned to the agent since the program last paused, less the bytes allocated again */
     uint64_t parted_last; /* sys_now() of the last such return */

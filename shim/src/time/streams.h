@@ -107,7 +107,7 @@ struct queue {
     uint32_t opening;      /* the gate's `next_closing` when the queue was last used */
     _Atomic uint64_t launched; /* number of launches so far, counted inside the passage */
     uint64_t due;              /* number of the launch after which `pace` gets the next report */
-    uint64_t told;             /* number of launches reported to `pace` */
+    uint64_t reported;         /* number of launches reported to `pace` */
     _Atomic uint64_t fenced;   /* number of launches before the event `last` */
     _Atomic(CUevent) last;     /* event that was recorded last */
     struct pace pace;          /* model that decides which launches pass, and which fences to wait for */

@@ -31,8 +31,8 @@ static uint64_t deadline_of(const struct gate *gate) {
 
 /* Report the launches since the last report to the model. Return whether a fence is due. */
 static bool report(struct queue *queue) {
-    uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed), before = queue->told;
-    queue->told = launched;
+    uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed), before = queue->reported;
+    queue->reported = launched;
     return pace_launched(&queue->pace, (uint32_t)(launched - before));
 }
 
@@ -43,7 +43,7 @@ static bool fences_each(const struct queue *queue) {
 
 /* Set the launch after which the model gets the next report. */
 static void set_due(struct queue *queue) {
-    queue->due = queue->told + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
+    queue->due = queue->reported + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
 }
 
 /* Include this queue in the thread's predictions. The predicted end of a replaced queue is kept. */
