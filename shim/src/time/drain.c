@@ -39,11 +39,11 @@ static bool per_thread_uncovered(const struct known_stream *row) {
 /* Record the event of the row behind the work of its stream. For default streams, record it behind all work of the
  * context, unless a capture of the context forbids that: an event in the legacy stream would order the program's
  * streams. If the driver has no such call, this is left to threads without a queue (D4). A stream with a wait of the
- * program may be full, so its event is behind all work of the context, too. */
+ * program may be full, so its event is behind all work of the context, too, or nowhere. */
 static bool record_behind(const struct streams *streams, const struct known_stream *row) {
     if ((row->stream == NULL || row->held) && streams_record_context(streams, row, row->event))
         return true;
-    if (row->stream == NULL && (HAS(cuCtxRecordEvent) || !row->unmetered))
+    if (row->held || (row->stream == NULL && (HAS(cuCtxRecordEvent) || !row->unmetered)))
         return false;
     return streams_record(streams, row, row->event);
 }
@@ -79,7 +79,7 @@ static bool launched_into(const struct known_stream *row) {
 static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
     if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
         return;
-    if (row->held && !streams_records_context(streams))
+    if (streams_may_block(streams, row))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     cover(streams, row);
@@ -115,11 +115,10 @@ static void await_fences(struct known_stream *row) {
 
 /* Have the drain wait for one stream, whose context lives. With the lock. */
 static void begin_stream(const struct streams *streams, struct known_stream *row) {
-    row->unseen = false;
-    if (row->unmetered || (row->stream == NULL && per_thread_uncovered(row)))
-        row->unseen = !cover(streams, row) && row->stream == NULL && streams->captures.count > 0;
-    else
-        row->asked = !covered(row);
+    bool by_event = row->unmetered || (row->stream == NULL && per_thread_uncovered(row));
+    bool recorded = by_event && cover(streams, row);
+    row->unseen = by_event && !recorded && row->stream == NULL && streams->captures.count > 0;
+    row->asked = by_event ? !recorded && !row->unseen && row->held : !covered(row);
     await_fences(row); /* of an asked row too: of its per-thread default streams */
 }
 
@@ -135,15 +134,28 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Return whether the row's stream has unfinished work. A stream that cannot be queried because of a capture has none:
- * its earlier work is behind an event (R5). */
-static bool unfinished(const struct streams *streams, const struct known_stream *row) {
+/* Note that no wait of the program is left in the row's stream, of default streams in the legacy one, which streams
+ * without work may wait for. */
+static void note_idle(struct known_stream *row) {
+    if (row->stream == NULL)
+        row->context->held = false;
+    else if (!row->context->held)
+        row->held = row->blind = false;
+}
+
+/* Return whether the row's stream has unfinished work. A stream that cannot be queried because of a capture has none,
+ * since its earlier work is behind an event (R5), unless it is blind. */
+static bool unfinished(const struct streams *streams, struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
         return false; /* it is no context any more */
     CUresult result = streams_query(streams, row, row->stream != NULL ? row->stream : CU_STREAM_LEGACY);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
-    return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && !work_over(result);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        return row->blind;
+    if (result == CUDA_SUCCESS && atomic_load(&streams->holding) == 0)
+        note_idle(row);
+    return !work_over(result);
 }
 
 /* Wait for the fences of a row of default streams instead of for all work of the context, once each thread has recorded
@@ -177,12 +189,15 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
     }
     if (row->asked)
         row->asked = unfinished(streams, row);
-    bool awaited = row->waiting || row->asked || row->unseen;
+    bool awaited = row->waiting || row->asked || row->unseen, fences = false;
     for (struct queue *queue = row->queues; queue != NULL && !awaited; queue = queue->stream_next) {
+        fences |= queue->awaited;
         if (queue->awaited)
             queue->awaited = !event_passed(atomic_load(&queue->last), context);
         awaited = queue->awaited;
     }
+    if (!awaited && fences && row->held)
+        unfinished(streams, row); /* whether its waits are over */
     return !awaited;
 }
 

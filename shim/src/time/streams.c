@@ -231,6 +231,10 @@ bool streams_records_context(const struct streams *streams) {
     return HAS(cuCtxRecordEvent) && streams->captures.count == 0;
 }
 
+bool streams_may_block(const struct streams *streams, const struct known_stream *row) {
+    return row->held && !streams_records_context(streams);
+}
+
 bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event) {
     return streams_records_context(streams) && DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
 }
@@ -240,6 +244,9 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
     CUcontext popped;
     if (context_unsettled(context))
         return;
+    row->blind = streams_may_block(streams, row);
+    if (row->blind)
+        return;
     CUstreamCaptureMode mode = own_calls_begin();
     sweep(streams);
     struct known_stream *fence = make_row(streams, context, STREAM_ORPHAN);
@@ -248,8 +255,8 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && is_idle(streams, row);
         bool behind_all = leaves || row->held || row->stream == NULL;
-        recorded = !over &&
-                   ((behind_all && streams_record_context(streams, row, event)) || streams_record(streams, row, event));
+        recorded = !over && ((behind_all && streams_record_context(streams, row, event)) ||
+                             (!row->held && streams_record(streams, row, event)));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
@@ -489,8 +496,13 @@ static void hold_in(struct streams *streams, struct known_context *known, CUstre
         hold(row);
 }
 
+void streams_held(struct streams *streams) {
+    atomic_fetch_sub(&streams->holding, 1);
+}
+
 void streams_hold(struct streams *streams, CUstream stream, CUcontext context) {
     bool is_default = stream_is_default(stream), found = false;
+    atomic_fetch_add(&streams->holding, 1);
     if (context == NULL && is_default && DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return;
     lock(&streams->lock);

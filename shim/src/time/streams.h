@@ -69,9 +69,11 @@ struct known_stream {
     bool asked;  /* the drain queries the stream (of default streams, the legacy stream), and no query has found it idle
                   */
     bool unseen; /* the drain cannot see yet when per-thread default streams end, and waits until it can */
-    bool skipped;        /* a drain began while its context was ending */
-    bool busy;           /* the row is in the list of rows with work */
-    bool held;           /* the program has put a wait into the stream, or into a stream that the stream waits for */
+    bool skipped; /* a drain began while its context was ending */
+    bool busy;    /* the row is in the list of rows with work */
+    bool held;    /* the program has put a wait into the stream, or into a stream that the stream waits for, and no
+                     query has found the stream idle since */
+    bool blind;   /* the stream may capture, and no event is behind its earlier work: the end shows after the capture */
     uint64_t idle_after; /* number of launches, of all its queues, after which a sample found the stream idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* rows of the same context */
@@ -158,8 +160,9 @@ struct streams {
     struct hashed streams; /* struct known_stream, except rows with STREAM_ORPHAN */
     struct hashed queues;  /* struct queue */
     struct known_stream *busy, *orphans;
-    _Atomic bool holds;   /* the program has put a wait for something other than an event into a stream */
-    struct rows captures; /* array of struct open_capture, without gaps; gate.captures is its length */
+    _Atomic bool holds;       /* the program has put a wait for something other than an event into a stream */
+    _Atomic uint32_t holding; /* number of calls under way between streams_hold and streams_held */
+    struct rows captures;     /* array of struct open_capture, without gaps; gate.captures is its length */
     struct lock primaries_lock;
     struct primary primaries[STREAMS_DEVICES]; /* guarded by primaries_lock */
 };
@@ -188,10 +191,13 @@ struct queue *streams_queue(struct streams *streams, const struct slot *slot, CU
 /* Drop all queues of a slot whose thread has exited. */
 void streams_abandon(struct streams *streams, struct slot *slot);
 
-/* Record that the program puts a wait into the stream with this name in this context. Fences behind the wait may not
- * pass until this thread makes another call. A wait in the legacy stream delays all streams of the context. `context`
- * NULL: every context that has the stream; for a default stream, the current context. */
+/* Record that the following call puts a wait into the stream with this name in this context. Fences behind the wait may
+ * not pass until this thread makes another call. A wait in the legacy stream delays all streams of the context.
+ * `context` NULL: every context that has the stream; for a default stream, the current context. */
 void streams_hold(struct streams *streams, CUstream stream, CUcontext context);
+/* Note that the driver's call after streams_hold has returned. */
+void streams_held(struct streams *streams);
+void streams_held(struct streams *streams);
 
 /* Record that the program has created a context. If another context with the same handle is ending, the new context
  * gets a row of its own. */
@@ -226,6 +232,9 @@ bool streams_record(const struct streams *streams, const struct known_stream *ro
 /* Return whether an event can be recorded behind all work of a context: the driver has cuCtxRecordEvent, and no capture
  * is open. */
 bool streams_records_context(const struct streams *streams);
+/* Return whether an event for the row could only be recorded in the stream, and might wait there for room behind a wait
+ * of the program. */
+bool streams_may_block(const struct streams *streams, const struct known_stream *row);
 /* Record the event behind all work of the row's context. Unlike streams_record, this does not wait for room in a
  * stream. Return false if the event cannot be recorded. */
 bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event);
@@ -236,7 +245,7 @@ CUresult streams_query(const struct streams *streams, const struct known_stream 
 /* Record an event behind the unfinished work of the row, and give the event a row of its own, which shows the end of
  * that work without the stream. A stream with a wait of the program may be full, and so may a stream that is about to
  * be destroyed (`leaves`). Perhaps only this thread can end the wait. For these streams and for default streams, the
- * event is recorded behind all work of the context, if the driver can do that. */
+ * event is recorded behind all work of the context. If the driver cannot do that, a row with a wait is `blind` then. */
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
 /* Make each thread register the streams of the context again. While `departs` is true, no thread uses its queue on
  * them. */

@@ -159,12 +159,13 @@ CALLS: dict[str, list[Any]] = {
     "function": ["do_nothing", "other"],
     "launch": ["launch", "noop", "other"],
     "capture": ["capture_begin", "other", 2],
+    "second capture": ["capture_begin", "third", 2],
 }
 """Calls that put no work into the full stream: a copy into the legacy stream, and calls of another stream."""
 
 
 @pytest.mark.promise("program-full-stream")
-@pytest.mark.parametrize("way", ["without the hook", "revoked"])
+@pytest.mark.parametrize("way", ["without the hook", "revoked", "revoked, CUDA 11.8"])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("full", ["blocking", "other thread's", "own"])
 def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
@@ -173,33 +174,40 @@ def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
     """The stream waits for the program, behind launches without a fence. The thread ends that wait after its call."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
-    probe = tenant.probe(more={"LD_PRELOAD": ""} if way == "without the hook" else {})
+    version = "libcuda-11.8" if way.endswith("11.8") else "libcuda"
+    bare = {"LD_PRELOAD": ""} if way == "without the hook" else {}
+    probe = tenant.probe(double=tenant.double.with_name(version), more=bare)
     probe.start_cuda()
     probe.ok("context_use", thread="sleeper")
     probe.ok("stream", "blocking", BLOCKING)
-    probe.ok("stream", "other thread's", NON_BLOCKING)
-    probe.ok("stream", "other", NON_BLOCKING)
+    for name in ("other thread's", "other", "third"):
+        probe.ok("stream", name, NON_BLOCKING)
     probe.ok("event", "e")
+    if call == "second capture":
+        probe.ok("capture_begin", "other", 2)
     probe.ok("launch", "noop", full, 3)  # the last one is behind no fence
     probe.ok("ungated", "function", full)
     probe.ok("event_record", "e", full, QUEUE_DEPTH - 1)
-    if way == "revoked":
+    if way.startswith("revoked"):
         client = agent.client()
         agent.revoke(client, agent.last_grant)
         beats(tenant, client)
     if full == "other thread's":
         probe.post("do_nothing", full, thread="sleeper")  # sleeps in the driver
     probe.ok(*CALLS[call])
-    if call == "capture":
-        probe.ok("capture_end", "other")
+    for name in {"capture": ["other"], "second capture": ["third", "other"]}.get(call, []):
+        probe.ok("capture_end", name)
     probe.ok("ungated_ends")
     works(tenant, probe, full)
 
 
-def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[str], list[str]]:
-    """Hold streams of all kinds, of several threads, release one after the other; return the orders of both.
+def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[set[str]], list[set[str]]]:
+    """Hold streams of all kinds, of several threads, let some wait for others, and release one after the other.
 
-    AssertionError: a stream does not go on when it is released, or goes on before.
+    Returns:
+        For each release the streams that are over then, by the program's own waits and as the events show.
+
+    AssertionError: a stream does not go on when all that it waits for is released.
     """
     places = {f"own{index}": (f"thread{index}", "own") for index in range(3)}
     for name, flags in (("x", BLOCKING), ("y", BLOCKING), ("z", NON_BLOCKING)):
@@ -210,37 +218,48 @@ def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[
     probe.ok("launch", "noop", "", 3)  # into the legacy stream
     probe.ok("context_sync")
     some = [("launch", "noop"), ("launch", "spin_us_100"), ("do_nothing",)]
+    waits: dict[str, set[str]] = {}
     for key in chance.sample(sorted(places), len(places)):
         thread, stream = places[key]
         probe.ok("event", f"{key} done")
+        others = chance.sample(sorted(waits), min(len(waits), chance.choice([0, 0, 1, 2])))
         held = [*chance.choices(some, k=chance.randrange(3)), ("hold", key), *chance.choices(some, k=3)]
+        for other in others:
+            held.insert(chance.randrange(len(held) + 1), ("stream_wait", f"{other} done"))
         for op, *arguments in held:
-            probe.ok(op, *arguments, stream, thread=thread, timeout=60)
+            order = [stream, *arguments] if op == "stream_wait" else [*arguments, stream]
+            probe.ok(op, *order, thread=thread, timeout=60)
         probe.ok("event_record", f"{key} done", stream, thread=thread)
-    released, finished = chance.sample(sorted(places), len(places)), []
+        waits[key] = {key}.union(*(waits[other] for other in others))
+    released: set[str] = set()
+    due: list[set[str]] = []
+    over: list[set[str]] = []
 
     def done(key: str) -> bool:
         return probe.call("event_query", f"{key} done").code == SUCCESS
 
-    for key in released:
+    for key in chance.sample(sorted(places), len(places)):
         probe.ok("release", key)
-        tenant.until(partial(done, key), f"{key} of {released}", 60)
-        finished += [other for other in places if other not in finished and done(other)]
-    return released, finished
+        released.add(key)
+        due.append({other for other in places if waits[other] <= released})
+        for other in sorted(due[-1]):
+            tenant.until(partial(done, other), f"{other} of {released}, waits {waits}", 60)
+        over.append({other for other in places if done(other)})
+    return due, over
 
 
 @pytest.mark.promise("program-stream-order")
 @pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 @pytest.mark.parametrize("way", ["without the hook", "alone", "metered"])
-@pytest.mark.parametrize("seed", range(3))
-def test_streams_finish_in_the_order_in_which_they_are_released(
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_finish_when_all_that_they_wait_for_is_released(
     tenant: Tenant, seed: int, way: str, version: str
 ) -> None:
-    """Default streams of threads, blocking and other streams: none waits for another one."""
+    """Default streams of threads, blocking and other streams: none waits for another one but by the program's events."""
     agent, chance = tenant.agent(grace_ms=100), Random(seed)
     agent.on_want = lambda client: agent.next_grant(20 if way == "metered" else 0, metered=way == "metered")
     bare = {"LD_PRELOAD": ""} if way == "without the hook" else {}
     probe = tenant.probe(double=tenant.double.with_name(version), more=bare)
     probe.start_cuda()
-    released, finished = finishing_order(tenant, probe, chance)
-    assert finished == released
+    due, over = finishing_order(tenant, probe, chance)
+    assert over == due

@@ -66,6 +66,30 @@ def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
 
 
 @pytest.mark.promise("program-drain-launches")
+def test_a_wait_that_is_over_ties_no_drain_to_other_streams(tenant: Tenant) -> None:
+    """Behind a wait, launches are fenced by an event of the whole context, which waits for every stream."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_use", thread="other")
+    probe.ok("stream", "computes")
+    probe.ok("stream", "loads")
+    probe.ok("launch", "noop", "computes", 3)
+    probe.ok("ungated", "value", "computes")
+    probe.ok("ungated_ends")
+    probe.ok("stream_sync", "computes")
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 3, "the first launches", 20)
+    probe.ok("hold", "later", "loads")
+    probe.ok("launch", "noop", "computes", 3)
+    probe.ok("ungated", "copy", "computes", thread="other")
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 6, "all launches", 20)
+    assert probe.call("stream_query", "loads").code == NOT_READY
+    probe.ok("release", "later")
+
+
+@pytest.mark.promise("program-drain-launches")
 @versions
 @pytest.mark.parametrize("way", ["value", "function", "callback", "event", "batch"])
 @pytest.mark.parametrize("thread", ["main", "other"])

@@ -6,6 +6,7 @@ import time
 from itertools import count
 
 import pytest
+from doubles.gpus import QUEUE_DEPTH
 from hook.conftest import GPU_0, GPU_1, MakeTenant, Tenant, terms
 from sharepod.protocol import Drained, Draining, Grant, Want
 
@@ -120,8 +121,8 @@ def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queu
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["value", "batch", "function", "callback", "event", "context"])
 def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: Tenant, way: str, thread: str) -> None:
-    """The thread that launches may be the one that ends the wait; the driver takes 1,024 launches. The hook asks about
-    no fence again and again."""
+    """The thread that launches may be the one that ends the wait. The driver takes 1,024 operations: the wait, one fence
+    and the launches. The hook asks about no fence again and again."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -131,8 +132,8 @@ def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: T
     for turn in range(3):
         probe.ok("ungated", way, "s", thread=thread)
         before = probe.ok("driver_calls")
-        probe.ok("launch", "spin_us_10", "s", 900, timeout=60)
-        assert probe.ok("driver_calls") - before < 900 + 150, turn
+        probe.ok("launch", "spin_us_10", "s", QUEUE_DEPTH - 2, timeout=60)
+        assert probe.ok("driver_calls") - before < QUEUE_DEPTH + 150, turn
         probe.ok("ungated_ends")
         probe.ok("stream_sync", "s")
         probe.ok("ungated_again")

@@ -227,12 +227,27 @@ static bool record(struct queue *queue, CUevent *event) {
     return true;
 }
 
-/* The steps: 1. the wait that was put off; 2. a fence; 3. the wait for the one before; 4. the next window. */
+/* Return whether the last fence is behind a wait of the program's and has not passed. */
+static bool fenced_behind_wait(struct queue *queue) {
+    int last = queue->pace.queue.fences - 1;
+    return last >= 0 && queue->pace.window.wide && queue->places[last] > atomic_load(&queue->held_after) &&
+           !passed(queue, queue->events[last]);
+}
+
+/* The steps: 1. the wait that was put off; 2. a fence; 3. the wait for the one before; 4. the next window. Behind a
+ * wait of the program's there is one fence: others would take the places of launches in a stream that the program
+ * fills. */
 static void fence(const struct gate *gate, struct slot *slot, struct queue *queue) {
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)
         wait_older(gate, slot, queue, sys_now());
     uint8_t place = pace->queue.fences < PACE_FENCES ? pace->queue.fences : PACE_FENCES - 1;
+    if (fenced_behind_wait(queue)) {
+        if (pace->queue.fences == PACE_FENCES)
+            pace_plan(pace, wait_older(gate, slot, queue, sys_now()), deadline_of(gate));
+        pace_let_pass(pace);
+        return;
+    }
     if (!record(queue, &queue->events[place])) {
         pace_unfenced(pace);
         return;

@@ -23,12 +23,14 @@ static CUresult before_wait(CUstream stream, bool per_thread) {
     return CUDA_SUCCESS;
 }
 
-#define WAITS(symbol, stream, per_thread, parameters, ...)                       \
-    EXPORT CUresult symbol parameters {                                          \
-        CUresult refused = before_wait(stream, per_thread);                      \
-        if (refused != CUDA_SUCCESS)                                             \
-            return refused;                                                      \
-        return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+#define WAITS(symbol, stream, per_thread, parameters, ...)                         \
+    EXPORT CUresult symbol parameters {                                            \
+        CUresult result = before_wait(stream, per_thread);                         \
+        if (result != CUDA_SUCCESS)                                                \
+            return result;                                                         \
+        result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+        streams_held(&the_process->streams);                                       \
+        return result;                                                             \
     }
 
 /* A wait for an event of a capture makes the stream join the capture: its earlier launches are fenced (R5), and the
@@ -52,9 +54,12 @@ static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
         if (result != CUDA_SUCCESS)                                                                      \
             return result;                                                                               \
         pass_by(stream, per_thread);                                                                     \
-        if (atomic_load(&the_process->streams.holds))                                                    \
+        bool holds = atomic_load(&the_process->streams.holds);                                           \
+        if (holds)                                                                                       \
             streams_hold(&the_process->streams, stream_named(stream, per_thread), NULL);                 \
         result = HAS(symbol) ? DRIVER(symbol)(stream, event, flags) : CUDA_ERROR_NOT_FOUND;              \
+        if (holds)                                                                                       \
+            streams_held(&the_process->streams);                                                         \
         if (joins)                                                                                       \
             streams_joined(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)); \
         return result;                                                                                   \
@@ -169,22 +174,27 @@ WAITS(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
        unsigned int numExtSems, CUstream stream),
       extSemArray, paramsArray, numExtSems, stream)
 
-/* Make all streams of a context wait, by that call. */
-static void before_context_waits(CUcontext context) {
+/* Before all streams of a context wait. Return whether streams_held is to follow the call. */
+static bool before_context_waits(CUcontext context) {
     if (context == NULL)
         DRIVER(cuCtxGetCurrent)(&context);
     if (context != NULL)
         meter_before_ungated_context(&the_process->gate, &the_process->streams, context);
-    if (context != NULL && atomic_load(&the_process->streams.holds))
+    bool holds = context != NULL && atomic_load(&the_process->streams.holds);
+    if (holds)
         streams_hold(&the_process->streams, CU_STREAM_LEGACY, context);
+    return holds;
 }
 
 EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {
     CUresult refused = process_enter();
     if (refused != CUDA_SUCCESS)
         return refused;
-    before_context_waits(hCtx);
-    return HAS(cuCtxWaitEvent) ? DRIVER(cuCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
+    bool holds = before_context_waits(hCtx);
+    CUresult result = HAS(cuCtxWaitEvent) ? DRIVER(cuCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
+    if (holds)
+        streams_held(&the_process->streams);
+    return result;
 }
 
 EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent) {
@@ -192,7 +202,10 @@ EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent) {
     CUresult refused = process_enter();
     if (refused != CUDA_SUCCESS)
         return refused;
-    if (HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, hCtx) == CUDA_SUCCESS)
-        before_context_waits(context);
-    return HAS(cuGreenCtxWaitEvent) ? DRIVER(cuGreenCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
+    bool holds = HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, hCtx) == CUDA_SUCCESS &&
+                 before_context_waits(context);
+    CUresult result = HAS(cuGreenCtxWaitEvent) ? DRIVER(cuGreenCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
+    if (holds)
+        streams_held(&the_process->streams);
+    return result;
 }
