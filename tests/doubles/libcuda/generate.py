@@ -39,6 +39,13 @@ LOCKLESS = re.compile(
     r"cuCtx(GetCurrent|PushCurrent|PopCurrent|SetCurrent|GetDevice|GetApiVersion)|cuThreadExchangeStreamCaptureMode"
     r"|cuGetProcAddress|cuGetError|cuDriverGetVersion|cuDeviceGet(Count)?(_v\d)?$"
 )
+# Calls that a context with a fault does not refuse.
+UNFAULTED = re.compile(
+    r"cuInit|cuDriver|cuGetError|cuGetProcAddress|cuDevice|cuThreadExchangeStreamCaptureMode"
+    r"|cuCtx(Get|Set|Push|Pop|Create|Destroy|Attach|Detach)|cuGLCtxCreate|cuVDPAUCtxCreate|cuGreenCtx"
+)
+# Calls that find a fault of work which they wait for or ask about.
+FINDING = re.compile(r"cu\w+(Synchronize|Query)(_ptsz)?$")
 # Symbols whose form number and order of versions disagree.
 SYMBOLS = {
     ("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags",
@@ -135,11 +142,15 @@ def entries(functions: dict[str, str]) -> str:
     for symbol, parameters in sorted(functions.items()):
         arguments = "" if parameters == "void" else ", ".join(_argument(part) for part in parameters.split(","))
         locks = "false" if LOCKLESS.match(symbol) else "true"
+        refuses = (
+            "" if UNFAULTED.match(symbol) else "    if (fake_fault() != CUDA_SUCCESS)\n        return fake_fault();\n"
+        )
         out.append(
             f"CUresult inside_{symbol}({parameters});\n"
             f"EXPORT CUresult {symbol}({parameters}) {{\n"
             f"    fake_entered({locks});\n"
-            f"    return inside_{symbol}({arguments});\n"
+            f"{refuses}"
+            f"    return {'fake_found' if FINDING.match(symbol) else ''}(inside_{symbol}({arguments}));\n"
             "}\n"
         )
     return "\n".join(out)

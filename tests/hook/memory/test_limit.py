@@ -124,6 +124,7 @@ def test_no_agent_is_waited_for_where_the_known_limit_is_too_low(
         check.agent.vanish()
     assert check.probe.call(*call, timeout=20).code == OUT_OF_MEMORY, "not after the 30 s for an agent"
     if state == "silent":
+        check.agent.wait(lambda: check.asked() > asked, "a question")
         assert check.asked() == asked + 1
     assert check.taken() == 200 * MIB
 

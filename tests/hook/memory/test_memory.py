@@ -109,6 +109,27 @@ def test_a_failed_free_stays_counted(tenant: Tenant) -> None:
     probe.ok("alloc", 100 * MIB)
 
 
+def test_a_free_that_waits_for_work_delays_no_other_thread(tenant: Tenant) -> None:
+    """The driver's call waits for all work of the context, here until the test ends a wait of a stream."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_use", thread="frees")
+    probe.ok("stream", "waits")
+    probe.ok("stream", "other")
+    address = probe.ok("alloc", 100 * MIB)
+    probe.ok("hold", "later", "waits")
+    freed = probe.post("free", address, thread="frees")
+    probe.ok("launch", "noop", "other", 600)
+    probe.ok("alloc", 100 * MIB)
+    assert probe.call("alloc", 100 * MIB).code == OUT_OF_MEMORY, "memory counts until the driver has it back"
+    assert not freed.done()
+    probe.ok("release", "later")
+    assert freed.result(10).code == 0
+    probe.ok("alloc", 100 * MIB)
+
+
 def test_a_context_that_ends_gives_its_memory_back(tenant: Tenant) -> None:
     tenant.agent()
     probe = tenant.probe()

@@ -89,11 +89,11 @@ def test_it_grows_again_once_there_is_room(make_check: MakeCheck) -> None:
     for name in ("s", "other"):
         probe.ok("stream", name)
     address = probe.ok("alloc_async", 16 * MIB, "s", pool)
-    filling = check.fill(0)
+    filling = probe.ok("physical", TENANT_MEMORY - check.same())
     probe.ok("ungated", "value", "s")
     probe.ok("free_async", address, "s")
     assert probe.call("alloc_async", 8 * MIB, "other", pool).code == OUT_OF_MEMORY
-    probe.ok("free", filling)
+    probe.ok("physical_release", filling)  # waits for no stream
     held = probe.ok("alloc_async", 8 * MIB, "other", pool)
     assert check.same() == 24 * MIB
     probe.ok("ungated_ends")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hook.conftest import DEVICE_MEMORY, Tenant, terms
 from hook.world.allocating import PHYSICAL
 from hook.world.caller import Caller, In
 from hook.world.invalid_calls import ENDED, FILL, answers, invalid_calls
+from hook.world.probe import Probe
+from sharepod.protocol import Drained
 
-INVALID_DEVICE = 101
+INVALID_DEVICE, ILLEGAL_ADDRESS = 101, 700
 
 
 @pytest.mark.promise("program-error-codes")
@@ -40,3 +44,40 @@ def test_physical_memory_of_a_device_that_does_not_exist_is_refused_by_the_drive
             assert (code, handle) == (INVALID_DEVICE, FILL)
     finally:
         caller.close()
+
+
+def codes_after_a_fault(probe: Probe) -> dict[str, int]:
+    """Return the answers to calls in a context in which a kernel has read memory that is none."""
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    probe.ok("stream", "other")
+    probe.ok("event", "e")
+    address = probe.ok("alloc", 1 << 20)
+    probe.ok("launch", "noop", "other", 3)
+    probe.ok("launch", "fault", "s")
+    calls: list[tuple[Any, ...]] = [
+        ("stream_sync", "s"),
+        ("launch", "noop", "s"),
+        ("launch", "noop", "other"),
+        ("event_record", "e", "other"),
+        ("event_query", "e"),
+        ("alloc", 1 << 20),
+        ("alloc_async", 1 << 20),
+        ("free", address),
+        ("memory_info",),
+        ("ungated", "value", "s"),
+        ("stream_destroy", "other"),
+        ("context_sync",),
+    ]
+    return {" ".join(str(word) for word in call if word != address): probe.call(*call).code for call in calls}
+
+
+@pytest.mark.parametrize("metered", [False, True])
+def test_after_a_fault_calls_fail_alike_and_the_token_goes_back(tenant: Tenant, metered: bool) -> None:
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
+    without = codes_after_a_fault(tenant.probe(more={"LD_PRELOAD": ""}))
+    assert set(without.values()) == {ILLEGAL_ADDRESS}
+    assert codes_after_a_fault(tenant.probe()) == without
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 6, "refused launches, too", 20)

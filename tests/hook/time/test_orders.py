@@ -255,7 +255,7 @@ def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[
 def test_streams_finish_when_all_that_they_wait_for_is_released(
     tenant: Tenant, seed: int, way: str, version: str
 ) -> None:
-    """Default streams of threads, blocking and other streams: none waits for another one but by the program's events."""
+    """Default streams of threads, blocking and other streams wait for each other only by the program's events."""
     agent, chance = tenant.agent(grace_ms=100), Random(seed)
     agent.on_want = lambda client: agent.next_grant(20 if way == "metered" else 0, metered=way == "metered")
     bare = {"LD_PRELOAD": ""} if way == "without the hook" else {}

@@ -121,8 +121,8 @@ def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queu
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["value", "batch", "function", "callback", "event", "context"])
 def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: Tenant, way: str, thread: str) -> None:
-    """The thread that launches may be the one that ends the wait. The driver takes 1,024 operations: the wait, one fence
-    and the launches. The hook asks about no fence again and again."""
+    """The thread that launches may be the one that ends the wait. A stream of the driver has room for 1,024 operations:
+    the wait, one fence and the launches. The hook asks about no fence again and again."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()

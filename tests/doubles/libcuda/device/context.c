@@ -87,6 +87,17 @@ CUresult fake_enter(struct context **context) {
     return (*context)->alive && !(*context)->ending ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+CUresult fake_fault(void) {
+    const struct context *context = initialized && depth > 0 ? stack[depth - 1] : NULL;
+    uint64_t at = context != NULL && context->alive ? context->faults_at : 0;
+    return at != 0 && fake_now() >= at ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+CUresult fake_found(CUresult result) {
+    CUresult fault = result == CUDA_SUCCESS ? fake_fault() : CUDA_SUCCESS;
+    return fault != CUDA_SUCCESS ? fault : result;
+}
+
 bool fake_is(const void *handle, unsigned magic) {
     return handle != NULL && (uintptr_t)handle > 4096 && *(const unsigned *)handle == magic;
 }

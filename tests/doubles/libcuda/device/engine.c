@@ -266,6 +266,8 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
     op->left -= slice;
     if (op->left == 0 && !spins) {
         fake_state_usage(device)->kernels++;
+        if (op->faults)
+            op->stream->context->faults_at = queue->cursor;
         put_on_timeline(op, queue->cursor);
     }
     return true;

@@ -97,7 +97,8 @@ struct context {
     bool ending; /* its end waits for its work: nothing new is put into it */
     bool green;  /* its memory is the primary context's, if there is one */
     uint64_t limits[CU_LIMIT_MAX];
-    uint64_t charged; /* device memory that the context itself takes */
+    uint64_t charged;           /* device memory that the context itself takes */
+    _Atomic uint64_t faults_at; /* ns: when a kernel reads memory that is none; 0: none has */
     struct stream legacy;
     struct stream *per_thread; /* default streams of the threads that have used theirs */
     struct stream marks;       /* events behind all of the context's work */
@@ -140,12 +141,13 @@ struct op {
     _Atomic uint64_t *meeting; /* OP_KERNEL: as of struct work; NULL: it lasts as long as is left */
     uint64_t met_at;
     bool arrived; /* it has added 1 */
+    bool faults;  /* it reads memory that is none, at its end */
 };
 
 /* Work of a stream, or of a graph's node. */
 struct work {
     CUgraphNodeType type;
-    bool hang;
+    bool hang, faults;
     uint64_t device_ns, copy_ns; /* time on the device; time of a transfer beside it */
     CUhostFn function;
     void *argument;
@@ -160,6 +162,10 @@ extern __thread bool fake_per_thread;
 
 /* entered.c: count a call of the driver; `locks`: it takes the driver's lock. Without fake_lock. */
 void fake_entered(bool locks);
+/* Return the error that each call gets once a kernel has faulted in the current context: it is sticky. */
+CUresult fake_fault(void);
+/* Return the result of a call that finds faults, or the fault. */
+CUresult fake_found(CUresult result);
 
 /* context.c */
 CUresult fake_enter(struct context **context); /* initialized, and with a current context */

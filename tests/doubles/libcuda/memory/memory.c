@@ -114,6 +114,12 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
                           range->kind == RANGE_GRAPH || range->kind == RANGE_EXTERNAL);
     if (result == CUDA_SUCCESS && !frees)
         result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && (range->kind == RANGE_LINEAR || range->kind == RANGE_MANAGED)) {
+        fake_wait_context(range->context);
+        range = fake_range_at(address); /* NULL: another thread has freed it in between */
+    }
+    if (result == CUDA_SUCCESS && range == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         fake_memory_return(range);
     pthread_mutex_unlock(&fake_lock);

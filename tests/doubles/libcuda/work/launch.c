@@ -13,6 +13,7 @@ void fake_put_work(struct stream *stream, const struct work *work) {
         usage->submitted++;
         fake_submit(stream, (struct op){.kind = work->hang ? OP_HANG : OP_KERNEL,
                                         .left = work->device_ns,
+                                        .faults = work->faults,
                                         .meeting = work->meeting,
                                         .met_at = work->met_at});
     }

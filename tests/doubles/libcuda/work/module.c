@@ -15,6 +15,7 @@
  * - meet: a collective: adds 1 to the number that its first argument (uint64_t *) points to, in memory of the host that
  *   the ranks share, and occupies the device until that is its second argument (uint64_t) at least;
  * - hang: until the state file's release flag is set or the process ends; other processes go on beside it;
+ * - fault: reads memory that is none, after OTHER_US: from then on each call in the context fails, to its end;
  * - noop: no time at all;
  * - any other: occupies the device for OTHER_US microseconds, as a kernel of a real program does.
  */
@@ -41,7 +42,7 @@ struct image {
 
 struct function {
     unsigned magic;
-    bool hang, argument, meets;
+    bool hang, argument, meets, faults;
     int shared_bytes, carveout; /* attributes that the program has set */
     uint64_t duration;
     _Atomic uint64_t loading; /* what its first launch takes in the call, ns */
@@ -253,6 +254,7 @@ static CUresult new_function(struct function **functions, struct library *librar
         return CUDA_ERROR_NOT_FOUND;
     else if (strcmp(name, "noop") != 0)
         function.duration = OTHER_US * 1000;
+    function.faults = strcmp(name, "fault") == 0;
     snprintf(function.name, NAME_BYTES, "%s", name);
     *out = malloc(sizeof **out);
     **out = function;
@@ -427,7 +429,10 @@ CUresult fake_kernel_work(CUfunction handle, void *const *arguments, struct work
     if (function->argument && (arguments == NULL || arguments[0] == NULL || (function->meets && arguments[1] == NULL)))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = function->library == NULL ? CUDA_SUCCESS : kernel_code(function->library);
-    *work = (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL, .hang = function->hang, .device_ns = function->duration};
+    *work = (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL,
+                          .hang = function->hang,
+                          .faults = function->faults,
+                          .device_ns = function->duration};
     if (function->meets) {
         work->meeting = *(_Atomic uint64_t **)arguments[0];
         work->met_at = *(const uint64_t *)arguments[1];
