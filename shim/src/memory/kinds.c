@@ -10,7 +10,7 @@
 #define KINDS_KEPT SYS_SECOND
 
 /* Parts of a place: the kind, the number of the page, the age. An age that repeats finds an empty table. */
-enum { PAGE_BITS = 12, KIND_BITS = 2, NUMBER_BITS = 45, AGE_BITS = 64 - KIND_BITS - NUMBER_BITS };
+enum { REGION_BITS = 21, PAGE_BITS = 12, KIND_BITS = 2, NUMBER_BITS = 45, AGE_BITS = 64 - KIND_BITS - NUMBER_BITS };
 
 static uint64_t page_of(uint64_t address) {
     return address >> PAGE_BITS & ((1ull << NUMBER_BITS) - 1);
@@ -31,6 +31,21 @@ void kinds_forget(struct kinds *kinds) {
         atomic_store_explicit(&kinds->places[i], 0, memory_order_relaxed);
 }
 
+/* Return the word of `hosts` that has the region's mark; set `bit` to the mark's bit. */
+static _Atomic uint64_t *mark_of(struct kinds *kinds, uint64_t region, uint64_t *bit) {
+    *bit = 1ull << region % 64;
+    return &kinds->hosts[region % KINDS_REGIONS / 64];
+}
+
+void kinds_forget_host(struct kinds *kinds, uint64_t address, uint64_t bytes) {
+    uint64_t last = (address + bytes) >> REGION_BITS, bit;
+    for (uint64_t region = address >> REGION_BITS; region <= last; region++)
+        if (atomic_load_explicit(mark_of(kinds, region, &bit), memory_order_relaxed) & bit) {
+            kinds_forget(kinds);
+            return;
+        }
+}
+
 uint64_t kinds_age(struct kinds *kinds) {
     uint64_t now = sys_now(), due = atomic_load_explicit(&kinds->forget_at, memory_order_relaxed);
     if (now >= due && atomic_compare_exchange_strong(&kinds->forget_at, &due, now + KINDS_KEPT))
@@ -45,6 +60,9 @@ enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t a
 }
 
 void kinds_note(struct kinds *kinds, uint64_t age, uint64_t address, enum address_kind kind) {
-    uint64_t page = page_of(address);
+    uint64_t page = page_of(address), bit;
+    _Atomic uint64_t *mark = mark_of(kinds, address >> REGION_BITS, &bit);
+    if (kind == ADDRESS_HOST && !(atomic_load(mark) & bit))
+        atomic_fetch_or(mark, bit);
     atomic_store(&kinds->places[place_of(page)], tag_of(age, page) | kind);
 }

@@ -2,9 +2,10 @@
  * leaves the direction open would query the driver for both addresses.
  *
  * Guarantees:
- * - C12 All answers are dropped before a wrapped call returns a device address, and after KINDS_KEPT (1 s). So if a
- *   call that is not wrapped makes a host address a device address, the address counts as host memory for at most
- *   KINDS_KEPT. Such calls concern memory of other processes, graphics, or modules.
+ * - C12 An answer that an address is host memory is dropped before a wrapped call returns the address as device
+ *   memory, and after KINDS_KEPT (1 s). So if a call that is not wrapped makes a host address a device address, the
+ *   address counts as host memory for at most KINDS_KEPT. Such calls concern memory of other processes, graphics, or
+ *   modules.
  * - No function takes a lock or calls the driver.
  *
  * All addresses of a page are of one kind, because mappings, registrations and reservations consist of whole pages.
@@ -14,7 +15,9 @@
 
 #include <stdint.h>
 
-enum { KINDS_PLACES = 1 << 14 }; /* pages that fit: 64 MiB in one piece */
+/* KINDS_PLACES: pages that fit, 64 MiB in one piece. KINDS_REGIONS: regions of 2 MiB; two that are 64 GiB apart share a
+ * mark. */
+enum { KINDS_PLACES = 1 << 14, KINDS_REGIONS = 1 << 15 };
 
 enum address_kind { ADDRESS_UNKNOWN, ADDRESS_HOST, ADDRESS_DEVICE };
 
@@ -23,6 +26,7 @@ struct kinds {
     _Atomic uint64_t age;       /* number of times that all answers were dropped */
     _Atomic uint64_t forget_at; /* sys_now() at which all answers are dropped next */
     _Atomic uint64_t places[KINDS_PLACES];
+    _Atomic uint64_t hosts[KINDS_REGIONS / 64]; /* marks, a bit each: the region has had a host address */
 };
 
 /* Return the present age. Call this before the driver is queried, and pass the age to the following calls. */
@@ -33,5 +37,7 @@ enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t a
 void kinds_note(struct kinds *kinds, uint64_t age, uint64_t address, enum address_kind kind);
 /* Drop all answers, because a call has made some address a device address. */
 void kinds_forget(struct kinds *kinds);
+/* Drop all answers if any of these addresses, which are a device's now, is in a region that has had a host address. */
+void kinds_forget_host(struct kinds *kinds, uint64_t address, uint64_t bytes);
 
 #endif

@@ -69,6 +69,22 @@ def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenan
     assert copied.result(10).code == 0
 
 
+def test_memory_of_a_pool_that_does_not_grow_lies_where_the_host_had_some_and_is_a_devices(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    address = probe.ok("alloc_async", 4096, "s") + 4096  # the next one in the double; memory of the host until then
+    for _ in range(2):
+        probe.ok("copy_unsaid", address, address + 64)
+    assert probe.ok("alloc_async", 4096, "s") == address
+    copied = probe.post("copy_unsaid", address, address + 64)
+    agent.wait_asked(agent.client(), 1)
+    assert not copied.done()
+    agent.grant(agent.client())
+    assert copied.result(10).code == 0
+
+
 @pytest.mark.parametrize("way", ["captured", "node"])
 def test_memory_of_a_graph_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, way: str) -> None:
     agent = tenant.agent()

@@ -204,9 +204,6 @@ bool pool_call_end(struct pool_call *call) {
     if (there && memory->calls == calls && memory->busy == 1 && calls == call->calls)
         learn(call, now);
     uint64_t more = there && now > memory->counted ? now - memory->counted : 0;
-    if (!there || now > memory->seen)
-        kinds_forget(&memory_state()->kinds);
-    memory->seen = now;
     memory_unlock();
     if (more > 0 && !credits_reserve(memory->place, more)) {
         refusal_say(memory->place, call->bytes);

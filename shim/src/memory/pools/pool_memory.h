@@ -65,7 +65,6 @@ struct pool_memory {
     bool overgrown;           /* the pool grew over the limit in a call that could not be undone (C11) */
     uint32_t trims;           /* number of trims of the graph pool that the hook has seen */
     uint64_t counted;         /* bytes of credits in use for the pool */
-    uint64_t seen;            /* bytes: the driver's figure after the last call */
     uint64_t pending;         /* bytes of `counted` that were charged for calls under way */
     uint64_t most;            /* bytes: maximum that the program has set for the pool; 0: none */
     uint64_t refused_until;   /* sys_now() until which no request is sent to the agent for this pool */
