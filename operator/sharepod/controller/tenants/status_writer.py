@@ -2,8 +2,8 @@
 
 Guarantees:
 - A status is written only if a field has changed, and composed only if an input has changed.
-- After a Pod's gate was opened, the status is written once kube-scheduler has bound or refused the Pod, or after one
-  second.
+- After a Pod's gate was opened, the status is written once the Pod has started or kube-scheduler has refused it, or
+  after one second.
 - Usage is written only after a change of five percentage points, and at most every `usage_interval`.
 - The totals of consumed GPU time are written when they have grown by an eighth, and when they are final.
 - A change of fields that only explain (`status.MINOR`, such as conditions) is written at most once a second.
@@ -42,10 +42,10 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 
 from .snapshots import asks_for_another_share
 
-_BIND_S = 1.0
-"""Seconds for which the status write waits for the binding of a Pod whose gate was just opened. kube-scheduler binds
-within milliseconds, so one status write shows both. That write is the API server's most expensive one in a Pod's life.
-"""
+_START_S = 1.0
+"""Seconds for which the status write waits for the start of a Pod whose gate was just opened. A Pod whose image is on
+the node starts within a second, so it has one status write. That write is one of the API server's most expensive ones
+in a Pod's life."""
 _MINOR_PERIOD_S = 1.0
 """Least seconds between two writes of a status in which only minor fields change. So a message that alternates causes
 one write a second."""
@@ -107,7 +107,7 @@ class StatusWriter:
         Fields that are not due yet are written later. A SharePod of which only the metadata is known gets only an
         Event, unless it has ended.
         """
-        if finish is None and (pause := self._about_to_be_bound(snapshot, memo)) > 0.0:
+        if finish is None and (pause := self._about_to_start(snapshot, memo)) > 0.0:
             self._requeue_after(sharepod.uid, pause)
             return False
         if not sharepod.readable and finish is None:
@@ -115,16 +115,16 @@ class StatusWriter:
             return False
         return await self._write(snapshot, sharepod, memo, finish, self._inputs(snapshot, memo))
 
-    def _about_to_be_bound(self, snapshot: TenantSnapshot, memo: TenantMemo) -> float:
-        """Return for how many more seconds to wait for kube-scheduler to bind or refuse the Pod. 0 if there is nothing
-        to wait for.
+    def _about_to_start(self, snapshot: TenantSnapshot, memo: TenantMemo) -> float:
+        """Return for how many more seconds to wait for the Pod to start or to be refused. 0 if there is nothing to wait
+        for.
         """
         pod = snapshot.pod
         if memo.opened is None or pod is None or pod.uid != memo.opened[0]:
             return 0.0
-        if pod.node is not None or pod.unschedulable or pod.deleting or pod.ended:
+        if pod.phase != "Pending" or pod.unschedulable or pod.deleting:
             return 0.0
-        return memo.opened[1] + _BIND_S - self._clock()
+        return memo.opened[1] + _START_S - self._clock()
 
     async def _write(
         self,

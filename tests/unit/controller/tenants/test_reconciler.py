@@ -29,7 +29,7 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
     assert opened is not None
     assert gates(world) == []
     assert opened["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
-    assert world.status() == {}, "kube-scheduler's word is waited for, a second at most"
+    assert world.status() == {}, "the Pod's start is waited for, a second at most"
     assert world.looks_again(1.0)
     world.now += 1
     await world.look()
@@ -42,7 +42,7 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
 
 
 @pytest.mark.promise("operator-five-writes")
-async def test_a_life_to_running_takes_five_writes_an_event_and_no_read(world: World) -> None:
+async def test_a_life_to_running_takes_four_writes_an_event_and_no_read(world: World) -> None:
     world.node()
     await world.running(started="2026-01-01T00:00:00Z")
     await world.until(lambda: len(world.notes("Started")) == 1)
@@ -52,7 +52,6 @@ async def test_a_life_to_running_takes_five_writes_an_event_and_no_read(world: W
         ("create", "pods"),
         ("patch", "gpunodes"),
         ("patch", "pods"),
-        ("patch", "sharepods"),
         ("patch", "sharepods"),
     ]
     assert world.server.made("get", "pods") == []

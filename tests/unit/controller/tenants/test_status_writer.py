@@ -301,24 +301,38 @@ async def test_usage_is_not_written_before_it_is_known_and_then_at_once(world: W
 
 @pytest.mark.promise("operator-first-status")
 @pytest.mark.parametrize(
-    ("word", "reason"),
+    ("word", "phase"),
     [
-        ({"spec": {"nodeName": "node-a"}, "status": {}}, "ContainersNotReady"),
-        ({"spec": {}, "status": {"conditions": [REFUSED]}}, "NotScheduled"),
+        ({"spec": {"nodeName": "node-a"}, "status": {"phase": "Running"}}, "Running"),
+        ({"spec": {}, "status": {"conditions": [REFUSED]}}, "Placed"),
     ],
 )
-async def test_the_first_status_of_a_run_is_written_with_kube_schedulers_word(word: Json, reason: str) -> None:
+async def test_the_first_status_of_a_run_is_written_once_its_pod_runs_or_is_refused(word: Json, phase: str) -> None:
     async with acting_world() as world:
         world.node()
         await world.placed()
-        for _ in range(2):
-            await world.look()
-        assert writes(world) == 0
+        await world.look()
         world.change("pods", "one", lambda item: item["spec"].update(word["spec"]))
+        await world.look()
+        assert writes(world) == 0
         world.change("pods", "one", lambda item: item.update(status=word["status"]), status=True)
         await world.look()
-        assert (writes(world), world.status()["phase"]) == (1, "Placed")
-        assert world.condition("PodReady")["reason"] == reason
+        assert (writes(world), world.status()["phase"]) == (1, phase)
         world.now += 1
         await world.look()
         assert writes(world) == 1
+
+
+@pytest.mark.promise("operator-first-status")
+async def test_a_pod_that_takes_longer_than_a_second_to_start_is_shown_before() -> None:
+    async with acting_world() as world:
+        world.node()
+        await world.placed()
+        await world.look()
+        world.change("pods", "one", lambda item: item["spec"].update(nodeName="node-a"))
+        await world.look()
+        assert (writes(world), world.looks_again(1.0)) == (0, True)
+        world.now += 1
+        await world.look()
+        assert (writes(world), world.status()["phase"]) == (1, "Placed")
+        assert world.condition("PodReady")["reason"] == "ContainersNotReady"
