@@ -78,6 +78,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     spec["x-kubernetes-validations"] = _fix_pod(spec)
     status = model_schema(SharePodStatus)
     status["default"] = dict(_UNSEEN)
+    status["x-kubernetes-map-type"] = "atomic"  # it has one writer
     by_key(status, "conditions", key="type")
     by_key(status, "gpus", key="uuid")
     return definition(
@@ -145,9 +146,6 @@ def gpunode_crd() -> dict[str, Any]:
     spec["properties"]["pool"]["default"] = Pool.DEDICATED.value
     status = model_schema(GPUNodeStatus)
     by_key(status, "gpus", key="uuid")
-    by_key(status, "gpus", "links", key="uuid")
-    by_key(status, "tenants", key="id")
-    by_key(status, "consumption", key="series")
     by_key(status, "conditions", key="type")
     return definition(
         kind=GPUNODE,

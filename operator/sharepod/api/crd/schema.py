@@ -140,12 +140,15 @@ def _sentence(node: Mapping[str, Any]) -> str:
     return " ".join(str(node["description"]).replace("`", "").split())
 
 
-def by_key(schema: Schema, *path: str, key: str) -> None:
-    """Make the list at `path` of properties a map by `key`: appliers own single entries, and no key may repeat."""
-    for step in path[:-1]:
-        schema = schema["properties"][step]
-        schema = schema.get("items", schema)
-    schema["properties"][path[-1]] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+def by_key(schema: Schema, name: str, *, key: str) -> None:
+    """Make a list of an object a map by `key`: appliers own single entries, and no key may repeat.
+
+    Entries are atomic: of other entries the API server records the owner of each field, and reads that record several
+    times at each write.
+    """
+    field = schema["properties"][name]
+    field |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    field["items"]["x-kubernetes-map-type"] = "atomic"
 
 
 def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
