@@ -1,4 +1,4 @@
-"""A stolen token of the operator: its rights on Pods and Nodes that do not belong to SharePod."""
+"""A stolen token of the operator: its rights on objects that do not belong to SharePod."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from cluster.admission import PODS, pod_of, refusal
+from cluster.claims_world import FINALIZER, claim_path, serves_claims
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
+from sharepod.api.claims.share_claims import build_claim
+from sharepod.api.objects import SCHEDULER_CLASS
 from sharepod.api.pods.holder_pod import holder_pod
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import Milli, TenantId
@@ -257,3 +260,102 @@ def test_the_operators_token_changes_only_the_line_resources_of_nodes(server: Cl
     ]
     for change in changes:
         assert f"of the status of node {node}, and nothing else" in refusal(operator, path, change)
+
+
+def result(driver: str) -> Object:
+    """The status of a claim that has one device of a driver."""
+    device = {"device": "d", "driver": driver, "pool": "p", "request": "sharepod"}
+    return {"status": {"allocation": {"devices": {"results": [device]}}}}
+
+
+def claim_of(server: Cluster, name: str, device_class: str, namespace: str = "default") -> str:
+    """Create a claim that an admin or a user wrote; return its path."""
+    asked = {"name": "sharepod", "exactly": {"deviceClassName": device_class}}
+    server.api.create(claim_path(namespace), {"metadata": {"name": name}, "spec": {"devices": {"requests": [asked]}}})
+    return claim_path(namespace, name)
+
+
+@pytest.mark.promise("security-operator-own-claims")
+def test_the_operators_token_writes_only_claims_of_sharepod(server: Cluster, operator: Api) -> None:
+    if not serves_claims(server.api):
+        pytest.skip("needs an API server with claims")
+    made = build_claim("of-a-pod", "default", "one", "0b1c2d3e-1111-1111-1111-000000000000", 1)
+    operator.create(claim_path("default"), made, dryRun="All")
+    orphan = {**made, "metadata": {**made["metadata"], "ownerReferences": []}}
+    assert "that a pod owns" in create_refused(operator, claim_path("default"), orphan)
+    asked = {"name": "sharepod", "exactly": {"deviceClassName": "nic"}}
+    another = {**made, "spec": {"devices": {"requests": [asked]}}}
+    assert "claims of the classes" in create_refused(operator, claim_path("default"), another)
+    for namespace in ("kube-system", NAMESPACE):
+        elsewhere = {**made, "metadata": {**made["metadata"], "namespace": namespace}}
+        assert "not of the system" in create_refused(operator, claim_path(namespace), elsewhere)
+
+    ours, scheduled = claim_of(server, "ours", "sharepod.dev"), claim_of(server, "scheduled", SCHEDULER_CLASS)
+    foreign, system = claim_of(server, "foreign", "nic"), claim_of(server, "system", "nic", "kube-system")
+    for path in (foreign, system):
+        for at, change in ((path, {"metadata": {"finalizers": [FINALIZER]}}), (f"{path}/status", result("nic"))):
+            assert "claims of the classes" in refusal(operator, at, change)
+    for change in ({"labels": {"a": "b"}}, {"annotations": {"a": "b"}}, {"finalizers": ["sharepod.dev/x"]}):
+        assert "none of its other metadata" in refusal(operator, ours, {"metadata": change})
+    operator.patch(ours, {"metadata": {"finalizers": [FINALIZER]}})
+    operator.patch(scheduled, {"metadata": {"finalizers": [FINALIZER]}})
+    for path in (ours, scheduled):
+        assert "devices of the driver gpu.sharepod.dev" in refusal(operator, f"{path}/status", result("nic"))
+    assert "devices of the driver gpu" in refusal(operator, f"{scheduled}/status", result("gpu.sharepod.dev"))
+    operator.patch(f"{ours}/status", result("gpu.sharepod.dev"))
+
+    server.api.patch(f"{scheduled}/status", result("nic"))
+    consumer = {"name": "one", "resource": "pods", "uid": "1"}
+    output = refusal(operator, f"{scheduled}/status", {"status": {"reservedFor": [consumer]}})
+    assert "consumers of claims that it allocates" in output
+    hold = {"apiGroup": "sharepod.dev", "resource": "gpunodes", "name": "n", "uid": "2"}
+    operator.patch(f"{scheduled}/status", {"status": {"reservedFor": [hold]}})
+    operator.patch(f"{scheduled}/status", {"status": {"reservedFor": None, "allocation": None}})
+
+
+@pytest.mark.promise("security-operator-own-claims")
+def test_the_operators_token_creates_only_the_template_of_lines(server: Cluster, operator: Api) -> None:
+    if not serves_claims(server.api):
+        pytest.skip("needs an API server with claims")
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+    asked = {"name": "line", "exactly": {"deviceClassName": "sharepod.dev"}}
+    body: Object = {"metadata": {"name": "sharepod"}, "spec": {"spec": {"devices": {"requests": [asked]}}}}
+    operator.create(path, body, dryRun="All")
+    assert "with the name sharepod" in create_refused(operator, path, {**body, "metadata": {"name": "another"}})
+
+
+@pytest.mark.promise("security-operator-own-events")
+def test_the_operators_token_writes_no_event_of_others_and_none_in_the_system(operator: Api) -> None:
+    def event(namespace: str, controller: str = "sharepod.dev/operator") -> tuple[str, Object]:
+        about = {"apiVersion": "v1", "kind": "Pod", "name": "one", "namespace": namespace}
+        body = {
+            "metadata": {"name": "one.1", "namespace": namespace},
+            "eventTime": "2026-01-01T00:00:00.000000Z",
+            "reportingController": controller,
+            "reportingInstance": "x",
+            "type": "Warning",
+            "reason": "Evicted",
+            "action": "Evict",
+            "note": "the node is out of memory",
+            "regarding": about,
+        }
+        return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", body
+
+    operator.create(*event("default"), dryRun="All")
+    refused = [event("default", "kubelet"), event("kube-system"), event(NAMESPACE)]
+    for path, body in refused:
+        assert "may write Events of the reporting controller" in create_refused(operator, path, body)
+
+
+@pytest.mark.promise("security-operator-own-lease")
+def test_the_operators_token_writes_no_lease_but_its_own(server: Cluster, operator: Api) -> None:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+
+    def lease(name: str) -> Object:
+        return {"metadata": {"name": name}, "spec": {"holderIdentity": "x"}}
+
+    operator.create(path, lease("sharepod-operator"), dryRun="All")
+    assert "create the Lease sharepod-operator" in create_refused(operator, path, lease("sharepod-agent-a"))
+    server.api.create(path, lease("sharepod-agent-b"))
+    with pytest.raises(ApiError, match='cannot update resource "leases"'):
+        operator.request("PUT", f"{path}/sharepod-agent-b", lease("sharepod-agent-b"))
