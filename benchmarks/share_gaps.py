@@ -61,8 +61,8 @@ def _pairs(first: str, second: str, mixes: tuple[tuple[float, float], ...]) -> I
 RANKS = 2
 
 
-def _ranks(training: str, request: float) -> tuple[Part, ...]:
-    return tuple(Part("rank", request, gpu=gpu, training=training) for gpu in GPUS[:RANKS])
+def _ranks(training: str, request: float, gpus: tuple[str, ...] = GPUS[:RANKS]) -> tuple[Part, ...]:
+    return tuple(Part("rank", request, gpu=gpu, training=training) for gpu in gpus)
 
 
 _LONG = ("--kernel-us", "250000")
@@ -85,6 +85,8 @@ GAPS = (
     ),
     Gaps("gaps, two trainings of two ranks, 50:50", (*_ranks("a", 0.5), *_ranks("b", 0.5))),
     Gaps("gaps, two trainings of two ranks, 30:70", (*_ranks("a", 0.3), *_ranks("b", 0.7))),
+    Gaps("gaps, two ranks on one GPU, 50:50", _ranks("a", 0.5, GPUS[:1] * RANKS)),
+    Gaps("gaps, two ranks on one GPU + busy", (*_ranks("a", 0.25, GPUS[:1] * RANKS), Part("busy", 0.5))),
     Gaps("gaps, two ranks + two busy", (*_ranks("a", 0.5), *(Part("busy", 0.5, gpu=gpu) for gpu in GPUS[:RANKS]))),
 )
 

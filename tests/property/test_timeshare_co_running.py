@@ -236,7 +236,15 @@ def test_a_tenant_that_refuses_leads_alone_next_to_tenants_that_co_run() -> None
 
 
 lives = st.lists(
-    st.tuples(kinds, requests, st.integers(3, 10), st.booleans(), st.booleans(), st.integers(0, 1000)),
+    st.tuples(
+        kinds,
+        requests,
+        st.integers(3, 10),
+        st.booleans(),
+        st.booleans(),
+        st.integers(0, 1000),
+        st.sampled_from([None, None, "x", "y"]),
+    ),
     min_size=2,
     max_size=4,
 )
@@ -254,7 +262,7 @@ changes = st.lists(
 @settings(QUICK, max_examples=15)
 @given(lives=lives, changes=changes)
 def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
-    lives: list[tuple[dict[str, Any], int, int, bool, bool, int]], changes: list[tuple[str, int, int]]
+    lives: list[tuple[dict[str, Any], int, int, bool, bool, int, str | None]], changes: list[tuple[str, int, int]]
 ) -> None:
     programs = [
         Program(
@@ -264,9 +272,10 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
             interactive=interactive,
             concurrent=not refuses,
             starts_ns=start * MS if i else 0,
+            group=group,
             **kind,
         )
-        for i, (kind, request, limit, interactive, refuses, start) in enumerate(lives)
+        for i, (kind, request, limit, interactive, refuses, start, group) in enumerate(lives)
     ]
     gpu = TimeSlicedGpu(programs)
     scheduler = gpu.scheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from property.time_sliced_gpu import MS, US, Program, S, TimeSlicedGpu
 from property.timeshare_mixes import FEW
@@ -41,6 +41,13 @@ def training(name: str, request: int, *, ranks: int = 2, starts_ns: int = 0, gro
     return made
 
 
+def on_one_gpu(ranks: list[Program]) -> list[Program]:
+    """Put all ranks of a training on the first one's GPU."""
+    for rank in ranks:
+        rank.gpu = ranks[0].gpu
+    return ranks
+
+
 def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
     """Play on; return the steps of a rank as a part of its steps alone in the same time."""
     gpus.run(WARM_UP)
@@ -65,6 +72,57 @@ def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Shar
         others_run = training("b", 500, starts_ns=3 * MS)
     programs = [*training("a", 500), *others_run]
     assert steps(programs[0], TimeSlicedGpu(programs, sharing=sharing)) >= least * 0.5
+
+
+@pytest.mark.promise("time-group-one-gpu")
+@pytest.mark.parametrize(("ranks", "request_milli"), [(2, 500), (2, 250), (3, 150), (4, 125)])
+def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: int, request_milli: int) -> None:
+    """In turns they do a twentieth of that: one of them spins for all of its turn."""
+    programs = [*on_one_gpu(training("a", request_milli, ranks=ranks))]
+    free = 1000 - ranks * request_milli
+    if free:
+        programs.append(Program("c", request=free, gpu_ns=1 * MS, starts_ns=37 * MS))
+    gpus = TimeSlicedGpu(programs)
+    assert steps(programs[0], gpus) >= 0.9 * request_milli / 1000
+    if free:
+        busy_for = programs[-1].gpu_used_ns / (gpus.now - programs[-1].starts_ns)
+        assert busy_for >= free / 1000 - 0.02
+    assert gpus.scheduler is not None
+    time = gpus.scheduler.gpu_time(gpus.now, "g0")
+    assert time is not None
+    assert time.held_ns == sum(gpus.scheduler.usage(gpus.now, program.id).held_ns for program in programs)
+
+
+@pytest.mark.promise("time-group-guarantee")
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kinds=st.lists(st.sampled_from(["busy", "long", "gaps", "service"]), min_size=2, max_size=3),
+    tenths=st.integers(1, 3),
+    other=st.sampled_from(["busy", "long"]),
+)
+def test_members_on_one_gpu_leave_another_tenant_its_request(kinds: list[str], tenths: int, other: str) -> None:
+    """Tolerance over four seconds: the bearable debt, a window and a turn; more for services that join."""
+    made = {
+        "busy": {"gpu_ns": 1 * MS},
+        "long": {"gpu_ns": 20 * MS},
+        "gaps": {"gpu_ns": 250 * US, "host_ns": 700 * US, "kernels": 12, "pause_ns": 1500 * US},
+        "service": {"gpu_ns": 1 * MS, "host_ns": 100 * US, "kernels": 3, "pause_ns": 31 * MS, "waits": True},
+    }
+    members = [
+        Program(f"a{place}", group="a", request=100 * tenths, starts_ns=place * MS, **made[kind])  # type: ignore[arg-type]
+        for place, kind in enumerate(kinds)
+    ]
+    rest = 1000 - 100 * tenths * len(members)
+    single = Program("c", request=rest, starts_ns=5 * MS, **made[other])  # type: ignore[arg-type]
+    gpus = TimeSlicedGpu([*members, single])
+    gpus.run(WARM_UP)
+    before = [program.finished * program.gpu_ns for program in (*members, single)]
+    gpus.run(WARM_UP + 4 * S)
+    single_did = (single.finished * single.gpu_ns - before[-1]) / (4 * S)
+    assert single_did >= rest / 1000 - 0.04
+    for member, kind, done in zip(members, kinds, before, strict=False):
+        if kind in ("busy", "long"):
+            assert (member.finished * member.gpu_ns - done) / (4 * S) >= 0.092 * tenths - 0.04
 
 
 members = st.tuples(

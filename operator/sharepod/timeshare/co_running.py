@@ -6,6 +6,7 @@ Guarantees:
 - S10 owed: While a lead is owed more than `OWED_NS` and its progress is less than `BORNE`, no tenant fills its gaps.
 - S12 limits: A tenant must not co-run if it would reach its limit before it gets its request.
 - A tenant that wakes with credit co-runs at once, for `_JOINS_NS`, and pays from its credit.
+- Members of a group on one GPU hold it together, as the processes of one tenant do (members.py).
 - A decision changes no state. The caller must carry it out.
 """
 
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .account import Charge
+from .groups import members_of_one_group
 from .hold import CoRunEnd, Hold, HoldPhase
+from .members import Members, kind_of_time
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .progress import foretell
@@ -59,6 +62,8 @@ class Changes:
     """Co-runners that end, with the reason."""
     begins: list[tuple[TokenTenant, Charge]] = field(default_factory=list)
     """Tenants that begin to co-run, each with the charge of its time (guaranteed or borrowed)."""
+    members: list[TokenTenant] = field(default_factory=list)
+    """Tenants in `begins` that accompany other members of their group."""
     cut: TokenTenant | None = None
     """Lead whose turn ends now, because a tenant that woke with credit leads next."""
 
@@ -80,10 +85,12 @@ class CoRunning:
         self._parameters = parameters
         self._occupancy = occupancy
         self._states: dict[str, _GpuState] = {}
+        self._members = Members(occupancy, parameters.quantum_min_ns)
 
     def forget(self, gpu: str) -> None:
         """Drop the state of a GPU that has no tenants, or no longer allows co-running."""
         self._states.pop(gpu, None)
+        self._members.forget(gpu)
 
     def due(self) -> Iterator[int]:
         """Yield the moments by which the caller must call `changes` again, if no other event comes first."""
@@ -101,11 +108,11 @@ class CoRunning:
         hold = None if lead is None else lead.hold
         runners = list(self._occupancy.co_runners.get(gpu, {}).values())
         if lead is None or hold is None or gpu not in self._occupancy.tenants_on:
-            self.forget(gpu)
+            self._states.pop(gpu, None)
             return Changes()
         running = [tenant for tenant in runners if _hold(tenant).phase is HoldPhase.RUNNING]
         if gpu not in self._occupancy.concurrent or not self._occupancy.may_co_run(lead):
-            self.forget(gpu)
+            self._states.pop(gpu, None)
             return Changes(ends=[(tenant, CoRunEnd.EXCLUSIVE) for tenant in running])
         state = self._states.setdefault(gpu, _GpuState())
         self._occupancy.settle_on(now, [gpu])
@@ -115,23 +122,13 @@ class CoRunning:
         owed = self._owed_runner(now, lead, hold, running)
         if owed is not None:
             self._trial_fails(now, gpu, state)
-            others = [t for t in running if t is not owed and _hold(t).given_as is Charge.BORROWED]
+            others = [t for t in running if t is not owed and _is_filler(t)]
             return Changes([(tenant, CoRunEnd.OWED) for tenant in others], cut=lead)
         if not gains and state.trials.active:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
         # 2. Co-runners that end.
-        ends: list[tuple[TokenTenant, CoRunEnd]] = []
-        bears = self._bears(now, lead)
         probed = now >= lead.progress.probe_at and not state.trials.active
-        for tenant in running:
-            held = _hold(tenant)
-            if held.given_as is Charge.GUARANTEED:
-                if now - held.begun_at < _JOINS_NS:
-                    continue
-                held.given_as = Charge.BORROWED
-            end = self._end(tenant, lead, gains=gains, bears=bears, probed=probed)
-            if end is not None:
-                ends.append((tenant, end))
+        ends = self._ends(now, lead, running, gains=gains, probed=probed)
         if ends:
             self._trial_fails(now, gpu, state)
         # 3. Tenants with credit that join at once.
@@ -142,14 +139,17 @@ class CoRunning:
             if tenant.runnable and tenant.hold is None and self._occupancy.may_co_run(tenant)
         ]
         cut: TokenTenant | None = None
+        self._members.look(now, gpu)
+        members = [tenant for tenant in waiting if self._members.accompany(now, tenant, lead)]
+        begins += [(tenant, kind_of_time(tenant, lead)) for tenant in members]
         for tenant in [] if lead.interactive else waiting:
-            if self._joins(now, lead, tenant, probed):
+            if tenant not in members and self._joins(now, lead, tenant, probed):
                 begins.append((tenant, Charge.GUARANTEED))
                 if tenant.woke_with_credit and tenant.habits.rests and hold.phase is HoldPhase.RUNNING:
                     cut = lead
         if cut is not None:
-            fillers = [tenant for tenant in running if _hold(tenant).given_as is Charge.BORROWED]
-            return Changes([(tenant, CoRunEnd.WAKE) for tenant in fillers], begins, cut)
+            fillers = [tenant for tenant in running if _is_filler(tenant)]
+            return Changes([(tenant, CoRunEnd.WAKE) for tenant in fillers], begins, members, cut)
         # 4. Tenants that fill gaps, the most owed first.
         joined = [tenant for tenant, _charge in begins]
         stays = [lead, *(tenant for tenant in runners if tenant not in dict(ends)), *joined]
@@ -165,7 +165,27 @@ class CoRunning:
                 begins.append((tried, Charge.BORROWED))
                 stays.append(tried)
         state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
-        return Changes(ends, begins)
+        return Changes(ends, begins, members)
+
+    def _ends(
+        self, now: int, lead: TokenTenant, running: list[TokenTenant], *, gains: bool, probed: bool
+    ) -> list[tuple[TokenTenant, CoRunEnd]]:
+        """Return the co-runners that end, with the reason. Set the kind of time of the others."""
+        ends: list[tuple[TokenTenant, CoRunEnd]] = []
+        bears = self._bears(now, lead)
+        for tenant in running:
+            held = _hold(tenant)
+            if held.accompanies:
+                held.given_as = kind_of_time(tenant, lead)
+                end = self._members.end(now, tenant, lead)
+            elif held.given_as is Charge.GUARANTEED and now - held.begun_at < _JOINS_NS:
+                continue
+            else:
+                held.given_as = Charge.BORROWED
+                end = self._end(tenant, lead, gains=gains, bears=bears, probed=probed)
+            if end is not None:
+                ends.append((tenant, end))
+        return ends
 
     def _end(
         self, tenant: TokenTenant, lead: TokenTenant, *, gains: bool, bears: bool, probed: bool
@@ -187,6 +207,10 @@ class CoRunning:
         tenants = self._occupancy.occupants(gpu)
         if gpu not in self._occupancy.co_runners or len(tenants) < 2:
             return True
+        if members_of_one_group(tenants):
+            for tenant in tenants:
+                tenant.progress.skip_window()
+            return True
         if min(tenant.progress.window_ns for tenant in tenants) < _WINDOW_NS:
             return True
         processes = sum(tenant.progress.processes for tenant in tenants)
@@ -194,10 +218,7 @@ class CoRunning:
         for tenant in tenants:
             others = 1 - tenant.progress.processes / processes
             progress += 1 - tenant.progress.judge(now, others, tenant.account.request_milli)
-        fills = any(
-            tenant.hold is not None and tenant.hold.co_runs and tenant.hold.given_as is Charge.BORROWED
-            for tenant in tenants
-        )
+        fills = any(tenant.hold is not None and tenant.hold.co_runs and _is_filler(tenant) for tenant in tenants)
         if progress > _GAIN_BEGINS:
             state.backoff_ns = _BACKOFF_NS
         if state.trials.active and not all(tenant.progress.conclusive for tenant in tenants):
@@ -212,7 +233,11 @@ class CoRunning:
         """Return a co-runner that is owed more than the lead and does not tolerate other holders. None if there is
         none, or if the lead's turn is about to end anyway."""
         for tenant in running if hold.phase is HoldPhase.RUNNING else []:
-            if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
+            if (
+                not _hold(tenant).accompanies
+                and tenant.account.lag_ns() > lead.account.lag_ns()
+                and not self._bears(now, tenant)
+            ):
                 return tenant
         return None
 
@@ -249,11 +274,13 @@ class CoRunning:
     def joins(self, now: int, tenant: TokenTenant) -> bool:
         """Return True if a tenant that begins to wait co-runs at once. The lead's turn must then not be cut for it."""
         lead = self._occupancy.holder.get(tenant.gpus[0])
-        if lead is None or lead.interactive or tenant.hold is not None:
+        if lead is None or tenant.hold is not None:
             return False
         if not self._occupancy.may_co_run(lead) or not self._occupancy.may_co_run(tenant):
             return False
-        return self._joins(now, lead, tenant, now >= lead.progress.probe_at)
+        if self._members.accompany(now, tenant, lead):
+            return True
+        return not lead.interactive and self._joins(now, lead, tenant, now >= lead.progress.probe_at)
 
     def _joins(self, now: int, lead: TokenTenant, tenant: TokenTenant, probed: bool) -> bool:
         """Return True if a waiting tenant co-runs at once: it has credit, and it woke or works in short bursts.
@@ -311,7 +338,7 @@ class CoRunning:
         candidates: list[TokenTenant],
     ) -> int | None:
         """Return the moment of the next decision, if no other event comes first; None: no decision is due."""
-        moments: list[int] = []
+        moments = self._members.due(gpu, lead)
         account, progress = lead.account, lead.progress
         if runners:
             left = max(0, _WINDOW_NS - min(tenant.progress.window_ns for tenant in [lead, *runners]))
@@ -329,7 +356,11 @@ class CoRunning:
         if trial_at is not None and (candidates or state.trials.active):
             moments.append(trial_at)
         if candidates:
-            moments += [state.backoff_until, hold.quiet_until, now + progress.until_measured_ns]
+            moments += [
+                state.backoff_until,
+                hold.quiet_until,
+                now + progress.until_measured_ns,
+            ]
             if account.request_milli < 1000:
                 moments.append(now + (account.assured - OWED_NS * 500) // (1000 - account.request_milli))
         return min([max(moment, now + _WAKE_AFTER_NS) for moment in moments if moment > now], default=None)
@@ -354,6 +385,11 @@ def _limits_allow(tenants: list[TokenTenant], progress: list[float]) -> bool:
         or part * tenant.account.limit_milli >= tenant.account.request_milli * _LIMIT_MARGIN
         for tenant, part in zip(tenants, progress, strict=True)
     )
+
+
+def _is_filler(tenant: TokenTenant) -> bool:
+    hold = _hold(tenant)
+    return hold.given_as is Charge.BORROWED and not hold.accompanies
 
 
 def _order(tenant: TokenTenant, gpu: str) -> tuple[int, int, str]:

@@ -2,7 +2,7 @@
 
 Guarantees:
 - Members of a group that want the token contend for one common turn, which begins on all their GPUs at once (S4).
-- Other members do not wait for a member that wants nothing, runs already, starves, or has not drained `_ENDS_NS` after
+- Other members do not wait for a member that wants nothing, runs already, starves, or has not drained `ENDS_NS` after
   its turn.
 - A member may use the credit of its group until its own debt is `_RIDES_NS`. So a group delays another tenant of a GPU
   by at most `_RIDES_NS`, once.
@@ -26,7 +26,7 @@ turns of members end at slightly different moments, which adds up to this much o
 _APART_NS = 200 * _MS
 """Difference between the lags of two members from which they contend separately: 200 ms, two longest quanta. So each
 member gets its request, however small another member's request is."""
-_ENDS_NS = 10 * _MS
+ENDS_NS = 10 * _MS
 """Time after the end of a member's turn for which the other members wait for that member to drain: 10 ms, a few
 kernels. A member that takes longer may itself be waiting for another member, in a collective operation."""
 _OWED_NS = 20 * _MS
@@ -94,9 +94,14 @@ class Contender:
 
 
 def is_parted(tenant: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> bool:
-    """Return True if members of the tenant's group have different GPUs. Members on the same GPU take turns like other
-    tenants."""
+    """Return True if members of the tenant's group have different GPUs."""
     return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in groups[tenant.group])
+
+
+def members_of_one_group(tenants: Sequence[TokenTenant]) -> bool:
+    """Return whether these tenants are members of the same group."""
+    group = tenants[0].group
+    return group is not None and all(tenant.group == group for tenant in tenants)
 
 
 def contenders(
@@ -165,7 +170,7 @@ def holds_up_until(hold: Hold) -> int | None:
     """
     if hold.deadline is None:
         return None
-    return _ENDS_NS + (hold.deadline if hold.ends_at is None else min(hold.deadline, hold.ends_at))
+    return ENDS_NS + (hold.deadline if hold.ends_at is None else min(hold.deadline, hold.ends_at))
 
 
 def _leads(tenant: TokenTenant) -> bool:

@@ -69,6 +69,9 @@ class CoRunEnd(Enum):
     EXCLUSIVE = "exclusive"
     """The lead is interactive or takes exclusive turns, or the co-runner may no longer co-run."""
 
+    GROUP = "group"
+    """No other member of its group holds the GPU any more."""
+
     LEADS = "leads"
     """The co-runner has become the lead."""
 
@@ -128,6 +131,8 @@ class Hold:
     holds_up_group: bool = True
     """True while other members of the tenant's group wait for it to drain."""
     place: HoldPlace = HoldPlace.LEAD
+    accompanies: bool = False
+    """The tenant co-runs because another member of its group holds the GPU."""
     waited_since: int | None = None
     """For a draining co-runner: moment since which it has waited for its own turn. If it wants more after draining, its
     wait counts from then."""

@@ -124,6 +124,25 @@ class Occupancy:
             return False
         return tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
 
+    def accompanies(self, tenant: TokenTenant, other: TokenTenant) -> bool:
+        """Return whether a tenant co-runs with another member of its group."""
+        return tenant.group == other.group and tenant.hold is not None and tenant.hold.accompanies
+
+    def weight_of_companions(self, tenant: TokenTenant) -> int:
+        """Return the weight of the tenants that wait and may co-run with a tenant as members of its group: its turn is
+        theirs, too."""
+        if not self.may_co_run(tenant):
+            return 0
+        return sum(
+            other.weight
+            for other in self.tenants_on[tenant.gpus[0]]
+            if other is not tenant
+            and other.group == tenant.group
+            and other.runnable
+            and not other.best_effort
+            and self.may_co_run(other)
+        )
+
     def add_co_runner(self, now: int, tenant: TokenTenant) -> None:
         """Make the tenant a co-runner of its GPU. The accounts of all holders are settled first."""
         gpu = tenant.gpus[0]
@@ -371,11 +390,31 @@ class Occupancy:
 
     def losses(self, now: int, tenants: list[TokenTenant]) -> list[float]:
         """Return each tenant's loss of work, 0 to 1, while these tenants hold at once. It is the loss measured in the
-        last window, or a predicted loss if that measure is too old."""
+        last window, or a predicted loss if that measure is too old.
+
+        Members of a group that hold together are charged for all time that the other holders do not get. So a group
+        pays for its own switches and collectives.
+        """
+        members = self._members_together(tenants)
+        others = [tenant for tenant in tenants if tenant not in members]
         demands = [tenant.progress.alone_in_flight for tenant in tenants]
         foretold = foretell([1.0 if demand is None else demand for demand in demands])
         known = [tenant.progress.loss(now) for tenant in tenants]
-        return [1 - progress if loss is None else loss for loss, progress in zip(known, foretold, strict=True)]
+        losses = [1 - progress if loss is None else loss for loss, progress in zip(known, foretold, strict=True)]
+        if not members:
+            return losses
+        if not others:
+            processes = sum(tenant.progress.processes for tenant in members)
+            return [tenant.progress.in_flight * (1 - tenant.progress.processes / processes) for tenant in tenants]
+        left = max(0.0, 1 - sum(1 - loss for loss, one in zip(losses, tenants, strict=True) if one in others))
+        least = left / len(members)
+        return [min(loss, 1 - least) if one in members else loss for loss, one in zip(losses, tenants, strict=True)]
+
+    @staticmethod
+    def _members_together(tenants: list[TokenTenant]) -> list[TokenTenant]:
+        """Return the tenants of which one accompanies another member of its group, and these members."""
+        groups = {tenant.group for tenant in tenants if tenant.hold is not None and tenant.hold.accompanies}
+        return [tenant for tenant in tenants if tenant.group in groups] if groups else []
 
     def _charge_together(self, tenant: TokenTenant, until: int, held: int, progress: int) -> None:
         account, hold, gpu = tenant.account, _hold_of(tenant), tenant.gpus[0]

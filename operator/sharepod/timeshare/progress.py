@@ -217,6 +217,10 @@ class Progress:
         self._clear_window()
         return loss if sure else mean or 0.0
 
+    def skip_window(self) -> None:
+        """Begin the next window without a judgement: the tenant has held together with members of its group only."""
+        self._clear_window()
+
     def _least_given(self, in_flight: float, others: float) -> float:
         """Return the loss of a tenant that gets exactly its part of the GPU while it has work in flight. 0 if the
         tenant alone needs less than that part."""

@@ -263,6 +263,8 @@ class Scheduler:
                 self._stop_waiting(tenant, hold)
             hold.phase = HoldPhase.DRAINING
             hold.ends_at = now + expected_ns
+            if tenant.group is not None:
+                self._changed_gpus.update(tenant.gpus)  # members may join it if it is late
             if not any(gpu in self._occupancy.co_runners for gpu in tenant.gpus):
                 hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
@@ -561,6 +563,7 @@ class Scheduler:
                 given_as=charge,
                 renewal_considered=True,
                 place=HoldPlace.CO_RUNNER,
+                accompanies=tenant in changes.members,
             )
             tenant.account.grants += 1
             tenant.habits.begin(tenant.account.held_ns)
@@ -698,6 +701,7 @@ class Scheduler:
         self._occupancy.promote(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
         unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
+        hold.accompanies = False
         hold.place, hold.deadline = HoldPlace.LEAD, None if unlimited else now + turn.quantum_ns
         hold.granted_at = hold.begun_at = now
         hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED

@@ -238,6 +238,8 @@ class TurnPolicy:
         again = turns_together(holder, self._occupancy.groups)
         gpus = dict.fromkeys(gpu for tenant in again for gpu in tenant.gpus)
         waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups, self._occupancy.awaited)
+        # A member that co-runs with the holder gets as much of this turn as of its own.
+        waiting = [tenant for tenant in waiting if not self._occupancy.accompanies(tenant, holder)]
         for tenant in again:
             self._occupancy.settle(now, tenant)
         again = [tenant for tenant in again if tenant.account.ceiling_fits(self._parameters.quantum_min_ns)]
@@ -289,7 +291,10 @@ class TurnPolicy:
         `hastened`: True if the tenant precedes tenants with more credit because it has waited longer.
         """
         whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])
-        quantum = self._parameters.quantum(tenant.weight, whole, tenant.habits.mean_overrun_ns)
+        weight = tenant.weight
+        if tenant.group is not None:
+            weight += self._occupancy.weight_of_companions(tenant)
+        quantum = self._parameters.quantum(weight, whole, tenant.habits.mean_overrun_ns)
         if hastened and not tenant.woke_with_credit and not tenant.starving:
             # The turns of all tenants that have been owed time for long must fit into the rest of the target latency.
             latency_ns = self._parameters.target_latency_ns

@@ -92,8 +92,9 @@ FAMILIES = {
         (*_GPU, "reason"),
         "How often a tenant ceased to co-run: no_gain (together the tenants did no more than one alone), owed (a "
         "tenant lost work that it is owed), probe (the lead is measured alone), limit (the tenant's limit is reached), "
-        "wake (a tenant that woke with credit leads next), exclusive (a tenant takes exclusive turns), leads (the "
-        "tenant itself leads), drained (it has no work, has left, or was preempted)",
+        "wake (a tenant that woke with credit leads next), exclusive (a tenant takes exclusive turns), group (no other "
+        "member of its group holds the GPU), leads (the tenant itself leads), drained (it has no work, has left, or "
+        "was preempted)",
     ),
     "sharepod_gpu_time_seconds": Family(
         "counter",
