@@ -1,7 +1,7 @@
 """Agent of one node: the GPU inventory, the tenants, and the facts that go into the GPUNode's status.
 
 A driver (`cluster/` in mode `cluster`, `standalone.py` in mode `standalone`) calls `start`, then `take_stock`. After
-that the driver
+that the driver must keep these rules. It
 - calls `await agent.tenants.apply(rows)`, one call at a time, with the whole ledger whenever the ledger has changed;
 - may report the ledger's generation as applied once `apply` has returned;
 - waits on `agent.changed` and reads `agent.facts()` to report;
@@ -43,14 +43,14 @@ _RELEASE_FIRST_S = 0.1
 """Seconds between a release and the first extra reading for it. A share is reassigned only after one or two readings
 without a trace of the tenant. The pauses between these readings double up to the usual interval."""
 _COUNT_S = 2.0
-"""Seconds between two counts of GPU time. After a kill of the agent, the time since the last count is unmetered."""
+"""Seconds between two counts of GPU time. If the agent is killed, the time since its last count is not metered."""
 _FLUSHED_S = 10.0
-"""Seconds between two counts that are flushed to disk. A power cut loses at most this much."""
+"""Seconds between two counts that are flushed to disk. A power cut loses at most the counts of this time."""
 _COUNTED_S = 60.0
-"""Seconds between two reports of consumption while no tenant comes or goes. Counters change all the time; at this
-interval a thousand idle nodes write 17 times a second."""
+"""Seconds between two reports of consumption while no tenant is added or removed. Counters change all the time. At this
+interval a thousand nodes write 17 times a second."""
 _FIRST_READING_S = 1.0
-"""Seconds that tenants wait for the first reading of the GPUs, far longer than a working driver needs."""
+"""Longest time in seconds that tenants wait for the first reading of the GPUs. A working driver needs far less."""
 
 
 _WITHOUT_USAGE = {
@@ -61,7 +61,8 @@ _WITHOUT_USAGE = {
     "reserved_seconds": None,
     "memory_mebibyte_seconds": None,
 }
-"""Values that remove usage from a tenant's status, except `held_seconds`: whether that is known is no usage."""
+"""Values that replace the usage in a tenant's status. `held_seconds` is reduced to whether it is known, because that
+fact is no usage."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +103,20 @@ class Agent:
         self.changed = asyncio.Event()
         """Set whenever `facts().without_usage()` has changed. A reporter clears it before it reads the facts."""
         self.residue: Residue = lambda tenant_id: None
-        """Remains of a tenant that the agent has no connection to. May be replaced at any time."""
+        """Returns, as text, the remains of a tenant beyond its connections, or None. May be replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
-        """Tenant whose Pod a process belongs to. May be replaced at any time."""
+        """Returns the tenant in whose Pod a process runs, or None. May be replaced at any time."""
         self.replaced: Replaced = nothing_replaced
-        """Processes of a tenant in which the hook was replaced. May be replaced at any time."""
+        """Returns the processes of a tenant whose hook was replaced. May be replaced at any time."""
         self.stands_by: Callable[[], bool] = lambda: False
-        """Whether another agent serves this node and this one is its standby. May be replaced before `start`."""
+        """Returns True if another agent serves this node and this agent is its standby. May be replaced before
+        `start`."""
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
-        """Why this agent could not serve, while it is the standby; None if it could."""
+        """For a standby: the reason for which it could not serve. None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
-        """Whether a standby agent waits to serve when this one ends. May be replaced before `start`."""
+        """Returns True if a standby agent waits to serve when this agent ends. May be replaced before `start`."""
         self.taken_in: Callable[[], Collection[str]] = lambda: ()
-        """Consumption series that the operator has added to its accounts. May be replaced at any time."""
+        """Returns the consumption series that the operator has stored in its accounts. May be replaced at any time."""
         self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
         """Namespaces' GPU consumption as the GPUNode's status shows it, and the time of the count."""
         self._totals: Mapping[str, TenantTotals] = {}
@@ -152,11 +154,12 @@ class Agent:
     async def take_stock(self, *, needed: bool = True) -> None:
         """Read the inventory once, then keep reading it in the background.
 
-        Call this before tenants are applied where possible: tenants' processes are sent the memory that a context takes
-        per GPU model.
+        Call this before tenants are applied if possible, because tenants' processes are sent the memory that a context
+        takes on each GPU model.
 
         Args:
-            needed: Raise `InventoryError` if the first reading fails. If False, wait one second at most; the agent then
+            needed: True: raise `InventoryError` if the first reading fails. False: wait one second at most; the agent
+                then
             serves tenants without an inventory, and `unhealthy` returns the reason.
         """
         if needed:
@@ -208,7 +211,7 @@ class Agent:
         )
 
     def unhealthy(self) -> str | None:
-        """Return why the agent cannot do its work, for `/healthz`; None if it can."""
+        """Return the reason for which the agent cannot do its work, for `/healthz`. None if it can."""
         if self._polling is None or self._polling.done():
             return "the inventory is not being read: the agent is starting or ending"
         stale = 3 * self.settings.inventory_interval_s + self.settings.nvml_timeout_s
@@ -249,7 +252,9 @@ class Agent:
         return None if view is None else self._with_totals(view.status())
 
     def _with_totals(self, status: TenantStatus) -> TenantStatus:
-        """Add a tenant's totals: those reported last, or the final ones once the tenant is drained."""
+        """Return the status with the tenant's totals: the last reported totals or, once the tenant is drained, the
+        final totals.
+        """
         totals = self.tenants.totals_now(status.id) if status.drained else self._totals.get(status.id)
         if totals is None:
             return status
@@ -357,7 +362,9 @@ class Agent:
 
 
 async def unfit_for(settings: AgentSettings, inventory: Inventory) -> str | None:
-    """Return why an agent could not serve with these: its hook or the driver cannot be read; None if it could."""
+    """Return the reason for which an agent with these settings and this inventory could not serve: its hook or the
+    driver cannot be read. None if it could.
+    """
     try:
         await asyncio.to_thread(settings.hook_file.read_bytes)
         await inventory.read()

@@ -1,15 +1,16 @@
 """Event loop whose timers fire within microseconds, where the kernel has timerfd.
 
-asyncio's own selector waits for whole milliseconds, rounded up. A GPU would idle for 0.5 ms on average at each hand-off
-that a timer starts. The wait itself is C (native/timed_wait.c), because every hand-off begins and ends with one. The
-wait also
-- checks for signs of life, some 200 times a second while tenants share a GPU (`SilenceWatch`);
-- sends prepared grants (`LoopHandOffs`, native/hand_offs.c).
+asyncio's own selector waits for whole milliseconds, rounded up. So at each hand-off that a timer starts, a GPU would be
+idle for another 0.5 ms on average. The loop's wait is written in C (native/timed_wait.c), because every hand-off begins
+and ends with a wait. During the wait, the C code also
+- checks the signs of life of tenants' processes, some 200 times a second while tenants share a GPU (`SilenceWatch`);
+- carries out prepared hand-offs: it sends the next grant when the holder has drained (`LoopHandOffs`,
+  native/hand_offs.c).
 
 Guarantees:
 - A timer that is due within `_EXACT_NS` fires when it is due. A later timer fires at most 1 ms late.
-- A hand-off that the wait has carried out is reported to Python before any other callback runs.
-- Where a timerfd cannot be created or set, the loop is asyncio's own.
+- If the wait has carried out a hand-off, Python is notified before any other callback runs.
+- If a timerfd cannot be created or set, the loop waits as asyncio's own loop does.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from sharepod.agent._timed_wait import lib as _lib
 from sharepod.protocol import Beat
 
 _EXACT_NS: int = _lib.SHP_EXACT_NS
-"""Nanoseconds. Waits longer than these 20 ms may fire 1 ms late: that is negligible for them, and saves a system
-call."""
+"""Longest wait, in nanoseconds, that ends exactly when it is due: 20 ms. A longer wait may end 1 ms late, which is
+negligible for it and saves a system call."""
 _MOST = 64
-"""Most descriptors that one wait returns; the rest come first in the next."""
+"""Most ready descriptors that one wait returns. The next wait returns the others first."""
 _NEVER_NS = 2**63 - 1
 """Moment of an alarm that is not set."""
 _BEATS_MOST: int = _lib.SHP_BEATS_MOST
-"""Most processes that are watched."""
+"""Most processes that the silence watch can watch at a time."""
 _READ, _WRITE = ~select.EPOLLOUT, ~select.EPOLLIN
 """Events that allow a read, or a write; errors allow both."""
 _CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK = 1, os.O_CLOEXEC | os.O_NONBLOCK
@@ -43,7 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _wait = _lib.shp_timed_wait
 _hand_on, _next_made = _lib.shp_hand_on, _lib.shp_next_made
 _WANTS: int = _lib.SHP_WANTS
-"""Number of the order for a holder that wants more."""
+"""Index, among the two orders of a hand-off, of the order for a holder that wants more time."""
 _Result = TypeVar("_Result")
 
 
@@ -55,9 +56,9 @@ class OnTimeSelector(selectors.EpollSelector):
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.silence_watch = _ffi.new("shp_silence_watch *")
-        """Alarm, and tenants that are checked during the wait."""
+        """State that the wait reads: the alarm, and the tenants to check for signs of life."""
         self.hand_offs = LoopHandOffs()
-        """Hand-offs that are carried out during the wait."""
+        """Prepared hand-offs that the wait carries out."""
         self._poller = self.fileno()
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:
@@ -65,11 +66,13 @@ class OnTimeSelector(selectors.EpollSelector):
         self.silence_watch.timer, self.silence_watch.alarm = self._timer, _NEVER_NS
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until a descriptor is ready or `timeout` seconds are over; None: no timeout."""
+        """Wait until a descriptor is ready or `timeout` seconds are over. None: no timeout. Return the ready
+        descriptors.
+        """
         hand_offs = self.hand_offs
         if hand_offs.stale:
             hand_offs.prepare()
-        # A timeout is rounded up: a timer that fired early would be set again for the rest.
+        # The timeout is rounded up, because a timer that fired early would be set again for the rest.
         wait_ns = -1 if timeout is None else int(timeout * 1e9) + 1 if timeout > 0 else 0
         timer = self._timer if 0 < wait_ns < _EXACT_NS else -1
         count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.silence_watch, hand_offs.kept)
@@ -81,7 +84,7 @@ class OnTimeSelector(selectors.EpollSelector):
         ready: list[tuple[selectors.SelectorKey, int]] = []
         for place in range(count):
             found = self._found[place]
-            key = keys.get(found.descriptor)  # the timerfd has none
+            key = keys.get(found.descriptor)  # the timerfd has no key
             if key is not None:
                 events = found.events
                 wanted = (selectors.EVENT_READ if events & _READ else 0) | (
@@ -99,34 +102,34 @@ class OnTimeSelector(selectors.EpollSelector):
 
 
 class Order(NamedTuple):
-    """Grant that the wait sends once the holder has drained, if that happens between two moments (CLOCK_MONOTONIC,
-    ns)."""
+    """Order to the wait: send a grant to the next tenant's process once the holder has drained. It applies only if the
+    holder drains between `since` and `until` (CLOCK_MONOTONIC, nanoseconds)."""
 
     socket: int
-    """Descriptor of the successor's socket."""
+    """Descriptor of the socket of the next tenant's process."""
     packet: bytes
     since: int
     until: int
 
 
 class Made(NamedTuple):
-    """Hand-off that was carried out. Moments are CLOCK_MONOTONIC in nanoseconds."""
+    """Hand-off that the wait has carried out. Moments are CLOCK_MONOTONIC in nanoseconds."""
 
     place: int
     wanting: bool
     """True if the holder wants more time."""
     seen_at: int
-    """Moment at which its DRAINED frame was read."""
+    """Moment at which the holder's DRAINED frame was read."""
     sent_at: int
     """Moment at which the grant had been sent."""
 
 
 class LoopHandOffs:
-    """Hand-offs that the loop's wait carries out by itself, one for each of `PLACES` GPUs.
+    """Prepared hand-offs, at most one for each of `PLACES` GPUs, which the loop's wait carries out without Python.
 
     Guarantees:
-    - A prepared hand-off is carried out at most once, and never after it was dropped.
-    - Each one is reported to Python before any other callback runs, in the order in which the holders drained.
+    - A prepared hand-off is carried out at most once, and never after `drop`.
+    - Python is notified of each hand-off before any other callback runs, in the order in which the holders drained.
     """
 
     PLACES: int = _lib.SHP_HAND_OFFS_MOST
@@ -134,7 +137,7 @@ class LoopHandOffs:
     def __init__(self) -> None:
         self.kept = _ffi.new("shp_hand_offs *")
         self.stale = False
-        """True if `prepare` must be called before the next wait."""
+        """True if hand-offs must be prepared again before the next wait."""
         self._prepare: Callable[[], object] | None = None
         self._made: Callable[[Made], object] | None = None
         self._reported: Callable[[], object] | None = None
@@ -145,12 +148,12 @@ class LoopHandOffs:
     def claim(
         self, prepare: Callable[[], object], made: Callable[[Made], object], reported: Callable[[], object]
     ) -> bool:
-        """Register the callbacks; return False if another component has registered its own.
+        """Register the callbacks. Return False if another component has already registered callbacks.
 
         Args:
-            prepare: Called before a wait if `stale` was set since the last wait.
+            prepare: Called before a wait if `stale` is set.
             made: Called for each hand-off that was carried out.
-            reported: Called once after all of them.
+            reported: Called once after the calls of `made` that follow one wait.
         """
         if self._prepare is not None:
             return False
@@ -158,7 +161,7 @@ class LoopHandOffs:
         return True
 
     def release(self) -> None:
-        """Remove the callbacks; from now on no hand-off is carried out."""
+        """Remove the callbacks and all prepared hand-offs."""
         for place in range(self.PLACES):
             self.drop(place)
         self._prepare = self._made = self._reported = None
@@ -167,17 +170,17 @@ class LoopHandOffs:
             place.made = 0
 
     def end_by(self, moment: int | None) -> None:
-        """Carry out no hand-off after that moment; None: no bound."""
+        """Carry out no hand-off after `moment`. None: no bound."""
         self.kept.until = _NEVER_NS if moment is None else min(moment, _NEVER_NS)
 
     def put(self, place: int, holder: int, grant_id: int, orders: tuple[Order | None, Order | None]) -> None:
-        """Prepare a hand-off that is carried out once `holder` has drained.
+        """Prepare a hand-off of a GPU, to be carried out once its holder has drained.
 
         Args:
-            place: Number of the GPU.
-            holder: Descriptor of its holder's socket.
+            place: Number of the GPU, from 0.
+            holder: Descriptor of the socket of the holder's process.
             grant_id: Id of the grant that the holder drains.
-            orders: Grant to send if the holder wants more, and grant to send if it does not; None: none.
+            orders: (order if the holder wants more time, order if it does not). None: no hand-off in that case.
         """
         kept = self.kept.places[place]
         for order, into in zip(orders, kept.orders, strict=True):
@@ -193,17 +196,17 @@ class LoopHandOffs:
         self.kept.places[place].socket = -1
 
     def look(self) -> bool:
-        """Carry out the hand-offs that are due; return whether there were any."""
+        """Carry out the hand-offs whose holders have drained. Return True if there were any."""
         return bool(_hand_on(self.kept))
 
     def prepare(self) -> None:
-        """Call `prepare`, if hand-offs are stale."""
+        """Call the registered `prepare`, and clear `stale`."""
         self.stale = False
         if self._prepare is not None:
             self._guarded(self._prepare)
 
     def report(self) -> None:
-        """Report the hand-offs that were carried out."""
+        """Call `made` for each hand-off that was carried out, then `reported`."""
         kept = self.kept
         while kept.made and self._made is not None:
             number = _next_made(kept)
@@ -214,7 +217,7 @@ class LoopHandOffs:
             self._guarded(self._reported)
 
     def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function whose errors must not end the loop."""
+        """Call a function. If it raises, drop all prepared hand-offs and report the error; the loop continues."""
         try:
             call(*arguments)
         except Exception as error:
@@ -225,7 +228,7 @@ class LoopHandOffs:
 
 
 class LoopAlarm:
-    """Moment at which the loop calls a function. Setting it costs no system call and no new object.
+    """Alarm: the loop calls one function at a set moment. To set the moment needs no system call and no new object.
 
     Args:
         silence_watch: State of the silence watch that the loop's wait reads.
@@ -236,29 +239,34 @@ class LoopAlarm:
         self._ring: Callable[[], object] | None = None
 
     def claim(self, ring: Callable[[], object]) -> bool:
-        """Have `ring` called when the alarm is due. Return False if another component has claimed the alarm."""
+        """Register the function to call when the alarm is due. Return False if another component has already registered
+        one.
+        """
         if self._ring is not None:
             return False
         self._ring = ring
         return True
 
     def release(self) -> None:
-        """Remove the callback; the alarm stays silent."""
+        """Remove the function and clear the alarm."""
         self._ring = None
         self.set(None)
 
     def set(self, at_ns: int | None) -> None:
-        """Ring once at that moment (CLOCK_MONOTONIC, ns), replacing any earlier setting; None: not at all."""
+        """Set the moment (CLOCK_MONOTONIC, nanoseconds) of one call, which replaces the former moment. None: no
+        call.
+        """
         self._silence_watch.alarm = _NEVER_NS if at_ns is None or at_ns > _NEVER_NS else at_ns
 
     def rung(self) -> None:
-        """Call the function."""
+        """Call the registered function."""
         if self._ring is not None:
             self._ring()
 
 
 class SilenceWatch:
-    """Watch for tenants that stop giving signs of life, checked during the loop's wait without waking Python.
+    """Watch for silent tenants: tenants that hold and whose processes give no signs of life. The loop's wait checks
+    them without Python.
 
     Args:
         silence_watch: State that the loop's wait reads.
@@ -267,25 +275,27 @@ class SilenceWatch:
     def __init__(self, silence_watch: Any) -> None:
         self._silence_watch = silence_watch
         self._watched: dict[str, tuple[int, Sequence[Beat]]] = {}
-        """First place and processes of each tenant. The references keep the shared memory that the processes write
-        to."""
+        """By tenant: (first place, its processes). The references keep the shared memory mapped to which the processes
+        write."""
         self._free: dict[int, list[int]] = {}
-        """First places of gaps below `count`, by their length."""
+        """By length of a gap between used places: the first places of such gaps."""
         self._over: Callable[[int], None] | None = None
 
     @property
     def keeps(self) -> bool:
-        """True if a check is scheduled."""
+        """True if any tenant is watched."""
         return bool(self._watched)
 
     def keep(self, tenants: Mapping[str, Sequence[Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch these tenants, instead of the former ones. Return False if they have too many processes; then no tenant
-        is watched.
+        """Watch exactly these tenants. Return True if they are watched. Return False if they have too many processes;
+        no tenant is watched then.
 
         Args:
-            tenants: Processes of each tenant; one of them has to give signs of life.
+            tenants: By tenant: its processes. The tenant is silent if none of them gives a sign of life for its
+                patience.
             due_ns: Moment of the first check (CLOCK_MONOTONIC, ns).
-            over: Called when a tenant is silent, with the moment at which that check was due. The watch ends with it.
+            over: Called when a tenant is silent, with the moment at which the check was due. No tenant is watched after
+                that.
         """
         self.end()
         self._over = over
@@ -297,8 +307,9 @@ class SilenceWatch:
         return bool(tenants)
 
     def put(self, tenant: str, beats: Sequence[Beat], over: Callable[[int], None]) -> bool:
-        """Watch one more tenant, or replace its processes. Return False if there is no place; then this tenant is not
-        watched. The next check is due at the earliest end of a tenant's patience. Arguments as for `keep`."""
+        """Watch one more tenant, or replace the processes of a watched tenant. Return False if there is no place; this
+        tenant is not watched then. Arguments as for `keep`. The next check is due when the patience with the first
+        tenant ends."""
         if tenant in self._watched:
             self.drop(tenant)
         silence_watch, size, due = self._silence_watch, len(beats), 0
@@ -337,11 +348,12 @@ class SilenceWatch:
         self._free.setdefault(len(beats), []).append(first)
 
     def _place_for(self, size: int) -> int | None:
-        """Return the first of `size` adjacent free places; None if there are none."""
+        """Return the first of `size` adjacent free places. None if there are not as many."""
         gaps = self._free.get(size)
         if gaps:
             return gaps.pop()
-        if self._free and self._silence_watch.count + size > _BEATS_MOST:  # the gaps have other sizes: close them
+        # no gap has this size, so move all tenants together
+        if self._free and self._silence_watch.count + size > _BEATS_MOST:
             due, watched = self._silence_watch.due, self._watched.copy()
             self.end()
             for tenant, (_first, beats) in watched.items():
@@ -360,7 +372,7 @@ class SilenceWatch:
         self._free.clear()
 
     def silent(self) -> None:
-        """Report a silent tenant."""
+        """Stop the watch and call `over`, because a tenant is silent."""
         over, due = self._over, int(self._silence_watch.due)
         self.end()
         if over is not None:
@@ -381,7 +393,8 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         self.alarm = LoopAlarm(selector.silence_watch)
         self.silence_watch = SilenceWatch(selector.silence_watch)
         self.hand_offs = selector.hand_offs
-        # Never written: the wait reports it as ready when the alarm rings and when a tenant is silent.
+        # This descriptor is never written. The wait reports it as ready when the alarm is due and when a tenant is
+        # silent.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._looked_after.descriptor = self._bell
         self.add_reader(self._bell, self._tell)
@@ -406,6 +419,6 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to its end in such a loop; return its result."""
+    """Run a coroutine to its end in an `OnTimeLoop`. Return its result."""
     with asyncio.Runner(loop_factory=OnTimeLoop) as runner:
         return runner.run(main)

@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 
 _SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread that reads NVML or a file yields the interpreter to the event loop (Python's default: 5
-ms). A hand-off of a GPU waits no longer than this."""
+ms). A hand-off of a GPU waits at most this long for such a thread."""
 
 _CHECK_S = 10.0
 """Seconds between two checks of a standby agent."""
@@ -166,7 +166,7 @@ async def run(
             if isinstance(agent, Agent):
                 http = await endpoints.serve(agent, guard)
             gc.collect()
-            gc.freeze()  # the collector skips objects that live from the start: shorter pauses between frames
+            gc.freeze()  # the collector skips the objects that exist now, so its pauses are shorter
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             try:
                 async with Supervisor() as supervisor:
@@ -228,9 +228,9 @@ def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] |
 
 
 async def _drive(agent: AnyAgent, succession: Succession, again: asyncio.Event, kept: KeptDescriptors) -> None:
-    """Feed the agent by the driver of its mode, until cancelled, once no other agent serves."""
+    """Wait until no other agent serves, then run the driver of the agent's mode until cancelled."""
     if not succession.free():
-        kept.drop_all_but(())  # the serving agent opens its own
+        kept.drop_all_but(())  # the serving agent has its own copies
         checking = asyncio.create_task(_keep_checking(agent))
         try:
             await succession.turn()
@@ -257,8 +257,8 @@ async def _keep_checking(agent: AnyAgent) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one. Each process of a tenant costs two descriptors; the usual
-    soft limit of 1024 protects only programs that use `select`."""
+    """Raise the soft limit of open files to the hard limit, because each process of a tenant needs two descriptors. The
+    usual soft limit of 1024 protects only programs that use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -62,7 +62,7 @@ async def run(agent: AnyAgent, again: asyncio.Event) -> None:
 
     Args:
         agent: The started agent.
-        again: Set to have the file read now.
+        again: Event that requests a read of the file now.
 
     Raises `TenantsFileError` if the file is invalid at the start; later the tenants stay as they are. Raises
     `InventoryError` if there is no inventory at the start.

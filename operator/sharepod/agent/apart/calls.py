@@ -68,7 +68,8 @@ class FilesMade:
 
     handover: HandoverMade
     unwritten: Failure | None
-    """Why the disk did not take a change of the directory, which an earlier agent had completed."""
+    """Error of the disk for a change of the directory, if an earlier agent had completed the directory. None if there
+    was no error."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ReadingWanted:
     """Request for a reading of the GPUs."""
 
     leaving: _Ids
-    """Tenants in release: no process of them should be left."""
+    """Tenants in release, of which no process should be left."""
     clients: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
     """By tenant: its connected processes, and those among them whose connection came from the hook."""
 
@@ -148,7 +149,7 @@ class WorkerReport:
     consumption: list[dict[str, Any]]
     consumed_at: str | None
     moved: bool
-    """True if more than usage has changed."""
+    """True if facts other than usage have changed."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class InForce:
     report: WorkerReport
     """Facts with these rows applied."""
     failure: Failure | None
-    """Why the state directory could not store all of it."""
+    """Error if the state directory could not store all files. None if it could."""
 
 
 @dataclass(frozen=True)

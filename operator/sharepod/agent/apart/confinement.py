@@ -2,8 +2,8 @@
 
 Guarantees, for a process in which `confine` has returned:
 - It sees no other process, no network, and no file except libraries and the program, which are read-only.
-- It has a user of its own and no capability, and no program or system call can give it one.
-- It shares none of the kernel's limits per real user with a tenant (`take_own_user`).
+- It has a user of its own and no capability. No program or system call can give it a capability.
+- Its real user belongs to no tenant, so no tenant can use up the kernel's limits per real user (`take_own_user`).
 - It has only the descriptors that `confine` was given, and cannot grow the files behind them.
 """
 
@@ -23,7 +23,8 @@ from pathlib import Path
 from . import system_calls
 
 SHOWN = 64321
-"""Effective user and group of the confined process, and all that tenants see. The kernel keeps no limits by it."""
+"""Effective user and group of the confined process, which tenants can see. The kernel keeps no limits by the effective
+user."""
 _OWN_USERS = range(1 << 31, (1 << 32) - 2)
 """Range of the random real user. The API server refuses Pods whose `runAsUser` is above 2^31 - 1."""
 _NEW_SPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000
@@ -38,15 +39,15 @@ _ROOT = Path("/tmp")  # noqa: S108 - a mount point, in a mount namespace of its 
 """Directory on which the new root is assembled."""
 
 _FILE_MAX = 1 << 20
-"""Largest size in bytes to which the process may grow a file, unless its log is a file. Handover files come in full
-size."""
+"""Largest size in bytes to which the process may grow a file; there is no bound if its log is a file. Handover files
+have their full size from the start."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
 def next_child_alone() -> Iterator[None]:
-    """Give the next child of this process a PID namespace of its own. Raise `OSError`."""
+    """Within the block, the next child of this process gets a PID namespace of its own. Raise `OSError`."""
     ours = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         _checked(_libc.unshare(_NEW_PIDS), "a PID namespace")
@@ -88,7 +89,7 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
     _checked(_libc.unshare(_NEW_SPACES), "namespaces")
     _enter_root(_program_folders())
     for number in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails beyond the last capability
+        _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails for numbers beyond the last capability
     _libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
     os.setgroups([])
     take_own_user()

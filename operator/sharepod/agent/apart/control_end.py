@@ -29,8 +29,8 @@ class ControlEnd:
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
     def say_lost(self) -> None:
-        """Report to the supervisor that the last link has ended. The supervisor restarts a worker that still runs
-        then."""
+        """Report to the supervisor that the last link has ended. If the worker still runs then, the supervisor restarts
+        it."""
         with contextlib.suppress(OSError):  # the supervisor has exited
             self._control.send(lost(self._number))
 

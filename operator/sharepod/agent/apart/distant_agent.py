@@ -1,9 +1,10 @@
 """The agent as the privileged process sees it: a driver's calls go to the worker, and its facts come from the worker.
 
 Guarantees:
-- A restarted worker is sent the whole state of its predecessor, the applied rows last.
-- A restarted privileged process takes over a serving worker, and changes it only with a newer ledger.
-- A tenant counts as drained only if this process also finds nothing of it.
+- After a restart of the worker, the whole state is sent to it again, the applied rows last.
+- After a restart of the privileged process, it takes over the worker, which serves on. It changes the worker's tenants
+  only when it has a newer ledger.
+- A tenant counts as drained only if this process also finds no process of it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ log = structlog.get_logger(__name__)
 _AWAY_S = 10.0
 """Seconds that a call waits for an absent worker."""
 _APPLY_S = 120.0
-"""Seconds for a whole ledger: each new row takes a few files."""
+"""Timeout in seconds for a whole ledger. Each new row needs a few files."""
 _ATTEMPTS = 6
-"""Attempts with successive workers. The fifth kill within a minute ends the agent."""
+"""Most attempts of a call, each with a new worker. The fifth kill of a worker within a minute ends the agent."""
 _CLOSE_S = 5.0
 _STALE_S = 10.0
 """Seconds after which the worker's facts are stale; the worker sends them each second."""
@@ -77,7 +78,8 @@ class DistantAgent:
         self.link_lost: Callable[[], None] = lambda: None
         """Called when the link to the worker has ended."""
         self.may_serve = False
-        """Once closed: whether the worker may still serve, because it has not confirmed that it closed everything."""
+        """Set by `close`: True if the worker may still serve, because it has not confirmed that it closed
+        everything."""
         self.line = Line(self.services.service(), self._revive_soon, lambda: self.link_lost())
         self.tenants = DistantTenants(self)
         self.held_gpus = _HeldGpusElsewhere(settings.namespace, self.line)
@@ -236,7 +238,7 @@ class DistantAgent:
             log.error("cannot send the process that serves tenants its whole state", error=str(error))
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Send something to the worker; if the worker is killed during it, send it to the next one."""
+        """Do `work` with the worker. If the worker is killed during it, do it again with the next worker."""
         for attempt in range(1, _ATTEMPTS + 1):
             async with self._order:
                 try:

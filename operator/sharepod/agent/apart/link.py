@@ -4,11 +4,13 @@ A frame is a header (bytes of the body, kind, descriptors, number of the call) a
 forked from one program, so both have the same version.
 
 Guarantees:
-- Each call is answered, fails, or ends with the link or its timeout. Frames are handled in the order of arrival.
+- Each call gets an answer or an error, or ends with the link or its timeout. Frames are handled in the order of
+  arrival.
 - Input is validated before use. An invalid or oversized frame ends the link.
-- At most `_ANSWERING_MAX` calls of the other process, and `_BYTES_MAX` bytes of calls or unread answers, are held.
-  Further calls wait in the socket. A process that does not read its answers loses its link.
-- A descriptor without a taker is closed. More descriptors than the frames announce end the link.
+- At most `_ANSWERING_MAX` calls of the other process, and `_BYTES_MAX` bytes of calls or unread answers, are in memory.
+  Further calls wait in the socket. If the other process does not read its answers, the link ends.
+- A received descriptor that no handler takes is closed. If more descriptors arrive than the frames announce, the link
+  ends.
 """
 
 from __future__ import annotations
@@ -44,23 +46,23 @@ SMALL = 1 << 16
 """Most bytes of a call's body, unless the call declares more."""
 _BYTES_MAX = 16 << 20
 _UNREAD_MAX = 64 << 20
-"""Most bytes that may wait until the other process reads them."""
+"""Most bytes that may wait to be sent. Beyond this the link ends."""
 _ANSWERING_MAX = 128
 _READ = 1 << 16
-"""Bytes read in one turn of the loop, some 0.1 ms of parsing."""
+"""Most bytes read in one turn of the loop: some 0.1 ms of parsing."""
 _HEADER = struct.Struct("=IBBQ")
 _CALL, _NOTICE, _ANSWER, _FAILED = range(4)
 
 
 class LinkLostError(OSError):
-    """Other process that is absent or does not answer."""
+    """The other process is absent or does not answer."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.ENOTCONN, text)
 
 
 class NoAnswerError(LinkLostError):
-    """Other process that is present but does not answer in time."""
+    """The other process is present but does not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class PartLink:
         self._go_on()
 
     def _busy(self) -> bool:
-        """Return whether the other process's next call must wait."""
+        """Return True if the other process's next call must wait, because too many calls are being answered."""
         return (
             len(self._answering) + self._outbox.answers >= _ANSWERING_MAX
             or sum(self._answering.values()) + self._outbox.of_answers >= _BYTES_MAX

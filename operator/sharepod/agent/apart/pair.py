@@ -2,7 +2,8 @@
 
 - While the privileged process is away, the worker keeps the connections.
 - While the worker is away, the privileged process keeps the tenants' listening sockets; the supervisor has copies.
-- A process that exits by itself ends all processes, with its exit status. So does a process that is killed repeatedly.
+- If a process exits by itself, the supervisor ends all processes and exits with that exit status. It does the same
+  after `MOST_KILLED` kills within `WITHIN_S`.
 - A worker that runs but has lost its link is killed.
 """
 
@@ -33,7 +34,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that are forwarded to the privileged process."""
 MOST_KILLED = 5
 WITHIN_S = 60.0
-"""Seconds. `MOST_KILLED` killed children within this time end the supervisor."""
+"""Seconds within which `MOST_KILLED` kills of children end the supervisor."""
 _PR_SET_PDEATHSIG = 1
 _ENDING_S = 5.0
 """Seconds that the worker may take to exit once the privileged process has exited."""
@@ -68,7 +69,7 @@ def keep_pair(
         kept: Descriptors, by name, that this process holds for the first privileged process.
     """
     gc.collect()
-    gc.freeze()  # pages that no collection touches stay shared with the children
+    gc.freeze()  # so that collections do not touch these pages, and they stay shared with the children
     return _Pair(privileged, worker, left_to_worker, niceness, kept or {}).run()
 
 

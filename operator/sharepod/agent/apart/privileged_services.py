@@ -3,7 +3,7 @@
 The worker parses input from tenants, so the privileged process treats it as hostile.
 
 Guarantees:
-- Nothing is done for a tenant that is not in the ledger, except the removal of its remains.
+- For a tenant that is not in the ledger, only its remains are removed.
 - The content of a tenant's directory comes from the ledger and from this process; the worker only triggers the writes.
 - A process is killed only by policy, and only if /proc or a connection to the tenant's socket shows that it is the
   tenant's.

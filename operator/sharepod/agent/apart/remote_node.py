@@ -1,9 +1,9 @@
 """Worker's proxies for actions that only the privileged process may do on the node.
 
 Guarantees:
-- No call blocks the event loop: I/O runs in a thread, which waits there for the privileged process.
-- While the privileged process is away, connections wait for its return; every other call fails with `OSError`, and its
-  caller retries.
+- No call blocks the event loop: I/O runs in a thread, and the thread waits for the privileged process.
+- While the privileged process is away, new connections wait for its return. Every other call fails with `OSError`, and
+  its caller must retry.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class RemoteDirectories:
         self._starts = starts
         self._loop = asyncio.get_running_loop()
         self.pidfds: dict[tuple[int, int], int] = {}
-        """Pidfds of processes of an earlier agent that still run, by pid and start time, until they are taken."""
+        """By (pid, start time): pidfd of a process of an earlier agent that still runs, until `RemotePeers.watch` takes
+        it."""
 
     def _ask(
         self, call: Call[_Argument, _Result], argument: _Argument, descriptors: Sequence[int] = ()
@@ -98,7 +99,7 @@ class RemoteDirectories:
         self._line.notify(calls.PRIVILEGED_UNHEARD, tenant_id)
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Drop everything that a killed agent has left of other tenants."""
+        """Drop the descriptors that a killed agent has left, except these tenants'."""
         self._line.notify(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
 
     def shut(self, tenant_id: str) -> None:

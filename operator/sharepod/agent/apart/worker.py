@@ -1,7 +1,7 @@
 """Worker: the process without rights on the node that parses input from tenants and grants time and memory.
 
 Guarantees:
-- Its knowledge of the node, and its actions there, go through the privileged process (`remote_node`).
+- All facts about the node, and all actions on the node, go through the privileged process (`remote_node`).
 - While the privileged process is away, connected tenants are served as before.
 - It exits with its parent, the supervisor.
 """
@@ -44,7 +44,7 @@ _REPORT_S = 1.0
 _AT_ONCE = 8
 """Tenants whose status is built in one turn of the loop, some 0.1 ms."""
 _READ_LATE_S = 5.0
-"""Seconds beyond NVML's own timeout that a reading by the privileged process may take."""
+"""Seconds that a reading by the privileged process may take beyond NVML's own timeout."""
 
 
 class Worker:
@@ -94,7 +94,7 @@ class Worker:
         ControlEnd(self._control, self._line, self._ended.set)
         http = await endpoints.serve(agent, self._guard(), self._http)
         gc.collect()
-        gc.freeze()  # the collector skips objects that live from the start: shorter pauses between frames
+        gc.freeze()  # the collector skips the objects that exist now, so its pauses are shorter
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         reporting = self._loop.create_task(self._send_reports(), name="tell")
         try:

@@ -2,7 +2,7 @@
 
 Guarantees:
 - A device is named by its GPU's UUID, as in a claim that the operator allocates.
-- kube-scheduler can allocate no more of a GPU than the ledger takes: its time, its memory, and the number of rows.
+- kube-scheduler can allocate no more of a GPU than the ledger accepts: time, memory, and number of rows.
 - A claim without a size gets a whole GPU, never less.
 """
 
@@ -20,7 +20,8 @@ from sharepod.kube import Json
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceSlice"
 TENANTS = "tenants"
-"""Capacity that bounds the shares of a GPU: each share consumes one, and a ledger has `MAX_TENANTS` rows."""
+"""Capacity that bounds the number of shares of a GPU. Each share consumes one, and a ledger has at most `MAX_TENANTS`
+rows."""
 
 _MIB = 1 << 20
 _TEXT_MAX = 64
@@ -33,7 +34,8 @@ def slice_name(node: str) -> str:
 
 
 def slice_names(node: str, node_uid: str | None) -> list[str]:
-    """Return the possible names of a node's ResourceSlice: its own, and another where its own is taken.
+    """Return the possible names of a node's ResourceSlice: its own name, and a second name for the case that another
+    slice has its own name.
 
     The second name of one node is never the own name of another.
     """
@@ -47,7 +49,9 @@ def is_of_node(found: Mapping[str, Any], node: str) -> bool:
 
 
 def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
-    """Return the spec of a node's slice. `generation`: of its pool; kube-scheduler uses the highest."""
+    """Return the spec of a node's slice. `generation`: generation of the slice's pool. kube-scheduler uses the slices
+    of the highest generation.
+    """
     rows = MAX_TENANTS // max(1, len(gpus))
     return {
         "driver": SCHEDULER_DRIVER,
@@ -58,7 +62,7 @@ def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
 
 
 def slice_body(node: str, node_uid: str, spec: Json, name: str | None = None) -> Json:
-    """Return the slice to create; its owner is the Node. `name`: None for the node's own."""
+    """Return the slice to create, whose owner is the Node. `name`: None for the node's own name."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
     return {
         "apiVersion": API_VERSION,
@@ -74,10 +78,10 @@ def says_the_same(one: Mapping[str, object], other: Mapping[str, object]) -> boo
 
 
 def shares_devices(spec: Mapping[str, object]) -> bool:
-    """Return whether the API server has stored the fields that let several claims share a device.
+    """Return True if the API server has stored the fields that let several claims share a device.
 
-    Without the feature gate the API server drops them. kube-scheduler would then allocate the whole GPU to the first
-    claim, whatever its size.
+    Without the feature gate the API server drops these fields. kube-scheduler would then allocate the whole GPU to the
+    first claim, whatever its size.
     """
     devices = spec.get("devices")
     return all(
@@ -97,7 +101,7 @@ def _device(gpu: Gpu, rows: int) -> Json:
         },
         "capacity": {
             TIME: _capacity(str(WHOLE_GPU), least="0", most=str(WHOLE_GPU), step="1", default=str(WHOLE_GPU)),
-            # Never used up: it carries the claim's limit to the ledger.
+            # This capacity is never used up. It only carries the claim's limit to the ledger.
             LIMIT: _capacity(
                 str(WHOLE_GPU * MAX_TENANTS), least="1", most=str(WHOLE_GPU), step="1", default=str(WHOLE_GPU)
             ),

@@ -1,19 +1,20 @@
 """Watch of this node's ledger: follows one GPUNode and keeps the agent's tenants equal to its rows.
 
-A ledger is *applied* once all of its tenants are set up. A row *entitles* its pod to a volume.
+A ledger is *applied* once all its tenants are set up. A row *entitles* its pod to a volume: only then the kubelet's
+request for the pod's volume succeeds.
 
 Guarantees:
-- `generation` is that of an applied ledger, never that of a ledger that was only read.
-- A row that the disk does not take delays no other row: the ledger is applied without it, `problem` names it, and it is
-  retried.
-- A row that turns Releasing, or is removed, stops entitling its pod before any other step of its release.
-- A new row entitles its pod only once its tenant is set up, if the disk takes it (a part of LE1 row-before-use in
+- `generation` is always the generation of an applied ledger, never of a ledger that was only read.
+- If the disk cannot store a row's files, the ledger is applied without that row, `problem` names the row, and it is
+  retried. Other rows are not delayed.
+- When a row becomes Releasing or is removed, it stops entitling its pod before any other step of its release.
+- A new row entitles its pod only once its tenant is set up and its files are on disk (a part of LE1 row-before-use in
   docs/design.md).
 - The applied ledger is kept in a file. An agent that starts without the API server serves the running tenants from it,
   but publishes no new volume.
-- Pool and holders of a ledger are passed on before its rows are applied.
+- `on_ledger` gets the pool and the holders of a ledger before its rows are applied.
 - A list older than the cached GPUNode means that etcd was restored from a backup: the list replaces the cache.
-- The deletion of the GPUNode removes no running tenant; only a ledger that lacks the tenant does.
+- The deletion of the GPUNode removes no running tenant. Only a ledger that does not contain the tenant removes it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class LedgerWatch:
 
     @property
     def rows(self) -> tuple[Tenant, ...]:
-        """The rows that entitle pods. Releasing rows are among them, which distinguishes them from unknown ones."""
+        """The rows that entitle pods, and Releasing rows, which entitle none: a caller can so distinguish them from
+        unknown rows.
+        """
         return self._entitling
 
     @property
@@ -177,7 +180,7 @@ class LedgerWatch:
         try:
             await self._apply(rows)
         except OSError as error:
-            # Retried with the API server's ledger. Until then volumes must still be unpublished.
+            # The API server's ledger is tried later. Until then volumes must still be unpublished.
             self._applying_failed = _not_in_force(error)
             log.error("cannot apply all of the earlier agent's ledger", error=str(error))
         self._in_force = rows
@@ -198,7 +201,7 @@ class LedgerWatch:
                         attempt = 0
                         version = str(event["object"]["metadata"]["resourceVersion"])
                         self._take_event(event)
-            except GoneError:  # the first time, with a short backoff
+            except GoneError:  # list again after a short pause
                 log.info("watch of the ledger expired; listing again", gpunode=self._node)
             except UnavailableError as error:
                 log.warning("cannot follow the ledger; trying again", gpunode=self._node, error=str(error))
@@ -219,7 +222,8 @@ class LedgerWatch:
                 await self._put_in_force(self._object)
                 attempt = 0
             except Exception as error:
-                # Running tenants keep time and memory without this ledger, so the agent continues.
+                # Running tenants keep their time and memory even if this ledger cannot be applied, so the agent
+                # continues.
                 self._applying_failed = _not_in_force(error)
                 log.exception("cannot apply the ledger; trying again", gpunode=self._node)
                 attempt += 1
@@ -332,8 +336,8 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
 
 
 def read_holders(rows: Sequence[Any]) -> tuple[PluginHolder, ...]:
-    """Return the readable holders. An unreadable one, such as one with a state unknown to this version, is left out:
-    its GPU is closed."""
+    """Return the readable holders. An unreadable holder, such as a holder with a state that this version does not know,
+    is left out, so its GPU is closed to tenants."""
     known = [row for row in map(_mapping, rows) if row.get("state") in tuple(HolderState)]
     read = []
     for row in known:

@@ -1,9 +1,10 @@
 """Liveness of the agent: a Lease that it renews while its event loop runs and the API server answers.
 
 Guarantees:
-- The Lease is never contended: there is one agent per node.
+- Only one agent writes the Lease, because a node has one agent.
 - The Lease is owned by the GPUNode and is deleted with it.
-- The agent decides nothing by it. The operator places no tenant on a node whose agent's Lease is not renewed.
+- The agent takes no decision by the Lease. The operator places no tenant on a node whose agent does not renew its
+  Lease.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from sharepod.kube import MERGE_PATCH, ApiError, Connection, Json, NotFoundError
 log = structlog.get_logger(__name__)
 
 RENEW_S = 5.0
-"""Seconds between renewals: three may fail before the Lease expires."""
+"""Seconds between renewals. Three of them may fail before the Lease expires."""
 DURATION_S = 20
 """Validity of a renewal in seconds, as written into the Lease."""
 RENEW_TIMEOUT_S = 4.0
 """Timeout of one renewal in seconds: shorter than `RENEW_S`, so that renewals do not pile up."""
 FIRST_RETRY_S = 1.0
-"""Seconds between tries until the first renewal: placement on the node waits for it."""
+"""Seconds between tries until the first renewal, because placement on the node waits for it."""
 
 
 def lease_name(node: str) -> str:

@@ -1,11 +1,11 @@
 """Check that the policy on agents is effective: the API server refuses this agent's writes for other nodes.
 
-RBAC lets an agent write the status of every GPUNode and every Lease of its namespace. The policy
-sharepod-agent-own-node restricts it to its own node's objects. A policy that is missing, or names another
-ServiceAccount, refuses nothing, which only this check detects.
+RBAC lets an agent write the status of every GPUNode and every Lease of its namespace. The admission policy
+sharepod-agent-own-node restricts each agent to its own node's objects. If the policy is missing or names another
+ServiceAccount, it refuses nothing. Only this check detects that.
 
 Guarantees:
-- Nothing is written: the attempt is a dry run, and its name is that of no node.
+- Nothing is written: the attempt is a dry run, with a name that no node has.
 - An API server that does not answer gives no verdict.
 """
 
@@ -24,7 +24,8 @@ from .status_report import OwnNodeReason, Readiness
 log = structlog.get_logger(__name__)
 
 _AGAIN_S = 10.0
-"""Seconds until the next check while the policy is not effective: a policy just applied takes a second or two."""
+"""Seconds until the next check while the policy is not effective. A policy that was just applied takes effect after a
+second or two."""
 _HELD_S = 600.0
 """Seconds until the next check while the policy is effective."""
 _NO_NODE = "a.node.that.does.not.exist"

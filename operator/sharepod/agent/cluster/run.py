@@ -234,8 +234,8 @@ def taken_in(gpunode: Json | None) -> frozenset[str]:
 
 
 async def _first_word(agent: AnyAgent) -> PluginPods:
-    """Ask the kubelet for the GPUs of each pod before any tenant is served, because GPUs of the device plugin may be
-    closed."""
+    """Request the GPUs of each pod from the kubelet before any tenant is served, because GPUs of the device plugin may
+    be closed to tenants."""
     plugin_pods = PluginPods(agent.settings.kubelet_root)
     await plugin_pods.ask()
     agent.know_plugin_pods(plugin_pods.given, plugin_pods.problem, plugin_pods.offered)
@@ -258,7 +258,7 @@ def process_watches(agent: AnyAgent, attachments: Attachments, tenants_dir: Path
 
 
 def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
-    """Return whether a pod that is placed here now would run, or why not."""
+    """Return the condition: whether a pod that is placed here now would run, with the reason if not."""
     unhealthy = agent.unhealthy()
     if unhealthy is not None:
         return Readiness(ReadyReason.INVENTORY_UNAVAILABLE, unhealthy)
@@ -315,7 +315,7 @@ def cdi_watch(agent: AnyAgent) -> CdiWatch:
 
 
 def cdi_readiness(cdi: CdiWatch, dra: KubeletRegistration) -> Readiness:
-    """Return whether a claim that is allocated here now would be attached, or why not."""
+    """Return the condition: whether a claim that is allocated here now would be attached, with the reason if not."""
     if dra.settling:
         return Readiness(CdiReason.STARTING, "the kubelet has not registered the driver yet")
     if dra.problem is not None:

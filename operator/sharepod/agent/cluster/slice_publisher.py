@@ -2,13 +2,13 @@
 
 Guarantees:
 - A slice exists only while the applied ledger has pool `scheduler` and the node is not leaving the pool.
-- A withdrawal is reported only while this process has written no slice since the deletion.
-- A slice that was changed or deleted by others, such as a kubelet while the agent is away, is written again. So is one
-  that a restored backup has brought back.
-- A GPU that takes no tenants, and every GPU of a node that takes none, is left out of the slice. Claims that have such
-  a GPU keep it: kube-scheduler still counts them.
-- Where a slice of another node or driver has the node's own name, the slice has another name.
-- Where a dry run shows that the API server does not store shares of devices, nothing is published.
+- The deletion of the slice is reported only while this process has written no slice since then.
+- If others change or delete the slice (as a kubelet does while the agent is away), it is written again. The same holds
+  after a restore of etcd from a backup.
+- A GPU that takes no tenants is left out of the slice. If the node takes no tenants, all GPUs are left out. Claims that
+  have such a GPU keep it, and kube-scheduler still counts them.
+- If a slice of another node or driver has the node's own slice name, this node's slice gets its second name.
+- If a dry run shows that the API server does not store the fields for shares of devices, nothing is published.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 """Path of the ResourceSlices in the API."""
 LOOK_S = 2.0
-"""Seconds between two checks of the GPUs: their health changes with time."""
+"""Seconds between two checks of the GPUs, whose health may change at any time."""
 _REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _NODE_UID = "authentication.kubernetes.io/node-uid"
 """Extra field of a user whose token is bound to a node, or to a Pod there."""
@@ -97,14 +97,16 @@ class SlicePublisher:
         """Spec that this process wrote last, and the API server's answer."""
         self._node_uid: str | None = None
         self._proven = False
-        """The API server was seen to store shares of devices."""
+        """True once the API server was seen to store the fields for shares of devices."""
         self._withdrawn = False
-        """The slice was deleted, and no write of a slice has begun since."""
+        """True if the slice was deleted and no write of a slice has begun since then."""
         self._verdict = Readiness(SliceReason.STARTING, "the API server has not been asked yet")
 
     @property
     def verdict(self) -> Readiness | None:
-        """Readiness of the node for claims that kube-scheduler allocates; None where the node is not of the pool."""
+        """Readiness of the node for claims that kube-scheduler allocates. None if the node is not in pool
+        `scheduler`.
+        """
         if not self._ledger.of_scheduler:
             return None
         if self._ledger.publishes:
@@ -237,7 +239,7 @@ class SlicePublisher:
         self._changed()
 
     async def _choose(self) -> None:
-        """Choose the name: that of the node's slice if it exists, else the first free one."""
+        """Choose the name: the name of the node's existing slice, else the first possible name that is free."""
         if self._node_uid is None:
             self._node_uid = await self._own_node_uid()
         names = slice_names(self._node, self._node_uid)

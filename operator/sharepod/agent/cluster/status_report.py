@@ -3,11 +3,12 @@
 Guarantees:
 - Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most once a second; a
   newly drained tenant at most every 0.1 s.
-- Usage and consumption are written together with facts. Alone they are written at most every 30 s, and only if they
-  changed.
+- Usage and consumption are written together with facts. Without changed facts they are written at most every 30 s, and
+  only if they have changed.
 - Consumption that was never written is written at once.
-- `drained` is never written with a generation older than the one applied when the tenant was seen drained.
-- The status is written only to the GPUNode whose ledger is applied, by UID.
+- `drained` is never written with an older generation than the generation that was applied when the tenant was found
+  drained.
+- The status is written only to the GPUNode (by UID) whose ledger is applied.
 - Conditions of other writers stay unchanged.
 """
 
@@ -35,9 +36,9 @@ from .ledger_watch import GPUNODES, LedgerWatch
 log = structlog.get_logger(__name__)
 
 FACTS_EVERY_S = 1.0
-"""Shortest time between two writes, in seconds: bounds the load on the API server to one write per node and second."""
+"""Shortest time between two writes, in seconds. So the API server gets at most one write per node and second."""
 DRAINED_EVERY_S = 0.1
-"""The same for a newly drained tenant, in seconds: its next run, or the next tenant, waits for this write."""
+"""The same for a newly drained tenant. Its next run, or the next tenant, waits for this write."""
 USAGE_EVERY_S = 30.0
 """Shortest time between two writes of usage alone, in seconds."""
 _USAGE = frozenset({"tenants", "consumption", "consumptionAt"})
@@ -162,7 +163,7 @@ class StatusReport:
             except UnavailableError as error:
                 log.warning("cannot write the agent's status; trying again", error=str(error))
             except ApiError as error:
-                # 422: a test of the patch failed; 404: the GPUNode was deleted. The watch brings the new state.
+                # 422: a test of the patch failed. 404: the GPUNode was deleted. The watch reports the new state.
                 if error.status not in (404, 409, 422) or attempt > 2:
                     log.error("API server refuses the agent's status", path=self._path, error=str(error))
                 self._written = None
@@ -190,7 +191,7 @@ class StatusReport:
             log.info("cannot report that the agent stops", error=str(error))
 
     async def write_if_due(self) -> bool:
-        """Write the parts that are due; return whether there were any. Raise `ApiError`."""
+        """Write the parts that are due. Return True if there were any. Raise `ApiError`."""
         ledger, now = self._ledger, asyncio.get_running_loop().time()
         gpunode = ledger.object
         if gpunode is None or ledger.uid is None or gpunode["metadata"].get("uid") != ledger.uid:

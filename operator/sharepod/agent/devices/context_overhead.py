@@ -1,9 +1,9 @@
 """Context overhead: device memory that a process's CUDA context takes beyond its allocations, estimated from NVML.
 
 The overhead depends on the GPU's model and the driver, and is the same for most programs.
-- Samples come only from processes that started before an overhead was known, and so reserved none. Otherwise the
-  estimate would feed on itself.
-- A process counts with its smallest figure, because modules and libraries add memory later.
+- Samples come only from processes that started before an overhead was known, and so reserved no memory for it.
+  Otherwise each estimate would depend on the estimate before.
+- Of each process the smallest figure counts, because modules and libraries add memory later.
 - The estimate is the median over processes, so that an unusual program does not change it.
 - The estimates are kept in a file.
 """
@@ -19,13 +19,14 @@ from sharepod.agent.state.files import KeptFiles
 FILE = "contexts.json"
 
 READINGS_MIN = 3
-"""Readings of a process until its smallest figure counts: the first ones may fall between two of its calls."""
+"""Least readings of a process before its smallest figure counts. The first readings may fall between two of its
+calls."""
 OVERHEAD_MIN = 16 << 20
 """Smallest plausible overhead in bytes. A smaller figure is a reading between two calls of the process."""
 OVERHEAD_MAX = 4 << 30
 """Largest plausible overhead in bytes. A larger figure is memory that bypassed the hook."""
 PROCESSES_MAX = 16
-"""Processes that an estimate is based on; afterwards it stays as it is."""
+"""Number of processes on which an estimate is based. After that the estimate stays as it is."""
 
 
 class _OverheadFile(BaseModel):
@@ -57,7 +58,7 @@ class ContextOverhead:
         self._files.replace(FILE, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
 
     def kib(self, model: str, driver: str) -> int:
-        """Return the KiB to reserve for the context of a process; 0 while the overhead is unknown."""
+        """Return the KiB to reserve for the context of a process. 0 while the overhead is unknown."""
         learnt = self._learnt.get(_key(model, driver))
         return round(statistics.median_low(learnt)) >> 10 if learnt else 0
 

@@ -1,11 +1,11 @@
 """GPUs of a node of pool `device-plugin` that SharePod's holders have, as the kubelet reports.
 
 Guarantees:
-- HG1 held-first: in pool `device-plugin` a GPU is open to tenants only while two conditions hold. The kubelet's last
-  answer assigns it to a pod that the ledger lists as holder, and that holder is not being released.
+- HG1 held-first: in pool `device-plugin` a GPU is open to tenants only under two conditions. The kubelet's last answer
+  assigns it to a pod that the ledger lists as holder. That holder is not being released.
 - HG2 names: a holder is identified by the agent's namespace and its Pod's name; the operator controls both.
-- HG3 plugins-health: in pool `device-plugin` a GPU that the plugin does not offer, while it offers others, is
-  unhealthy.
+- HG3 plugins-health: in pool `device-plugin` a GPU counts as unhealthy if NVIDIA's device plugin does not offer it and
+  offers other GPUs.
 - In pool `dedicated` every GPU is open.
 """
 
@@ -61,7 +61,7 @@ class HeldGpus:
     def know_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: Collection[str] = ()
     ) -> None:
-        """Set the pod that has each GPU from the device plugin, by UUID.
+        """Set, by UUID, the pod of each GPU that the device plugin has assigned.
 
         Args:
             given: None if the kubelet does not report it.
@@ -72,7 +72,7 @@ class HeldGpus:
         self._settle()
 
     def mark(self, gpu: Gpu) -> Gpu:
-        """Return the GPU with its state by the device plugin; in pool `dedicated` unchanged."""
+        """Return the GPU, marked with its state at the device plugin. In pool `dedicated` return it unchanged."""
         if self.pool is not Pool.DEVICE_PLUGIN:
             return gpu
         holder = self._holder_of(gpu.uuid)
@@ -96,7 +96,7 @@ class HeldGpus:
         return self._holders.get(pod.name)
 
     def _settle(self) -> None:
-        """Report the open GPUs, if they have changed."""
+        """Call `set_open` if the open GPUs have changed."""
         now: frozenset[str] | None = None
         if self.pool is Pool.DEVICE_PLUGIN:
             usable = () if self.problem is not None else self._given or ()

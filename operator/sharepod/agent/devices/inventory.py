@@ -1,11 +1,11 @@
 """Inventory of the node: its GPUs and the processes on them, as readings; and an inventory from a file.
 
 Guarantees:
-- A reading is complete, or it is an `InventoryError`.
+- A reading is complete; otherwise `InventoryError` is raised.
 - A reading takes no longer than its timeout.
-- A `fresh` reading began after it was requested: it has everything that existed then.
-- A GPU that cannot be read stays in the reading as unhealthy, with the reason, until the agent ends. The next agent
-  does not know it.
+- A `fresh` reading began after it was requested, so it contains everything that existed at that moment.
+- A GPU that cannot be read any more stays in the reading as unhealthy, with the reason, until the agent ends. The next
+  agent does not know such a GPU.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class Inventory(Protocol):
         """True if there are no real GPUs behind the readings."""
 
     async def read(self) -> Reading:
-        """Return the state, read after this call (or not `fresh`). Raise `InventoryError`."""
+        """Return a reading that began after this call, or an earlier reading with `fresh` False. Raise
+        `InventoryError`.
+        """
 
 
 def is_gpu_uuid(text: str) -> bool:

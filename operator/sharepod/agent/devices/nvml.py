@@ -3,8 +3,9 @@
 Guarantees:
 - Readings run in a thread, one at a time. A failing GPU can block any call of NVML, and the event loop must not wait
   for it.
-- When a reading exceeds its timeout, the last one is repeated with every GPU unhealthy until the thread returns.
-- Any other reading began after it was requested; a reading that the driver delayed beyond its timeout is discarded.
+- If a reading exceeds its timeout, the last reading is returned again, with every GPU unhealthy, until the thread
+  returns.
+- Every other reading began after it was requested. A reading that the driver delayed beyond its timeout is discarded.
 - A failed call about one GPU makes that GPU unhealthy and no other.
 """
 
@@ -73,7 +74,7 @@ class NvmlInventory:
         """Return GPUs and processes, read from now on. Raise `InventoryError` if there is no driver, or if it has never
         answered.
 
-        A reading in progress began too early: it is awaited, then another one is made, which all waiting callers share.
+        A reading in progress began too early. It is awaited, and then one new reading is made for all waiting callers.
         """
         needed = self._begun + 1
         try:
@@ -96,7 +97,7 @@ class NvmlInventory:
             return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
 
     def _begin_or_join(self) -> tuple[Future[Reading], int]:
-        """Return the running reading, or a new one, and its number."""
+        """Return (the running reading or a new one, its number)."""
         if self._running is None:
             self._running = Future()
             self._begun += 1
@@ -105,7 +106,9 @@ class NvmlInventory:
         return self._running, self._begun
 
     def _forget(self, running: Future[Reading]) -> bool:
-        """Let the next caller begin a reading, unless another caller has begun one. Return whether none had."""
+        """Forget a finished reading, so that the next caller begins a new one. Return False if another caller has
+        already begun one.
+        """
         if self._running is not running:
             return False
         self._running = None
@@ -200,8 +203,8 @@ class NvmlInventory:
         left out.
 
         Args:
-            lost: index of each, and why it cannot be read.
-            read: UUIDs of the other GPUs: the driver may have renumbered them.
+            lost: (index, reason) of each GPU that cannot be read.
+            read: UUIDs of the GPUs that were read. The driver may have renumbered GPUs.
         """
         gpus = self._last.gpus if self._last is not None else ()
         known = {gpu.index: gpu for gpu in gpus if gpu.uuid not in read}
@@ -273,7 +276,7 @@ class NvmlInventory:
         offset = now / 1e6 - monotonic
         stepped = abs(offset - self._offsets.setdefault(uuid, offset)) > _STEP_S
         self._offsets[uuid] = offset
-        if stepped:  # it is unknown which samples have time stamps from before the step
+        if stepped:  # the time stamps of some samples may be from before the step
             self._sampled[uuid] = now
             return {}
         try:
@@ -284,7 +287,8 @@ class NvmlInventory:
         by_pid: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
-            if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:  # others are old or invalid
+            # all other samples are old or invalid
+            if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:
                 by_pid.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))
         self._sampled[uuid] = newest

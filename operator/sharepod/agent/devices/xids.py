@@ -2,8 +2,9 @@
 
 Guarantees:
 - Reported Xids outlive the agent, in a file: a restart of the agent does not make a GPU healthy.
-- They are dropped after a restart of the node, which resets its GPUs, and when an administrator removes the file.
-- A GPU without Xid events is judged by its readings only; this is logged once.
+- Reported Xids are dropped after a restart of the node, which resets its GPUs, and when an administrator removes the
+  file.
+- The health of a GPU that has no Xid events follows from its readings only. This is logged once.
 - An Xid counts even if the UUID of its GPU can no longer be read, as after the GPU has fallen off the bus.
 - A driver that answers with errors is retried at intervals.
 
@@ -76,7 +77,7 @@ class XidListener:
         self._stopped.set()
 
     def counts(self) -> Mapping[str, Mapping[int, int]]:
-        """Return how often each Xid was reported, by GPU UUID."""
+        """Return, by GPU UUID and Xid, the number of reports."""
         with self._lock:
             return {uuid: dict(counts) for uuid, counts in self._counts.items()}
 
@@ -122,7 +123,7 @@ class XidListener:
             return self._uuids[handle_key(device)]
 
     def _register(self, events: Any) -> int:
-        """Register all GPUs for Xid events; return how many have them."""
+        """Register all GPUs for Xid events. Return the number of GPUs that have such events."""
         nvml, heard = self._nvml, 0
         for index in range(int(nvml.nvmlDeviceGetCount())):
             try:

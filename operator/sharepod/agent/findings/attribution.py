@@ -19,8 +19,8 @@ class TenantProcesses:
     cannot be separated from that of other tenants."""
 
     busy: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid. Missing where the driver
-    does not report it by process."""
+    """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid. A GPU is missing if the
+    driver does not report this by process."""
 
     samples: dict[str, list[UtilizationSample]] = field(default_factory=dict)
     """Samples of the tenant's processes, by GPU UUID; a GPU without samples is missing."""

@@ -2,18 +2,19 @@
 Pure.
 
 Guarantees:
-- B1: A tenant whose kernels run only in its turns is never busy beyond them, even if samples
-  are missing or late. Assumption: all samples of one GPU have one length between `SHORTEST_S` and `LONGEST_S`,
-  and end within `CLOCK_ERROR_S` of their time stamps.
-- B2: For a tenant without a turn, all of each sample is beyond, less `ROUNDING`.
-- Unknown time is not counted: a sample of a time for which the turns are unknown is ignored.
+- B1: A tenant whose kernels run only in its turns never has busy time beyond its turns, even if samples are missing or
+  late. Assumption: all samples of one GPU have the same length, between `SHORTEST_S` and `LONGEST_S`, and end within
+  `CLOCK_ERROR_S` of their time stamps.
+- B2: For a tenant without a turn, the whole busy time of each sample is beyond turns, less `ROUNDING`.
+- Unknown time is not counted: a sample is ignored if the turns of its time are unknown.
 
-The driver does not report the length of its samples. Sums are therefore kept for each length of `LENGTHS`, and the
-length with the least growth counts, in favour of the tenant. Each entry of `LENGTHS` stands for lengths up to `_RATIO`
-times as long. The end of a sample may be off by the clock's error. Of all these cases, the largest overlap with turns
-is subtracted. A real offender that
-holds a part h of the time is underestimated by about h / 10. The clock's error hides another part of h, its ratio to
-the length of a sample.
+The driver does not report the length of its samples. Busy time beyond turns is therefore summed up for each length in
+`LENGTHS`, and the length with the least growth counts, in favour of the tenant. Each entry of `LENGTHS` stands for
+lengths up to `_RATIO` times as long, and the end of a sample may be off by the clock's error. Of all these cases, the
+largest overlap with turns is subtracted.
+
+So for an offender that holds the token for a part h of the time, the result is too low by about h / 10. The clock's
+error lowers it further, by h times the ratio of the error to the length of a sample.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ SHORTEST_S = 1 / 6
 LONGEST_S = 1.5
 """Longest time in seconds that a sample covers, including drivers that report the busy time since the last request."""
 CLOCK_ERROR_S = 0.02
-"""Seconds by which a sample's end may differ from its time stamp. It covers a late timer of the driver, and the few
+"""Seconds by which a sample's end may differ from its time stamp. This covers a late timer of the driver, and the few
 milliseconds by which the end of a turn is recorded late."""
 ROUNDING = 0.01
-"""Part by which NVML's whole percents may be too high."""
+"""Part by which NVML's figures may be too high, because they are whole per cents."""
 _RATIO = 1.1
 """Ratio of one entry of `LENGTHS` to the one before."""
 _LAG_S = 1.0
-"""Greatest age in seconds of a figure without a time stamp: NVML's figure of a whole GPU is that of the last sample."""
+"""Greatest age in seconds of a figure without a time stamp. NVML's figure for a whole GPU is the figure of its last
+sample."""
 _AGE_MOST_S = 600.0
-"""Greatest age in seconds of a sample: more than a driver can hang between two readings. An older time stamp comes from
-another clock."""
+"""Greatest age in seconds of a sample. A driver cannot hang for longer between two readings, so an older time stamp
+comes from another clock."""
 _LAG_STEP_S = 0.1
 """Seconds between two end times that are tried for a figure without a time stamp."""
 
@@ -64,7 +66,7 @@ _STAMPED = (-CLOCK_ERROR_S, 0.0, CLOCK_ERROR_S)
 _UNSTAMPED = (*(-_LAG_S + step * _LAG_STEP_S for step in range(round(_LAG_S / _LAG_STEP_S) + 1)), CLOCK_ERROR_S)
 
 Beyond = tuple[float, ...]
-"""Seconds, since a fixed moment, for which a tenant was busy beyond its turns, by each of `LENGTHS`."""
+"""For each entry of `LENGTHS`: seconds, since a fixed moment, for which a tenant was busy beyond its turns."""
 
 
 class Turns:
@@ -72,7 +74,7 @@ class Turns:
 
     Args:
         turns: The turns, in nanoseconds of the clock of the samples (which have seconds).
-        overdue: Also count time that a preempted tenant was charged while others held the GPU.
+        overdue: True: also count time for which a preempted tenant was charged while other tenants held the GPU.
     """
 
     def __init__(self, turns: TurnSpans, *, overdue: bool) -> None:
@@ -109,8 +111,8 @@ class TurnsOfTenant:
 
     @cached_property
     def charged(self) -> Turns:
-        """These turns, and the time that others held before the tenant had drained; `held` itself if there is no such
-        time."""
+        """The turns in `held`, plus the time for which other tenants held before this tenant had drained. `held` itself
+        if there is no such time."""
         return Turns(self._spans, overdue=True) if any(span.overdue for span in self._spans.spans) else self.held
 
     @cached_property
@@ -119,8 +121,8 @@ class TurnsOfTenant:
 
 
 def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float] = _STAMPED) -> Beyond | None:
-    """Return the part of a sample (0 to 1) that cannot lie within turns, by each of `LENGTHS`; None if the turns of
-    that time are not known.
+    """Return, for each entry of `LENGTHS`, the part of a sample (0 to 1) that cannot lie within turns. None if the
+    turns of that time are not known.
 
     Args:
         sample: The sample.
@@ -130,7 +132,8 @@ def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float
     first = sample.until + shifts[0]
     if first - LENGTHS[-1] * _RATIO < turns.since:
         return None
-    between = max(later - sooner for sooner, later in pairwise(shifts)) / 2  # overlap added between two of them
+    # overlap that an end between two shifts can add
+    between = max(later - sooner for sooner, later in pairwise(shifts)) / 2
     held_until = [(sample.until + shift, turns.before(sample.until + shift)) for shift in shifts]
     until_last = held_until[-1][1]
     beyond: list[float] = []
@@ -150,9 +153,10 @@ class BeyondSums:
     """Sums of one tenant on one GPU."""
 
     held: Beyond = NOTHING
-    """Beyond the turns that the tenant held."""
+    """Busy time beyond the turns that the tenant held."""
     charged: Beyond = NOTHING
-    """Beyond all charged time, which includes the time that others held before the tenant had drained."""
+    """Busy time beyond all charged time. Charged time includes the time for which others held before the tenant had
+    drained."""
 
 
 class BeyondTurnsMeter:
@@ -166,12 +170,12 @@ class BeyondTurnsMeter:
     def observe(
         self, now: float, samples: Sequence[UtilizationSample], part: float, turns: TurnsOfTenant
     ) -> BeyondSums:
-        """Add a reading; return the sums.
+        """Add a reading. Return the sums so far.
 
         Args:
             now: Time of the reading, in seconds.
             samples: Samples of all the tenant's processes there, from the reading.
-            part: Part of the time in which the tenant's kernels ran; counts if there are no samples.
+            part: Part of the time in which the tenant's kernels ran. Used only if there are no samples.
             turns: The tenant's turns up to now, read only if its kernels ran.
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
@@ -192,8 +196,8 @@ def _grown(sums: Beyond, elapsed: float, part: Beyond) -> Beyond:
 
 
 def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns) -> Beyond:
-    """Return the mean of the samples whose turns are known; nothing if there are none. A sample that ends in the
-    future, or long ago, has a wrong time stamp and counts as one without."""
+    """Return the mean over the samples whose turns are known. `NOTHING` if there are none. A sample that ends in the
+    future or long ago has a wrong time stamp, and counts as a sample without a time stamp."""
     judged = [
         beyond_turns(sample, turns)
         if now - _AGE_MOST_S < sample.until <= now + CLOCK_ERROR_S
@@ -217,8 +221,8 @@ def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationS
 
 
 class SlidingBeyond(SlidingWindow[Beyond]):
-    """Least growth of `Beyond` over the last `seconds`: the tenant's busy time beyond its turns, for any length of the
-    samples."""
+    """Growth of `Beyond` over the last `seconds`, for the length with the least growth: the tenant's certain busy time
+    beyond its turns."""
 
     @property
     def rate(self) -> float:

@@ -3,11 +3,11 @@
 Pure: callers pass the time, in seconds.
 
 Guarantees:
-- A finding begins only after its cause has lasted for a while, so that a slow start or a restart of the agent causes
-  none. A replaced hook has been seen twice by then.
-- A finding's message does not change: it has the figures of the moment at which the finding began.
-- A finding ends only at a lower threshold than the one at which it began.
-- A finding of an earlier agent stays until this agent has observed for as long as that finding takes to begin.
+- A finding begins only after its cause has lasted for a while, so that a slow start of a program or a restart of the
+  agent causes no finding. A replaced hook must have been seen twice.
+- A finding's message never changes. It contains the figures of the moment at which the finding began.
+- The threshold at which a finding ends is lower than the threshold at which it begins.
+- A finding of an earlier agent stays at least until this agent has observed long enough to find it again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .beyond_turns import Beyond, SlidingBeyond
 from .sliding import SlidingRate
 
 PREEMPTIONS_MAX = 3
-"""Preemptions within `PREEMPTIONS_WITHIN_S` that cause a finding: a correct program under load has fewer."""
+"""Number of preemptions within `PREEMPTIONS_WITHIN_S` that cause a finding. A correct program under load has fewer."""
 PREEMPTIONS_WITHIN_S = 60.0
 """Seconds over which preemptions are counted."""
 REFUSED_FOR_S = 60.0
-"""Seconds after the last refused allocation until its finding ends: a program that retries causes one finding."""
+"""Seconds from the last refused allocation to the end of its finding. So a program that retries causes one finding."""
 _LOOKED_AT_S = 3.0
-"""Seconds after which a new agent has checked the hook of every process: two readings, and a check between them."""
+"""Seconds within which a new agent has checked the hook of every process: two readings, with a check between them."""
 _LISTED_PIDS = 4
 """Most pids in a message, so that it stays short."""
 
@@ -46,11 +46,11 @@ class FindingThresholds:
     busy_tolerance: float = 0.25
     """Part of the window (0 to 1) for which a GPU may be busy beyond turns."""
     gap_tolerance: int = 512 << 20
-    """Bytes that the driver may count beyond the credits."""
+    """Bytes that the driver may count for the tenant's processes beyond their credits."""
     gap_after_s: float = 3.0
     """Seconds for which the driver may count more than that."""
     kill: bool = False
-    """Offenders are killed; the messages mention it."""
+    """True if offenders are killed. Messages then mention this."""
 
 
 class FindingRules:
@@ -89,7 +89,9 @@ class FindingRules:
         return tuple(self._standing[reason] for reason in FindingReason if reason in self._standing)
 
     def begin_again(self) -> None:
-        """Drop the evidence so far: an offender was killed, and its siblings are not charged with what it did."""
+        """Drop the evidence so far. Called after an offender was killed, so that its evidence does not count against
+        the tenant's other processes.
+        """
         self._windows.clear()
         self._over_since.clear()
         self.busy_on = self.over_limit_on = None
@@ -158,7 +160,7 @@ class FindingRules:
             busy_s: by GPU UUID, seconds in which the tenant's kernels ran, since a fixed moment.
             held_s: seconds for which the tenant held the token, since a fixed moment.
             beyond_s: for the GPUs in `busy_s`, seconds in which its kernels ran beyond its turns, since a fixed moment.
-            overdue_s: seconds for which it had not drained while others held the GPU, since a fixed moment.
+            overdue_s: seconds for which the tenant had not drained while others held the GPU, since a fixed moment.
         """
         self._overdue.add(now, overdue_s)
         for absent in self._windows.keys() - busy_s.keys():

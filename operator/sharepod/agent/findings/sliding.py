@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class SlidingWindow(Generic[Value]):
-    """Values of the last `seconds`, and the last value before these."""
+    """Values of the last `seconds`, and the newest value that is older."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

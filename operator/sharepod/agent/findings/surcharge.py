@@ -1,13 +1,14 @@
 """Surcharge: time for which a tenant's kernels ran beyond its charged time. Pure: callers pass readings.
 
 Guarantees:
-- A tenant whose kernels run within its charged time, within NVML's error, never has a surcharge: see B1 of
-  `beyond_turns.py`.
-- A tenant that is busy beyond that by more than `SLACK_S` and `TOLERANCE` is surcharged for all of it, from the first
-  second on. Each further second is surcharged at once. So over time it gains `TOLERANCE` and NVML's rounding at most.
+- A tenant whose kernels run only in its charged time, within NVML's error, never gets a surcharge (B1 of
+  `beyond_turns.py`).
+- If a tenant's busy time beyond its charged time exceeds `SLACK_S` and `TOLERANCE`, the tenant is surcharged for all of
+  this time, from its beginning. Each further second is surcharged at once. So over time the tenant gains at most
+  `TOLERANCE` plus NVML's rounding.
 
-A sample of NVML covers 1/6 s to 1 s before it is read. Turns come around some five times a second. Readings at exact
-seconds would always see the same part of each round, and miss the others. The times between readings are therefore
+A sample of NVML covers 1/6 s to 1 s before it is read. Each tenant has some five turns a second. Readings at exact
+seconds would always see the same part of this cycle and miss the other parts. The times between readings are therefore
 `irregular`.
 """
 
@@ -19,12 +20,13 @@ TOLERANCE = 0.01
 """Part of the time for which a tenant may be busy beyond its charged time. No hook can gate the driver's own work for a
 process, such as clearing memory."""
 SLACK_S = 0.5
-"""Seconds of busy time beyond the charged time before any is surcharged. Contexts of new processes start, and a turn is
-ended early for a process that seems to have no processor time."""
+"""Seconds of busy time beyond the charged time that are tolerated before a surcharge. They cover the start of contexts,
+and turns that the agent ended early because a process seemed to have no processor time."""
 CAUGHT_S = 60.0
-"""Seconds without tolerance, after a surcharge of more than twice `TOLERANCE`: 60 s, as long as the exclusive turns."""
+"""Seconds without tolerance after a surcharge of more than twice `TOLERANCE`: 60 s, as long as the tenant's exclusive
+turns."""
 _EMPTY = 1e-6
-"""Level in seconds of a bucket that is empty but for rounding."""
+"""Level, in seconds, up to which a bucket counts as empty, because of rounding."""
 IRREGULAR = 0.2
 """Part by which the time between two readings varies, up and down."""
 
@@ -35,19 +37,20 @@ def irregular(interval_s: float, drawn: float) -> float:
 
 
 class SurchargeMeter:
-    """Busy time of one tenant on one GPU beyond what it was charged, for each length that samples may have. The least
-    of these counts."""
+    """Busy time of one tenant on one GPU beyond its charged time, for each length that samples may have. The least of
+    these values counts."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Beyond] | None = None
         self._levels: Beyond = NOTHING
-        """Leaky buckets of busy time beyond the charges. They drain by `TOLERANCE`."""
+        """For each length: level of a leaky bucket of busy time beyond the charged time, which drains at the rate
+        `TOLERANCE`."""
         self._whole: Beyond = NOTHING
-        """Inflow of each bucket since it was empty, less surcharges."""
+        """For each length: inflow of the bucket since it was last empty, less surcharges."""
         self._caught_until = 0.0
 
     def observe(self, now: float, beyond_s: Beyond) -> float:
-        """Add a reading; return the seconds to surcharge.
+        """Add a reading. Return the seconds to surcharge now.
 
         Args:
             now: Time of the reading, in seconds.

@@ -1,7 +1,7 @@
 """Utilization of GPUs, in total and by tenant: the driver's readings, summed over time. Pure: callers pass times.
 
-Each reading has the part of the time since the last reading in which kernels ran. Long gaps between readings (a driver
-that did not answer) count nothing.
+Each reading contains the part of the time since the last reading in which kernels ran. A long gap between readings (a
+driver that did not answer) does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from .sliding import SlidingRate
 
 WINDOW_S = 10.0
-"""Seconds over which `ratio` is taken: equal to the window of the token time that it is compared with."""
+"""Seconds over which `ratio` is computed. It equals the window of token time with which it is compared."""
 READING_MAX_S = 15.0
 """Longest time in seconds that one reading stands for. It exceeds NVML's default timeout (10 s), so that a slow driver
 loses nothing. It is short, so that a driver that hung adds little."""

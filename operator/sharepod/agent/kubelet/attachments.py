@@ -1,4 +1,6 @@
-"""Attachments: all ways in which tenants' directories are in pods of this node, volumes and claims, as one."""
+"""Attachments: common view of the two ways in which tenants' directories are in pods of this node: volumes and
+claims.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Attachments:
         return self._volumes.tenants() | self._claims.tenants()
 
     def learn(self, tenant_id: str, pod_uid: str) -> None:
-        """Record a pod in which a process with the tenant's directory was seen: the kubelet does not name a claim's
-        pods."""
+        """Record a pod in which a process with the tenant's directory was seen. This is needed because the kubelet does
+        not name the pods of a claim."""
         if pod_uid not in self.pods(tenant_id):
             self._claims.learn(tenant_id, pod_uid)

@@ -1,14 +1,16 @@
-"""Self-test of claims on this node: whether a container with a claim gets the directory and devices of the claim.
+"""Self-test of claims on this node: finds out whether a container with a claim gets the directory and the devices of
+that claim.
 
 A Pod of the DaemonSet sharepod-self-test-claim runs a program on this node, without privileges and under the node's
-default runtime. The Pod has a claim: the driver prepares it, the kubelet names its devices, and the container runtime
-has to apply them. The agent inspects the program's process from outside.
+default runtime. The Pod has a claim. SharePod's driver prepares the claim, the kubelet passes the names of its devices
+on, and the container runtime has to apply them. The agent inspects the program's process from outside.
 
 Guarantees:
-- A process is recognized by its mount of the self-test's directory at a special path, which no tenant's pod can have.
-- A prepared claim whose container does not start gives a verdict, after `_START_WITHIN_S`.
-- A verdict outlives its process by `_KEPT_S`. Without a prepared claim there is no verdict, and no process is
-  inspected.
+- A process is recognized by a mount of the self-test's directory at a special path. No tenant's pod can have such a
+  mount.
+- If the container of a prepared claim does not start within `_START_WITHIN_S`, that is a verdict too.
+- A verdict stays valid for `_KEPT_S` after the end of its process. Without a prepared claim there is no verdict, and no
+  process is inspected.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""The same while the latest verdict is not a success, so that a repair shows at once."""
+"""The same while the latest verdict is not a success, so that a repair has an effect at once."""
 _KEPT_S = 300.0
 """Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _START_WITHIN_S = 120.0
-"""Seconds that a container with a prepared claim may take to start. Its image is the agent's, which the node already
-has."""
+"""Seconds that a container with a prepared claim may take to start. Its image is the agent's image, which the node
+already has."""
 
 _PODS = f"kubectl -n sharepod-system get pods -o wide -l app.kubernetes.io/name={SELF_TEST_CLAIM}"
 _NOT_ATTACHED = (
@@ -113,7 +115,7 @@ class ClaimSelfTest:
             await asyncio.sleep(_LOOK_S if self.verdict is ClaimsAttachReason.ATTACHED else _FIRST_LOOKS_S)
 
     def look(self, now: float) -> ClaimsAttachReason | None:
-        """Return the worst verdict on the processes of the self-test; None without evidence.
+        """Return the worst verdict on the processes of the self-test. None if there is no evidence.
 
         `now`: monotonic seconds.
         """

@@ -1,15 +1,15 @@
 """Integrity of the hook in tenants' processes: compares the preload file and the mapped hook by device and inode.
 
 A program can mount another file over /etc/ld.so.preload in its own mount namespace, or implement the hook's protocol
-itself. Paths do not show that. The check therefore asks the kernel which inode of which filesystem is at the path.
+itself. A path does not show this. The check therefore asks the kernel for the filesystem and the inode at the path.
 
 Guarantees:
-- No filesystem of a tenant is asked: a path is resolved only in the kernel's dentry cache. A path that is not cached
-  has no verdict. Linux before 5.12 lacks this flag, and asks the filesystem.
-- A process that blocks the kernel's answer, or has long listings (`reading_time`), delays verdicts on its own tenant
-  only.
-- A process that cannot be read, or has too many mappings to read, has no verdict.
-- The hook of an earlier agent, with which a process was started, is accepted.
+- No call reaches a filesystem of a tenant, because a path is resolved only in the kernel's dentry cache. A path that is
+  not cached gives no verdict. Linux before 5.12 cannot restrict the look-up in this way, and asks the filesystem.
+- A process that blocks the kernel's answer, or has long listings (`reading_time`), delays only the verdicts on its own
+  tenant.
+- For a process that cannot be read, or has too many mappings, there is no verdict.
+- A process may have the hook of an earlier agent, if it was started with that hook.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Looks:
 
     running: Future[Mapping[int, str | None]] | None = None
     verdicts: dict[int, str | None] = field(default_factory=dict)
-    """Verdict on each checked process; None: good, or not readable."""
+    """By pid: verdict on the process. None if it is good or not readable."""
     looked_at: dict[int, float] = field(default_factory=dict)
     """Monotonic time of the last check of each process."""
 
@@ -144,7 +144,8 @@ class HookIntegrity:
             return {pid: self.look(tenant_id, pid, hooked=pid in hooked) for pid in pids}
 
     def look(self, tenant_id: str, pid: int, *, hooked: bool) -> str | None:
-        """Check one process once: return the replacement of its hook; None if the process is good or cannot be read.
+        """Check one process once. Return the evidence that its hook was replaced. None if the process is good or cannot
+        be read.
 
         Raise `OSError` if the tenant's own files cannot be read.
         """

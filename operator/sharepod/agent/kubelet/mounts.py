@@ -47,7 +47,7 @@ class Mount:
     """Path of the mount point."""
     options: frozenset[str]
     shared: bool
-    """Mounts below this one propagate to other mount namespaces."""
+    """True if mounts below this mount propagate to other mount namespaces."""
     device: str = ""
     """The filesystem, as `major:minor`."""
     id: str = ""
@@ -59,7 +59,7 @@ class Mount:
 
 
 def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
-    """Parse the lines of a mountinfo, in their order: of several mounts on one point the last is on top.
+    """Parse the lines of a mountinfo, in their order: if one point has several mounts, the last is on top.
 
     See proc_pid_mountinfo(5).
     """
@@ -125,9 +125,9 @@ def is_bound_readonly(source: Path, target: Path) -> bool:
 def bind_readonly(source: Path, target: Path, staging: Path) -> None:
     """Mount the directory `source` read-only at `target`, which is created; unmount anything else there.
 
-    A mount that is made read-only after it has propagated stays writable in the namespaces that it has reached. The
-    mount is therefore made read-only at `staging`, a private path of the agent, and cloned from there. The clone keeps
-    the flags, and only the clone propagates.
+    If a mount is made read-only after it has propagated, it stays writable in the namespaces that it has reached. The
+    mount is therefore made read-only at `staging`, a private path of the agent, and cloned from there to `target`. The
+    clone keeps the flags, and only the clone propagates.
 
     Raise `OSError`.
     """

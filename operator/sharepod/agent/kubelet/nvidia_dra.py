@@ -1,7 +1,8 @@
 """NVIDIA's own DRA driver on this node, which allocates whole GPUs to claims of its class.
 
 Guarantees:
-- The driver counts as running while something listens at its kubelet socket: a removed driver may leave the file.
+- The driver counts as running while a process listens at its kubelet socket. The file alone is no evidence, because a
+  removed driver may leave it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Plugin pods: pods with a whole GPU from NVIDIA's device plugin, by the kubelet's pod resources socket.
+"""Plugin pods: pods with a whole GPU from NVIDIA's device plugin, as the kubelet's pod resources socket reports them.
 
 Guarantees:
-- PP1 last-word: while no kubelet listens, its last answer is valid, because a kubelet that does not run allocates no
+- PP1 last-word: while no kubelet listens, its last answer stays valid, because a kubelet that does not run allocates no
   GPU.
 - While a kubelet listens and does not answer, its last answer is valid for a minute.
-- Devices of the plugin that are not whole GPUs (replicas of time slicing, MIG) are attributed to no pod, and are named
-  in `problem`.
-- A GPU that the kubelet lists for two pods is attributed to neither, and so to no holder.
-- No offers mean unknown health: a stopped plugin and a plugin whose GPUs have all failed look alike.
+- Devices of the plugin that are not whole GPUs (replicas of time slicing, MIG) are attributed to no pod. `problem`
+  names them.
+- If the kubelet lists a GPU for two pods, the GPU is attributed to neither, and so to no holder.
+- If the plugin offers no GPU, the health of its GPUs is unknown: a stopped plugin, and a plugin whose GPUs have all
+  failed, look alike.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from sharepod.api.pods.pod import GPU_RESOURCE_PATTERN
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
-"""Seconds between two requests: a pod's metrics begin at most this late."""
+"""Seconds between two requests, and so the longest delay until a pod's metrics begin."""
 HELD_INTERVAL_S = 1.0
-"""The same where tenants have GPUs of the device plugin. A GPU that a holder has lost is closed at most this late, plus
-the time of an answer."""
+"""The same if tenants have GPUs of the device plugin. A GPU that a holder has lost is closed to tenants within this
+time plus the time of an answer."""
 TIMEOUT_S = 5.0
 """Timeout of one answer in seconds."""
 STANDS_S = 60.0
@@ -67,7 +68,9 @@ class PluginPods:
         """UUIDs of the whole GPUs that the plugin offers as healthy, allocated or not."""
 
     async def run(self, known: KnowPods, interval_s: Callable[[], float]) -> None:
-        """Ask at intervals until cancelled; call `known` with `given`, `problem` and `offered`."""
+        """Send requests at intervals until cancelled. After each, call `known` with `given`, `problem` and
+        `offered`.
+        """
         while True:
             await self.ask()
             known(self.given, self.problem, self.offered)
@@ -96,7 +99,7 @@ class PluginPods:
         return bool(self.offered or self._not_whole)
 
     async def ask(self) -> None:
-        """Ask once and store the answer."""
+        """Send one request and store the answer."""
         now = asyncio.get_running_loop().time()
         try:
             given, offered = await self._list()
@@ -126,7 +129,7 @@ class PluginPods:
     async def _list(
         self,
     ) -> tuple[podresources.ListPodResourcesResponse | None, podresources.AllocatableResourcesResponse | None]:
-        """Return the devices of each pod, and the devices that exist for pods; None for what cannot be read."""
+        """Return (devices of each pod, devices that exist for pods). None for an answer that cannot be read."""
         async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
             pods = channel.unary_unary(
                 "/v1.PodResourcesLister/List",
@@ -146,7 +149,9 @@ class PluginPods:
 
 
 def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod]:
-    """Return the pod of each GPU, by UUID; `_SEVERAL` if there is more than one. Replicas of a GPU are left out."""
+    """Return, by UUID, the pod of each GPU. `_SEVERAL` for a GPU with more than one pod. Replicas of a GPU are left
+    out.
+    """
     found: dict[str, PluginPod] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:

@@ -1,14 +1,16 @@
 """Processes of pods: the tenant of a process, and the processes that remain of a released tenant.
 
 A process belongs to a tenant if it has the tenant's directory mounted, or runs in the cgroup of a pod of the tenant.
-The kubelet names the pod of a volume. The pods of a claim are found by processes that have its directory.
+The kubelet names the pod of a volume. The pods of a claim are found by their processes that have the tenant's directory
+mounted.
 
 Guarantees:
 - Every cgroup layout of kubelets is supported: cgroup v1 and v2, cgroupfs and systemd naming, any root.
-- All processes of the node are seen, provided that the agent shares the host's PID namespace.
-- Reading a pod's processes takes a bounded part of the agent's time (`reading_time`), and a process is read once.
+- If the agent shares the host's PID namespace, it sees all processes of the node.
+- To read a pod's processes takes a bounded part of the agent's time (`reading_time`). Each process is read only once.
 - A tenant can neither hide a process of a known pod nor make it count for another pod. It cannot move a process out of
-  its pod's cgroup. The outermost cgroup that looks like a pod's counts, whatever names the tenant gives the inner ones.
+  its pod's cgroup. In a cgroup path, the outermost cgroup with the form of a pod's name counts, whatever names the
+  tenant gives inner cgroups.
 
 Reading all of /proc takes tens of milliseconds on a large node. It therefore runs in a thread, and only for tenants in
 release whose directory is detached, and for unknown pods.
@@ -34,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 SCAN_INTERVAL_S = 0.2
-"""Shortest time in seconds between two scans of /proc. A reading of the GPUs requests each, once a second while a
+"""Shortest time in seconds between two scans of /proc. Readings of the GPUs request scans, once a second while a
 process outlives its pod."""
 STRANGER_INTERVAL_S = 10.0
 """Seconds between two scans of /proc for the tenant of one unknown pod."""
@@ -51,7 +53,7 @@ _OWNERS_MAX = 65_536
 def pod_of_cgroup(cgroup: bytes) -> str | None:
     """Return the UID of the pod in the content of a /proc/<pid>/cgroup; None if there is none.
 
-    The outermost cgroup that looks like a pod's counts, because a pod's own processes can name the inner ones.
+    The outermost cgroup with the form of a pod's name counts, because a pod's own processes can name inner cgroups.
     """
     for line in cgroup.splitlines():
         found = _POD.search(line.split(b":", 2)[-1])
@@ -67,7 +69,7 @@ class ProcessScan:
     processes: Counter[str] = field(default_factory=Counter)
     """Number of processes of each tenant."""
     pods: set[tuple[str, str]] = field(default_factory=set)
-    """Pairs of tenant and pod: a process that has the tenant's directory runs in the pod."""
+    """Pairs (tenant, pod) such that a process with the tenant's directory runs in the pod."""
 
 
 def scan_processes(
@@ -75,7 +77,8 @@ def scan_processes(
 ) -> ProcessScan:
     """Scan /proc for the processes of tenants. Raise `OSError` if it cannot be read.
 
-    Once a pod has used up its time, its mounts are not read, and its processes count by their pod.
+    Once a pod has used up its time, the mounts of its processes are not read, and its processes are attributed by their
+    pod.
 
     Args:
         pods: UIDs of the known pods of each tenant in question.
@@ -88,7 +91,7 @@ def scan_processes(
         for known in uids:
             owners.setdefault(known, []).append(tenant_id)
     seen: dict[str, frozenset[str]] = {}
-    """Tenants by mount namespace: a node has far more processes than mount namespaces."""
+    """By mount namespace: its tenants. A node has far more processes than mount namespaces."""
     scan = ProcessScan()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
@@ -110,7 +113,7 @@ def scan_processes(
 
 
 def _mount_namespace(name: str, proc: Path) -> str:
-    """Return the identity of a process's mount namespace; a unique one if it cannot be read."""
+    """Return the identity of a process's mount namespace. If it cannot be read, return a unique value."""
     try:
         return os.readlink(f"{proc}/{name}/ns/mnt")  # noqa: PTH115 - thousands of them
     except OSError:
@@ -159,18 +162,18 @@ class PodResidue:
         self._proc = proc
         self._time, self._scan_time = ReadingTime(LOOP_PER_S), ReadingTime(THREAD_PER_S)
         self._owners: dict[int, tuple[bytes, str, str | None]] = {}
-        """By pid: start time of a process, its tenant by its mounts, its pod. A process stays in its pod."""
+        """By pid: (start time of the process, its tenant by its mounts, its pod). A process never changes its pod."""
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
         self._seen: dict[str, tuple[Hashable, int]] = {}
-        """By tenant: its run at the last scan, and the number of its processes."""
+        """By tenant: (its run at the last scan, number of its processes then)."""
         self._strangers: dict[str, float] = {}
         """Loop time of the last scan for the tenant of an unknown pod, by the pod's UID."""
 
     def residue(self, tenant_id: str) -> str | None:
         """Return the remains of the tenant as text; None if there are none. No I/O.
 
-        The first answers after the directory was detached may be that the scan is still running.
+        After the directory was detached, the first answers may be that the scan is still running.
         """
         attached = self._attachments.attached(tenant_id)
         if attached is not None:
@@ -181,7 +184,7 @@ class PodResidue:
             return None
         looked_for, seen = self._seen.get(tenant_id, (None, None))
         if looked_for != run:
-            seen = None  # that scan was for an earlier run
+            seen = None  # the last scan was for an earlier run of the tenant
         if seen == 0:
             return None
         self._asked.add(tenant_id)
@@ -191,10 +194,10 @@ class PodResidue:
         return f"{seen} process{'es' if seen > 1 else ''} of its pod still run{'' if seen > 1 else 's'}"
 
     def owner_of(self, pid: int) -> str | None:
-        """Return the id of the tenant that a process belongs to, by its mounts, else by its pod; None for none.
+        """Return the id of the tenant of a process, by its mounts, else by its pod. None if it has no tenant.
 
-        A process without either, in an unknown pod, may be attributed at the next call: the other processes of its pod
-        are scanned until then.
+        A process without a tenant's mount in an unknown pod may be attributed at the next call, because the other
+        processes of its pod are scanned until then.
         """
         known = self._attachments.tenants()
         started = _start_of(_read(f"{self._proc}/{pid}/stat"))
@@ -217,7 +220,9 @@ class PodResidue:
         return None
 
     def _by_mounts(self, pid: int, pod: str | None, known: Set[str]) -> str | None:
-        """Return the tenant whose directory a process has mounted; None also where its pod has used up its time."""
+        """Return the tenant whose directory a process has mounted. None if there is none, or if its pod has used up its
+        reading time.
+        """
         if not self._time.left(pod or ""):
             return None
         with self._time.charged(pod or ""):
@@ -267,8 +272,8 @@ class PodResidue:
             self._wanted.set()
 
     def _scan_settled(self, pods: Mapping[str, frozenset[str]]) -> ProcessScan:
-        """Scan twice if a tenant seems to have no process: one scan can miss a process that forks and exits during it,
-        two scans hardly."""
+        """Scan a second time if a tenant seems to have no process. One scan can miss a process that forks and exits
+        during the scan; two scans are unlikely to."""
         scan = scan_processes(pods, self._mounts, self._scan_time, self._proc)
         if not scan.processes or any(tenant_id not in scan.processes for tenant_id in pods):
             second = scan_processes(pods, self._mounts, self._scan_time, self._proc)

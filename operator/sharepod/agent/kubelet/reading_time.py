@@ -1,10 +1,10 @@
 """Limit per pod on the processor time for reading /proc.
 
-A pod decides how much the kernel lists of it: the length and number of its mounts, its mappings, its processes.
+A pod controls how much the kernel lists for it: the length and number of its mounts, its mappings, its processes.
 
 Guarantees:
 - In t seconds, reading one pod takes at most `_BURST_S + per_s * t` seconds of processor time, plus one reading.
-- A pod that has used up its time delays only readings of itself.
+- If a pod has used up its time, only readings of that pod are delayed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOOP_PER_S = 0.001
-"""Seconds per second on the event loop, which grants no GPU time while it reads."""
+"""Seconds per second for readings on the event loop, which grants no GPU time while it reads."""
 THREAD_PER_S = 0.01
-"""Seconds per second in a thread: reading an ordinary process's mappings takes 3 ms every 10 s."""
+"""Seconds per second for readings in a thread. The mappings of an ordinary process take 3 ms every 10 s."""
 _BURST_S = 0.05
-"""Seconds at once: the first readings of 50 processes."""
+"""Seconds that may be used at once: the first readings of 50 processes."""
 _PODS_MAX = 4096
 """Most pods that are remembered: more than a node runs."""
 

@@ -4,8 +4,8 @@ The kubelet watches its folder `plugins_registry` for sockets, calls `GetInfo` o
 the registration. It registers a plugin again whenever it or the agent has restarted.
 
 Guarantees:
-- A removed socket (a wiped plugin folder) is created again within seconds.
-- A read-only disk under the kubelet's folders is reported as `problem` and retried; the agent keeps running.
+- If a socket is removed (such as with a wiped plugin folder), it is created again within seconds.
+- If the disk under the kubelet's folders is read-only, `problem` reports this, the agent retries, and keeps running.
 - A refusal by the kubelet is logged and becomes the plugin's `problem`.
 """
 
@@ -66,7 +66,7 @@ SCHEDULER_PLUGIN = KubeletPlugin(
     "resource claims that kube-scheduler allocates",
     SCHEDULER_DRIVER,
 )
-"""The DRA driver again, under the name of the devices that kube-scheduler allocates."""
+"""The DRA driver under a second name, for the devices that kube-scheduler allocates."""
 
 
 class KubeletRegistration:
@@ -100,7 +100,7 @@ class KubeletRegistration:
         self._registered = False
         self._refusal: str | None = None
         self._read_only: str | None = None
-        """Why a socket could not be created on a read-only disk; None if both are there."""
+        """Reason for which a socket could not be created on a read-only disk. None if both sockets exist."""
 
     @property
     def problem(self) -> str | None:
@@ -200,9 +200,9 @@ def warn_of_propagation(root: Path) -> None:
 def propagation_problem(pods: Path) -> str | None:
     """Return why mounts under the kubelet's pods folder may not leave the agent's container; None if they do.
 
-    An agent in the kubelet's own mount namespace needs no propagation. From inside, that looks like a container without
-    propagation, except that the host's first process is in the same namespace. That process is compared if it is
-    visible.
+    An agent in the kubelet's own mount namespace needs no propagation. From inside, this case looks like a container
+    without propagation, except that the host's first process has the same mount namespace. So that process is compared,
+    if it is visible.
     """
     on = mounts.mount_of(pods)
     if on is None or on.shared:

@@ -1,14 +1,14 @@
-"""Self-test of the node: whether a container set up like a tenant's loads the hook, and whether the default runtime
-gives it GPUs.
+"""Self-test of the node: finds out whether a container that is set up like a tenant's loads the hook, and whether the
+default runtime gives it GPUs.
 
 A Pod of the DaemonSet sharepod-self-test runs a program on this node, without privileges and under the node's default
-runtime. It has the hook at the same paths as a tenant, and NVIDIA_VISIBLE_DEVICES=all. The agent inspects that process
-from outside.
+runtime. The container has the hook at the same paths as a tenant's container, and NVIDIA_VISIBLE_DEVICES=all. The agent
+inspects the program's process from outside.
 
 Guarantees:
-- A process is recognized by its mount of the self-test's directory, which no tenant's pod can have, and not by its
-  name.
-- Without such a process there is no verdict. A verdict outlives its process by `_KEPT_S`.
+- A process is recognized by its mount of the self-test's directory, which no tenant's pod can have. Its name is not
+  enough.
+- Without such a process there is no verdict. A verdict stays valid for `_KEPT_S` after the end of its process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""The same until there is a verdict, so that placement on a failing node stops soon."""
+"""The same until the first verdict, so that placement on a failing node stops soon."""
 _KEPT_S = 300.0
 """Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _DRIVER = re.compile(r"^(/dev/nvidia|/proc/driver/nvidia)|/(nvidia-smi$|libcuda\.so|libnvidia-ml\.so)")
@@ -183,7 +183,7 @@ def programs(proc: Path, reading_time: ReadingTime) -> Iterator[tuple[int, bytes
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if name.isdecimal() and _content(f"{proc}/{name}/comm") == _PROGRAM:
             pod = pod_of_cgroup(_content(f"{proc}/{name}/cgroup")) or ""
-            if reading_time.left(pod):  # any program may have that name
+            if reading_time.left(pod):  # any program may have this name, so reading is limited per pod
                 with reading_time.charged(pod):
                     mountinfo = read_mountinfo(int(name), proc)
                 yield int(name), mountinfo

@@ -1,14 +1,15 @@
 """Tenants by mount: the tenants' directories that a process has in its mount namespace.
 
-A container of a tenant has the tenant's directory as a mount, from a volume or a CDI device. The kernel lists it as a
-mount of that directory of that filesystem.
+A container of a tenant has the tenant's directory as a mount, from a volume or a CDI device. The kernel lists the mount
+with the path of the directory within its filesystem.
 
 Guarantees:
-- Only a mount of a tenant's directory, or of a file in it, names a tenant; the path of the mount point proves nothing.
+- Only a mount of a tenant's directory, or of a file in it, is evidence of a tenant. The path of the mount point alone
+  is no evidence.
 - Only the mount points of tenants' containers count. A program that has the kubelet's folders mounted, with other pods'
   volumes in them, belongs to no tenant.
-- Reading the mounts of one process is bounded: 10 ms of the kernel for `_BYTES_MAX`, and 0.2 ms here. No path that a
-  tenant can choose is decoded.
+- To read the mounts of one process takes bounded time: 10 ms in the kernel for `_BYTES_MAX`, and 0.2 ms here. No path
+  that a tenant can choose is decoded.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TenantMounts:
         return cls(PurePosixPath(on.root) / tenants_dir.resolve().relative_to(on.point), on.device)
 
     def is_preload(self, tenant_id: str, mountinfo: bytes, mount_id: str) -> bool:
-        """Return whether a mount in a mountinfo is the tenant's preload file, even if that was replaced later."""
+        """Return True if a mount in a mountinfo is the tenant's preload file, even if the file was replaced later."""
         if self._root is None:
             return False
         file = re.escape(self._below + f"{tenant_id}/{PRELOAD_FILE}".encode())

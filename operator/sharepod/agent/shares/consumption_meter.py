@@ -1,12 +1,13 @@
 """Meter of the tenants' GPU consumption: series of counters by namespace and model, and an account of each GPU's time.
 
 Guarantees:
-- CM1 whole-books: a GPU's uses (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to the time since
-  the GPU was first seen. This holds over every agent that has kept this account.
-- CM2 unmetered: a GPU's time is `unmetered` only while a tenant shares it and no agent counts. That is from the last
+- CM1 whole-books: the uses of a GPU's time (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to
+  the time since the GPU was first seen. This holds across all agents that have continued the account.
+- CM2 unmetered: a GPU's time is `unmetered` only while a tenant shares the GPU and no agent counts: from the last
   stored count to the next agent's first grant. Time that the tenants' accounts show as held is subtracted.
-- CM3 growing: a series never falls; a closed one does not grow (`api/consumption.py`, CO1 to CO3).
-- CM4 resumed: held time of an account since its last count is counted once, by the agent that counts it next.
+- CM3 growing: a series never falls, and a closed series does not grow (CO1 to CO3 in `api/consumption.py`).
+- CM4 resumed: time that an account shows as held since its last count is counted exactly once, by the next agent that
+  counts.
 
 Clocks are passed in: nanoseconds of the node's monotonic clock, which agents of one boot share, and milliseconds since
 1970.
@@ -24,9 +25,9 @@ from sharepod.api.gpunode import Mode, Tenant
 from sharepod.timeshare import GpuTime, TimeUsage
 
 CLOSE_AFTER_MS = 3_600_000
-"""Milliseconds without a tenant after which a series is closed: an hour, so that successive jobs share one."""
+"""Milliseconds without a tenant after which a series is closed: an hour, so that successive jobs share one series."""
 CLOSED_AT_MOST = MAX_CONSUMPTION // 2
-"""Most closed series that wait for the operator; at this number no further one is closed."""
+"""Most closed series that the operator has not stored yet. At this number no further series is closed."""
 UNKNOWN_MODEL = "unknown"
 """Model of a GPU that has not been read yet."""
 
@@ -35,7 +36,7 @@ _USES = ("held", "gap", "anticipated", "handed_over", "idle", "stalled")
 
 @dataclass(frozen=True)
 class Moment:
-    """One moment by both clocks."""
+    """One moment, read from both clocks."""
 
     monotonic_ns: int
     wall_ms: int
@@ -43,8 +44,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
-    """Totals of one tenant since it has its row, over all agents; of one GPU. `since` identifies them: the time at
-    which they were 0."""
+    """Totals of one tenant since it got its row, over all agents. For a tenant with several GPUs: of each GPU. `since`:
+    the time at which the totals were 0; it identifies them."""
 
     since: str
     held_seconds: int
@@ -69,7 +70,8 @@ class _MeteredTenant:
     total_reserved_ns: int = 0
     total_memory_mib_ns: int = 0
     resumed: bool = False
-    """True until its account has been read by this agent: time that it held without an agent was unmetered."""
+    """True until this agent has read the tenant's account. Time that the tenant held without an agent was counted as
+    unmetered until then."""
 
 
 @dataclass
@@ -77,9 +79,9 @@ class _MeteredGpu:
     books: dict[str, int]
     at_ns: int
     seen: dict[str, int] = field(default_factory=dict)
-    """The scheduler's GPU account at the last entry; empty: it had none."""
+    """The scheduler's account of the GPU at the last count. Empty if the scheduler had none."""
     away: bool = False
-    """True if no agent has counted since `at_ns`."""
+    """True if no agent has counted the GPU's time since `at_ns`."""
 
 
 class ConsumptionMeter:
@@ -105,11 +107,11 @@ class ConsumptionMeter:
     # ---- state across agents
 
     def restore(self, kept: KeptConsumption) -> None:
-        """Continue from an earlier agent's state. Its tenants stay metered with their former rows until they are
-        updated or ended."""
+        """Continue from an earlier agent's state. The tenants in it stay metered with their former rows until `update`
+        or `end` is called for them."""
         now = self._now()
         same_boot, shift = kept.boot == self._boot, 0
-        if not same_boot:  # after a reboot the monotonic clock restarts: the wall clock gives the time between
+        if not same_boot:  # after a reboot the monotonic clock restarts, so the wall clock gives the time in between
             shift = now.monotonic_ns - kept.monotonic_ns - max(0, now.wall_ms - kept.wall_ms) * 1_000_000
         for tenant_id, one in kept.tenants.items():
             self._tenants[tenant_id] = _MeteredTenant(
@@ -177,12 +179,13 @@ class ConsumptionMeter:
         return tuple(self._tenants)
 
     def update(self, row: Tenant, models: Mapping[str, str], usage: TimeUsage | None) -> None:
-        """Meter a row with its new content from now on; until now, a known row counts with its former content.
+        """Meter a row with its new content from now on. Time until now counts with its former content, if the row is
+        known.
 
         Args:
             row: The row.
             models: Model of each GPU that has been read, by UUID.
-            usage: Its account; None: it has none.
+            usage: The tenant's usage by its account; None if it has no account.
         """
         known = self._tenants.get(row.id)
         if known is not None:
@@ -210,8 +213,8 @@ class ConsumptionMeter:
             self._series[row.namespace, model] = self._open(row.namespace, model, self._now())
 
     def take_up(self, tenant_id: str, usage: TimeUsage) -> None:
-        """Start from a tenant's account as it is: time held before metering is not counted. An account that an earlier
-        agent has metered continues from that agent's count instead."""
+        """Begin to count from the present state of a tenant's account. Time held before is not counted. If an earlier
+        agent has metered the account, the count continues from that agent's count instead."""
         one = self._tenants[tenant_id]
         if one.resumed:
             self.settle(tenant_id, usage)
@@ -219,7 +222,7 @@ class ConsumptionMeter:
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
 
     def settle(self, tenant_id: str, usage: TimeUsage | None) -> None:
-        """Count a tenant's usage up to now. `usage`: its account; None: it has none now."""
+        """Count a tenant's usage up to now. `usage`: its usage by its account; None if it has no account now."""
         one = self._tenants[tenant_id]
         now = self._now()
         elapsed = max(0, now.monotonic_ns - one.at_ns)
@@ -227,7 +230,8 @@ class ConsumptionMeter:
         if one.exclusive:
             held = elapsed
         elif usage is not None:
-            # An account with less than was counted was stored shortly before the count: it continues from there.
+            # If the account shows less than was counted, it was stored shortly before the count. The count continues
+            # from there.
             held = max(0, usage.held_ns - one.held_ns)
             borrowed = max(0, usage.borrowed_ns - one.borrowed_ns)
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
@@ -276,13 +280,13 @@ class ConsumptionMeter:
     # ---- GPUs
 
     def enter_gpu(self, uuid: str, time: GpuTime | None, account_of: Callable[[str], TimeUsage | None]) -> None:
-        """Advance a GPU's account, and its tenants' counts, to now, so that both are stored as of one moment. Call this
-        before the scheduler's account of the GPU is opened or closed.
+        """Advance a GPU's account and the counts of its tenants to now, so that both are stored as of one moment. The
+        caller must do this before the scheduler's account of the GPU is opened or closed.
 
         Args:
             uuid: The GPU.
-            time: The scheduler's account of it; None: no tenant shares it.
-            account_of: Returns a tenant's account; None: it has none now.
+            time: The scheduler's account of the GPU; None if no tenant shares the GPU.
+            account_of: Returns a tenant's usage by its account; None if it has no account now.
         """
         for tenant_id in [tenant_id for tenant_id, one in self._tenants.items() if uuid in one.gpus]:
             self.settle(tenant_id, account_of(tenant_id))
@@ -298,7 +302,7 @@ class ConsumptionMeter:
             left -= part
         gpu.at_ns = now
         if present and gpu.seen:
-            gpu.at_ns -= left  # time since the scheduler's account was read comes with the next call
+            gpu.at_ns -= left  # time since the scheduler's account was read is counted by the next call
         else:
             gpu.books[self._use_beside(uuid, gpu)] += left
         gpu.seen, gpu.away = present, False
@@ -335,8 +339,8 @@ class ConsumptionMeter:
         self._closed = [series for series in self._closed if series.name not in taken_in]
 
     def consumption(self) -> list[dict[str, object]]:
-        """Return all series as the GPUNode's status has them (`Consumption`): at most `MAX_CONSUMPTION`, the closed
-        ones first. The others follow when there is room."""
+        """Return the series in the form of the GPUNode's status (`Consumption`): at most `MAX_CONSUMPTION`, closed
+        series first. Series beyond that follow when there is room."""
         return [
             {
                 "series": one.name,
@@ -354,7 +358,7 @@ class ConsumptionMeter:
 
     @property
     def metered_at(self) -> str | None:
-        """Time of the last count; None: none yet."""
+        """Time of the last count. None before the first count."""
         return _timestamp(self._metered_at_ms) if self._metered_at_ms else None
 
     # ---- inside
@@ -367,7 +371,7 @@ class ConsumptionMeter:
         return found
 
     def _found_in_accounts(self, gpus: Collection[str], held_ns: int) -> None:
-        """Move time from unmetered to held that the tenant's account shows as held."""
+        """Move `held_ns` from unmetered to held, because the tenant's account shows this time as held."""
         for uuid in gpus:
             gpu = self._gpus.get(uuid)
             if gpu is not None:

@@ -1,9 +1,10 @@
-"""Moment at which a function is called; each hand-off sets it again.
+"""Timer for one function, with a moment that each hand-off sets again.
 
 Guarantees:
-- The function is called at the last moment set, or at an earlier moment set before. It must check what is due.
-- On the agent's loop (`on_time.LoopAlarm`) the call is never early by the kernel's clock. Setting the moment costs no
-  system call, no object and no heap operation.
+- The function is called at the moment that was set last, or at a moment that was set before and is earlier. So the
+  function must check whether anything is due.
+- On the agent's loop (`on_time.LoopAlarm`) the call is never early by the kernel's clock. To set the moment needs no
+  system call, no new object and no heap operation.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ class OneAlarm(Protocol):
     """The event loop's alarm, see `on_time.LoopAlarm`."""
 
     def claim(self, ring: Callable[[], object]) -> bool:
-        """Have `ring` called when the alarm is due; return False if another component has claimed the alarm."""
+        """Register the function to call when the alarm is due. Return False if another component has already registered
+        one.
+        """
 
     def release(self) -> None:
         """Remove the callback."""
 
     def set(self, at_ns: int | None) -> None:
-        """Ring once at that moment; None: not at all."""
+        """Set the moment of one call. None: no call."""
 
 
 class Deadline:
-    """The moment, on the running loop.
+    """Timer on the running loop.
 
     Args:
         clock: Monotonic clock in nanoseconds.
@@ -40,12 +43,13 @@ class Deadline:
         self._call = due
         self._alarm: OneAlarm | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Timer used where there is no alarm. An early timer is kept: most moments are postponed before they come."""
+        """Timer that is used if the loop has no alarm. A timer that is too early is kept, because most moments are
+        postponed before they come."""
         self._timer_at = 0
         """Moment of the timer."""
 
     def set(self, at: int | None) -> None:
-        """Call at that moment, in nanoseconds of the clock; None: not at all."""
+        """Set the moment of the call, in nanoseconds of the clock. None: no call."""
         if self._alarm is not None or (self._timer is None and self._claimed()):
             assert self._alarm is not None, "it was claimed"
             self._alarm.set(at)
@@ -74,5 +78,5 @@ class Deadline:
         return True
 
     def _on_timer(self) -> None:
-        self._timer = None  # an early timer is set again, for the same moment
+        self._timer = None  # a timer that fired early is set again for the same moment
         self._call()

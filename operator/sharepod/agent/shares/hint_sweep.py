@@ -1,9 +1,10 @@
-"""Hints by which a tenant's processes know that other tenants want its GPUs: raised at once, lowered by a sweep.
+"""Hints: flags in shared memory that show a tenant's processes that other tenants want its GPUs. Hints are raised at
+once, and lowered by a periodic sweep.
 
 Guarantees:
 - A hint is raised as soon as another tenant wants a GPU of the tenant's.
-- It is lowered at most `SWEEP_S` after the last such tenant stopped wanting it. A hint that is raised for too long only
-  keeps the tenant's queue bounded.
+- A hint is lowered at most `SWEEP_S` after the last such tenant has stopped wanting a GPU. A hint that is raised for
+  too long does no harm: it only keeps the tenant's queue bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class HintSweep:
     """Hints of all tenants, on the running loop.
 
     Args:
-        sweep: Sets each tenant's hint to its current value; returns whether any is raised.
+        sweep: Sets each tenant's hint to its current value. Returns True if any hint is raised.
     """
 
     def __init__(self, sweep: Callable[[], bool]) -> None:
@@ -43,6 +44,6 @@ class HintSweep:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._due)
 
     def _due(self) -> None:
-        self._set()  # first, so that a sweep that fails is repeated
+        self._set()  # schedule the next sweep first, so that a failed sweep is repeated
         if not self._sweep():
             self.close()

@@ -1,11 +1,12 @@
-"""Schedule of the checks for signs of life of tenants that hold.
+"""Schedule of checks: whether the processes of tenants that hold give signs of life.
 
-The event loop checks each tenant from its grant until it has drained, in its wait (`on_time.SilenceWatch`), and wakes
-Python when one is silent. On another loop, or where a process gives no signs of life, each check is a timer.
+The agent's event loop checks each tenant in its wait (`on_time.SilenceWatch`), from the tenant's grant until it has
+drained. It calls Python when a tenant is silent. On another loop, or for processes without signs of life, each check is
+a timer.
 
 Guarantees:
 - A check runs when it is due.
-- A late check is marked as late.
+- A check that runs late is marked as late, so that a stall of the agent is not taken for a silent tenant.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Protocol
 from sharepod import protocol
 
 STALL_NS = 20_000_000
-"""Nanoseconds by which a timer must be late for the agent to count as stalled, and possibly the checked processes with
-it: 20 ms, more than a busy machine delays a program at nice -10."""
+"""Lateness of a timer, in nanoseconds, from which the agent counts as stalled, and the checked processes possibly too:
+20 ms. A busy machine delays a program at nice -10 by less."""
 
 
 class Watch(Protocol):
@@ -29,10 +30,10 @@ class Watch(Protocol):
         """True if any tenant is watched."""
 
     def keep(self, tenants: Mapping[str, Sequence[protocol.Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch exactly these tenants from now on; return False where that is not possible."""
+        """Watch exactly these tenants from now on. Return False if this is not possible."""
 
     def put(self, tenant: str, beats: Sequence[protocol.Beat], over: Callable[[int], None]) -> bool:
-        """Watch one more tenant; return False where that is not possible."""
+        """Watch one more tenant. Return False if this is not possible."""
 
     def drop(self, tenant: str) -> None:
         """Stop watching a tenant."""
@@ -49,7 +50,7 @@ class Looks:
 
     Args:
         clock: CLOCK_MONOTONIC in nanoseconds.
-        look: Called for each check of all tenants, with whether it is late.
+        look: Called for each check of all tenants. Its argument is True if the check is late.
     """
 
     def __init__(self, clock: Callable[[], int], look: Callable[[bool], None]) -> None:
@@ -67,7 +68,7 @@ class Looks:
         return self._timer is not None or (self._silence_watch is not None and self._silence_watch.keeps)
 
     def by(self, at: int) -> None:
-        """Check all tenants at that moment at the latest."""
+        """Check all tenants at `at` or earlier."""
         if self._timer is not None:
             if self._at <= at:
                 return
@@ -77,10 +78,11 @@ class Looks:
         self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._due)
 
     def watch(self, tenants: Mapping[str, Sequence[protocol.Beat]], at: int) -> None:
-        """Check at that moment, and from then on whenever one of the tenants may be silent.
+        """Check at `at`, and from then on whenever one of these tenants may be silent.
 
         Args:
-            tenants: By tenant, the processes of which one has to give signs of life; none: it cannot be watched.
+            tenants: By tenant: its processes. The tenant is not silent while any of them gives signs of life. Empty:
+                the tenant cannot be watched.
             at: Moment of the first check.
         """
         silence_watch = self._of_the_loop()
@@ -88,8 +90,8 @@ class Looks:
             self.by(at)
 
     def put(self, tenant: str, beats: Sequence[protocol.Beat]) -> bool:
-        """Also check whenever this tenant may be silent. Return False where the loop cannot watch it: the caller
-        schedules a check."""
+        """Also check whenever this tenant may be silent. Return False if the loop cannot watch it; the caller must then
+        schedule a check."""
         silence_watch = self._of_the_loop()
         return silence_watch is not None and bool(beats) and silence_watch.put(tenant, beats, self._over)
 
@@ -99,7 +101,7 @@ class Looks:
             self._silence_watch.drop(tenant)
 
     def watches(self, tenant: str) -> bool:
-        """Return whether a check runs whenever this tenant may be silent."""
+        """Return True if a check runs whenever this tenant may be silent."""
         return self._silence_watch is not None and self._silence_watch.watches(tenant)
 
     def close(self) -> None:
@@ -125,5 +127,5 @@ class Looks:
         self._look(self._clock() - self._at >= STALL_NS)
 
     def _over(self, due: int) -> None:
-        self._cancel()  # this check covers all of them
+        self._cancel()  # this check covers all scheduled checks
         self._look(self._clock() - due >= STALL_NS)

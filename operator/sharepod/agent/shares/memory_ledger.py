@@ -3,18 +3,18 @@
 Time is passed in, and messages are returned as actions. Sizes are in bytes, times in nanoseconds.
 
 Guarantees (ME as in docs/design.md, Memory):
-- ME1 limit: credits, and the driver's bytes beyond them, never exceed an enforced limit. Exceptions are handovers,
-  credits by `grow`, and a limit that was lowered.
+- ME1 limit: the sum of credits, and of bytes that the driver counts beyond the credits, never exceeds an enforced
+  limit. Exceptions are handovers, credits by `grow`, and a limit that was lowered.
 - ME2 recall-before-refusal: a request that fits the limit is not refused while a sibling process has unused credits.
   These are recalled first, for a bounded time.
 - ME4 returned-on-exit: a client that has exited has no credits.
-- K1 lost-connection: credits of a running process whose connection is lost are kept, also from an earlier agent. They
-  are freed when the process exits, declares its memory on a new connection, or the driver reports its memory. A request
-  waits up to `RETURN_NS` for such credits before it is refused.
+- K1 lost-connection: if a running process loses its connection, its credits are kept, also those from an earlier agent.
+  They are freed when the process exits, declares its memory on a new connection, or the driver reports its memory. A
+  request waits up to `RETURN_NS` for such credits before it is refused.
 - K2 in-order: requests are decided in the order in which they came.
 - K3 reading-by-peak: a reading of the driver is compared with the peak of the credits during the reading, not with the
   credits at its end.
-- K4 one-recall: a sibling never has two unanswered recalls.
+- K4 one-recall: a process never has two unanswered recalls.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ClientKey = Hashable
 
 
 class LedgerError(Exception):
-    """Request of a client that breaks the protocol: more bytes returned than credited, or more requested than any GPU
-    has."""
+    """Frame of a client that breaks the protocol: it returns more bytes than it was credited, or requests more than any
+    GPU has."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Credited:
     seq: int
     """Number of the request."""
     bytes: int
-    """Bytes credited; 0: refused, because they would exceed the limit."""
+    """Bytes credited. 0: refused, because the request would exceed the limit."""
 
 
 @dataclass(frozen=True)
 class RecallFrom:
-    """Order to a client to return unused credits."""
+    """Recall: request to a client to return unused credits."""
 
     client: ClientKey
     bytes: int
@@ -68,19 +68,19 @@ class DeniedAllocation:
 
 
 PENDING_MAX = 64
-"""Most waiting requests of one client; a hook has one per allocating thread."""
+"""Most waiting requests of one client. A hook has one request per allocating thread."""
 
 RETURN_NS = 2_000_000_000
-"""Nanoseconds that a request waits for processes whose connection is lost, as all are when a new agent starts. A hook
-tries to connect every 250 ms, and then declares its memory; this is eight attempts."""
+"""Nanoseconds that a request waits for processes whose connection is lost. All connections are lost when a new agent
+starts. A hook tries to connect every 250 ms and then declares its memory, so it has eight attempts."""
 
 CLAIM_MAX = 1 << 47
 """Most bytes of one request, or of all handovers of one client: 128 TiB, more than any GPU has."""
 DECIDED_AT_ONCE = 64
-"""Most requests that `expire` decides in one call, so that the agent's other work gets its turn; the rest is due at
-once."""
+"""Most requests that `expire` decides in one call, so that the agent's other work gets its turn. The remaining requests
+are due at once."""
 _SUM_MAX = 1 << 62
-"""Most bytes of all credits where no limit is enforced; the sum has to fit into a frame's signed 64 bits."""
+"""Most bytes of all credits if no limit is enforced. The sum must fit into a frame's signed 64 bits."""
 
 
 @dataclass(eq=False)
@@ -91,11 +91,11 @@ class _Pending:
     seq: int
     bytes: int
     deadline: int | None = None
-    """Latest time of the decision; None while no sibling has been asked."""
+    """Latest time of the decision. None while no sibling process has got a recall for this request."""
     asked: dict[ClientKey, int] = field(default_factory=dict)
-    """Siblings that were asked -> number of the answer that is awaited of each."""
+    """Siblings that got a recall -> number of the answer that is awaited from each."""
     later: set[ClientKey] = field(default_factory=set)
-    """Siblings to ask once they have answered another request's recall (K4)."""
+    """Siblings that get a recall once they have answered the recall of another request (K4)."""
     dropped: bool = False
     """True once the client's connection is closed."""
 
@@ -105,8 +105,8 @@ class MemoryLedger:
 
     Args:
         limit: Bytes that the tenant may use.
-        enforced: Whether the limit is enforced; if not, every request is credited and only counted.
-        recall_ns: How long a request waits for siblings to return credits.
+        enforced: True if the limit is enforced. If False, every request is credited and only counted.
+        recall_ns: Nanoseconds that a request waits for siblings to return credits.
     """
 
     def __init__(self, limit: int, *, enforced: bool, recall_ns: int) -> None:
@@ -117,15 +117,15 @@ class MemoryLedger:
         self.grown = 0
         """Bytes credited by `grow` since the start."""
         self.refused = 0
-        """Requests refused since the start, without those ahead of need."""
+        """Number of requests refused since the start. Requests made ahead of need do not count."""
         self.last_refusal: DeniedAllocation | None = None
-        """The last of these requests."""
+        """The last refused request. None if there is none."""
         self._recall_ns = recall_ns
         self._credits: dict[ClientKey, int] = {}
         self._kept: dict[int, int] = {}
         """By pid, credits of running processes whose connection is lost (K1)."""
         self._kept_since_reading: set[int] = set()
-        """Pids in `_kept` whose connection was lost after the current reading began: that reading may miss them."""
+        """Pids in `_kept` whose connection was lost after the current reading began. That reading may lack them."""
         self._handed: dict[ClientKey, int] = {}
         """Bytes that each client has handed over."""
         self._tracked = self._peak = 0
@@ -166,11 +166,12 @@ class MemoryLedger:
         self._kept_since_reading.clear()
 
     def observe(self, driver_bytes: int, covered: Collection[int] = ()) -> None:
-        """Evaluate a reading of the driver.
+        """Compare a reading of the driver with the credits.
 
         Args:
             driver_bytes: Bytes that the tenant's processes use on this GPU; bytes beyond the credits count as used.
-            covered: Pids whose memory the reading covers in full: credits kept for their lost connections are freed.
+            covered: Pids whose memory the reading contains in full. Credits that were kept for their lost connections
+                are freed.
         """
         for pid in [pid for pid in self._kept if pid in covered and pid not in self._kept_since_reading]:
             size = self._kept.pop(pid)
@@ -184,9 +185,9 @@ class MemoryLedger:
         return self.expire(now)
 
     def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
-        """Credit memory that a process already has, whatever the limit: from before this ledger, or from an earlier
-        connection of `pid`. A waiting request may now have a sibling to ask. Raises `LedgerError` for more than the GPU
-        can have given."""
+        """Credit memory that a process already has, whatever the limit. It got the memory before this ledger existed,
+        or on an earlier connection of `pid`. A waiting request may now have a sibling that can get a recall. Raises
+        `LedgerError` if `size` is more than the GPU can have given."""
         handed = self._handed.get(client, 0) + size
         if handed > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{handed} bytes handed over; {self._on_the_gpu()}")
@@ -205,7 +206,7 @@ class MemoryLedger:
 
     def grow(self, client: ClientKey, size: int) -> None:
         """Credit memory that the driver took for a client without a call that could have been refused, whatever the
-        limit. Raises `LedgerError` for more than the GPU can have given."""
+        limit. Raises `LedgerError` if `size` is more than the GPU can have given."""
         if self.credit(client) + size > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{size} more bytes taken; {self._on_the_gpu()}")
         self.grown += size
@@ -220,9 +221,9 @@ class MemoryLedger:
             client: The client.
             seq: Number of the request, for the answer.
             size: Bytes.
-            ahead: True if the client does not need the bytes yet: no sibling is asked for them.
+            ahead: True if the client does not need the bytes yet. No sibling gets a recall for them.
 
-        Raises `LedgerError` if too many requests of the client wait, or for more than any GPU has.
+        Raises `LedgerError` if too many requests of the client wait, or if `size` is more than any GPU has.
         """
         if size > CLAIM_MAX:
             raise LedgerError(f"{size} bytes requested; no GPU has as much")
@@ -237,8 +238,8 @@ class MemoryLedger:
         return self.expire(now)
 
     def release(self, now: int, client: ClientKey, size: int, *, recalled: bool) -> list[MemoryAction]:
-        """Free credits that a client returns. `recalled`: this is its answer to a recall. Raises `LedgerError` if the
-        client does not have as much."""
+        """Free credits that a client returns. `recalled`: True if this is its answer to a recall. Raises `LedgerError`
+        if the client has less."""
         credit = self.credit(client)
         if size > credit:
             raise LedgerError(f"{size} bytes returned, {credit} credited")
@@ -320,7 +321,7 @@ class MemoryLedger:
         return actions
 
     def next_deadline(self) -> int | None:
-        """Return the latest moment at which `expire` has something to decide; None if no request waits."""
+        """Return the moment by which `expire` must be called. None if no request waits."""
         if not self._pending:
             return None
         return self._pending[0].deadline or 0
@@ -328,8 +329,9 @@ class MemoryLedger:
     # ---- inside
 
     def _claim_max(self) -> int:
-        """Return the bytes that a client may claim to have. Where the limit is enforced, they are the largest possible
-        limit, plus as much again for memory that the driver took. Otherwise managed memory may be larger than the GPU.
+        """Return the most bytes that a client may claim to have. With an enforced limit, this is twice the largest
+        possible limit: the limit, and memory that the driver took. Without one it is more, because managed memory may
+        be larger than the GPU.
         """
         return min(2 * self.gpu_memory, CLAIM_MAX) if self.enforced and self.gpu_memory else CLAIM_MAX
 
@@ -347,7 +349,7 @@ class MemoryLedger:
             kept.pop(client, None)
         for pending in self._waiting.pop(client, ()):
             pending.dropped = True
-        if self._pending:  # only the first request asks siblings
+        if self._pending:  # only the first waiting request sends recalls
             self._pending[0].asked.pop(client, None)
             self._pending[0].later.discard(client)
         return self.expire(now)
@@ -356,8 +358,8 @@ class MemoryLedger:
         return self._answered.get(client, 0) < self._asked.get(client, 0)
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
-        """Return whether the first request may still be credited: a sibling has to answer a recall, or credits kept for
-        lost connections may become free. Recalls the siblings' unused credits (ME2), and sets the request's deadline
+        """Return True if the first request may still be credited: a sibling has yet to answer a recall, or credits kept
+        for lost connections may become free. Also send recalls to the siblings (ME2), and set the request's deadline
         (K1)."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
@@ -366,7 +368,7 @@ class MemoryLedger:
             head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._kept else self._recall_ns)
         if now >= head.deadline:
             return False
-        for client in unasked:  # also siblings that connected since, with memory from an earlier connection
+        for client in unasked:  # also siblings that have connected since then, with memory from an earlier connection
             head.deadline = max(head.deadline, now + self._recall_ns)
             self._ask(head, client, actions)
         for client in list(head.later):

@@ -1,9 +1,9 @@
-"""Hand-offs that are decided before the holder drains, and carried out by the event loop's wait.
+"""Prepared hand-offs: decided before the holder drains, and carried out by the event loop's wait.
 
 Guarantees:
-- The prepared hand-off of a GPU is dropped as soon as its tenants change in any way, or one of the two sockets is
-  closed. It is prepared again before the loop waits.
-- On a loop other than the agent's no hand-off is prepared.
+- The prepared hand-off of a GPU is dropped as soon as the GPU's tenants change in any way, or one of the two sockets is
+  closed. The hand-off is prepared again before the loop waits.
+- On a loop other than the agent's own loop, no hand-off is prepared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SocketClient(Protocol):
     """Called before its socket is closed."""
 
     def fileno(self) -> int:
-        """Return the descriptor of its socket; negative: it is closed."""
+        """Return the descriptor of its socket. Negative if it is closed."""
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
         """Return the encoded frame."""
@@ -40,9 +40,9 @@ class Ready(NamedTuple):
     holder: SocketClient
     successor: SocketClient
     turns: tuple[PreparedHandOff, ...]
-    """By whether the holder wants more time; at most one of each."""
+    """One hand-off for a holder that wants more time, one for a holder that does not, or only one of them."""
     grants: tuple[protocol.Grant, ...]
-    """Frame for the successor in each of them."""
+    """For each of `turns`: the grant frame to the next tenant's process."""
 
 
 class PreparedHandOffs:
@@ -50,7 +50,7 @@ class PreparedHandOffs:
 
     Args:
         clock: Monotonic clock in nanoseconds.
-        prepare: Decides the next hand-off of a GPU; None: there is none that could be prepared.
+        prepare: Decides the next hand-off of a GPU. None if it cannot be prepared.
         made: Called for each hand-off that was carried out, with the preparation and the turn that was used; `seen_at`
         and `sent_at` are nanoseconds of the clock.
         reported: Called once after all of them.
@@ -71,7 +71,7 @@ class PreparedHandOffs:
         self._places: dict[str, int] = {}
         """Number of each GPU that has had a prepared hand-off."""
         self._gpus: list[str] = []
-        """By that number."""
+        """By number: the GPU."""
         self._dropping: list[Callable[[], None]] = []
         self._ready: list[Ready | None] = []
         self._changed: dict[str, None] = {}
@@ -94,7 +94,7 @@ class PreparedHandOffs:
         self.change(self._gpus)
 
     def end_by(self, moment: int | None) -> None:
-        """Have no hand-off carried out after that moment; None: no bound."""
+        """Carry out no hand-off after `moment`. None: no bound."""
         if self._loop is not None:
             self._loop.end_by(moment)
 
@@ -125,7 +125,8 @@ class PreparedHandOffs:
             if ready is not None:
                 self._put(gpu, ready)
             if several and self._loop.look():
-                self._loop.stale = bool(self._changed)  # the other GPUs follow once this hand-off was reported
+                # hand-offs of the other GPUs are prepared once this hand-off was reported
+                self._loop.stale = bool(self._changed)
                 return
 
     def _put(self, gpu: str, ready: Ready) -> None:

@@ -1,9 +1,9 @@
-"""Silence of a tenant that holds a GPU while others wait: decides whether the tenant has no processor time. Pure.
+"""Silence: decides whether a tenant that holds a GPU, while other tenants wait, gets no processor time. Pure.
 
 Guarantees:
-- E2 silent-holder: a tenant is silent if no undrained process has given a sign of life for the patience. The known end
-  of their work must be near. Until then the tenant may run again and continue, because no other tenant could use its
-  GPU.
+- E2 silent-holder: a tenant is silent if none of its undrained processes has given a sign of life for the *patience*,
+  and the known end of their work is near. Before that end no other tenant could use the GPU, so the tenant may run
+  again and continue.
 - The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was silent
   within the last `FORGET_NS`, for at least `PATIENCE_MOST_NS`. So a tenant whose thread is late occasionally keeps its
   turns.
@@ -17,30 +17,32 @@ from dataclasses import dataclass
 from sharepod.protocol import Sign
 
 PATIENCE_MOST_NS = 5_000_000
-"""Nanoseconds without a sign of life after which a process counts as having no processor time. The value is ten times
-the pause between two of its signs, and a twentieth of the period of a CPU quota."""
+"""Longest patience: nanoseconds without a sign of life after which a process counts as having no processor time. The
+value is ten times the pause between two signs, and a twentieth of the period of a CPU quota."""
 PATIENCE_LEAST_NS = 1_000_000
-"""The same for a tenant that is stopped repeatedly. It covers two of its signs, and the rounding of timers on a loop
-other than the agent's (agent/on_time.py)."""
+"""Shortest patience, for a tenant that loses its processor time repeatedly. It covers two signs of life, and the
+rounding of timers on a loop other than the agent's (agent/on_time.py)."""
 FORGET_NS = 250_000_000
-"""Nanoseconds after which a tenant no longer counts as stopped repeatedly: 250 ms, two and a half periods of a CPU
-quota. On a busy node a thread is late by `PATIENCE_MOST_NS` about once a second."""
+"""Nanoseconds after which the patience is the longest again: 250 ms, two and a half periods of a CPU quota. On a busy
+node a thread is late by `PATIENCE_MOST_NS` about once a second."""
 AHEAD_NS = 2_500_000
-"""Nanoseconds before the end of a silent tenant's work at which the decision is made. It covers the time of a hand-off
-on a busy node, and the possible delay of a timer of the event loop."""
+"""Nanoseconds before the end of a tenant's work at which it is decided whether it is silent. They cover the time of a
+hand-off on a busy node, and the possible delay of a timer of the event loop."""
 
 
 @dataclass(frozen=True)
 class LookAgain:
-    """The tenant may run, or its GPU is not needed yet. `at`: moment of the next check, in nanoseconds of the clock."""
+    """Verdict: the tenant gets processor time, or its GPU is not needed yet. `at`: moment of the next check, in
+    nanoseconds of the clock.
+    """
 
     at: int
 
 
 @dataclass(frozen=True)
 class Silent:
-    """The tenant has no processor time. `ends_at`: moment at which its work ends or has ended, in nanoseconds of the
-    clock."""
+    """Verdict: the tenant gets no processor time. `ends_at`: moment at which its work ends or has ended, in nanoseconds
+    of the clock."""
 
     ends_at: int
 
@@ -51,19 +53,21 @@ class Silence:
     def __init__(self) -> None:
         self.patience_ns = PATIENCE_MOST_NS
         self._ran_at = 0
-        """Moment at which it last ran again after it had been stopped for `PATIENCE_MOST_NS`."""
+        """Moment at which the tenant last ran again after at least `PATIENCE_MOST_NS` without a sign of life."""
         self._since: int | None = None
-        """Last sign of life before the tenant became silent, or its grant; None: it has given a sign since."""
+        """Moment of the last sign of life before the tenant became silent, or of its grant. None if it has given a sign
+        since then."""
         self._took_note = False
-        """Whether the start of its silence is known: it gave a sign of life after its grant, or while it waited for the
-        grant."""
+        """True if the start of its silence is known, because it gave a sign of life after its grant or while it waited
+        for the grant."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
-        """Decide whether a tenant is silent, by its processes that have not drained. The caller bars a silent tenant.
+        """Decide whether a tenant is silent, by its processes that have not drained. If it is `Silent`, the caller must
+        bar its gates.
 
         Args:
             now: The current moment.
-            signs: Of each process the last sign of life (None where it gives none), and the start of its silence. The
+            signs: For each process: its last sign of life (None if it gives none), and the start of its silence. The
             start is the time of its grant frame, or its last sign before that, if it gave signs while it waited.
         """
         if now - self._ran_at > FORGET_NS:
@@ -86,7 +90,7 @@ class Silence:
         return Silent(ends_at)
 
     def spoke(self, now: int) -> None:
-        """Record that the tenant runs: a frame about its grant has come."""
+        """Record that the tenant runs, because a frame about its grant has arrived."""
         if self._since is None:
             return
         if now - self._since >= PATIENCE_MOST_NS:

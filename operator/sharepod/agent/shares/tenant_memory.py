@@ -1,9 +1,9 @@
 """Device memory of one tenant: a ledger per GPU, fed by the clients' frames and by readings of the driver.
 
 Guarantees:
-- ME5 written-first: bytes are in the handover file before their client is granted them.
-- A request that waits for siblings is decided by a timer in any case.
-- Decisions of the ledgers (memory_ledger.py) are sent at once.
+- ME5 written-first: bytes are recorded in the handover file before they are credited to a client.
+- A request that waits for siblings is decided by a timer if they do not answer.
+- Decisions of the ledgers (memory_ledger.py) are sent to the clients at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MemoryClient(Protocol):
     """Connection of one process, as memory uses it."""
 
     handover_open: bool
-    """True while the client may still declare what it holds from an earlier connection."""
+    """True while the client may still declare memory that it got on an earlier connection."""
 
     @property
     def pid(self) -> int:
@@ -59,7 +59,7 @@ class TenantMemory:
         )
         self._handover = handover
         self._credited: tuple[Counter[int], ...] = tuple(Counter() for _ in row.gpus)
-        """Per GPU: credits of each process by its open connections, by pid."""
+        """For each GPU, by pid: credits of the process on its open connections."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         for ledger, size in zip(self._ledgers, left.untracked, strict=False):
@@ -84,15 +84,15 @@ class TenantMemory:
             ledger.begin_reading()
 
     def set_gpu_memory(self, size_of: Mapping[str, int]) -> None:
-        """Set the memory of the GPUs in bytes, by UUID; 0 where the driver does not report it. It bounds the claims of
-        a process."""
+        """Set the memory of the GPUs in bytes, by UUID. 0 if the driver does not report it. It bounds the memory that a
+        process may claim to have."""
         for gpu, ledger in zip(self._gpus, self._ledgers, strict=True):
             ledger.gpu_memory = size_of.get(gpu, 0)
 
     def observe(
         self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], absent: Collection[int]
     ) -> None:
-        """Evaluate a reading of the driver.
+        """Compare a reading of the driver with the credits.
 
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
@@ -174,7 +174,7 @@ class TenantMemory:
         return {gpu: ledger.refused for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
 
     def refusals(self) -> dict[str, tuple[int, DeniedAllocation]]:
-        """Return the number of refused requests, and the last of them, by the UUID of each GPU with any."""
+        """Return, by UUID of each GPU with refused requests: (their number, the last one)."""
         return {
             gpu: (ledger.refused, ledger.last_refusal)
             for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)
@@ -182,7 +182,7 @@ class TenantMemory:
         }
 
     def credited(self, gpu: str, pid: int) -> int:
-        """Return the credits of a process on a GPU by its open connections."""
+        """Return the credits of a process on a GPU, on its open connections."""
         return self._credited[self._gpus.index(gpu)][pid]
 
     # ---- inside
@@ -225,7 +225,7 @@ class TenantMemory:
 
     def _carry_out(self, index: int, actions: list[MemoryAction]) -> None:
         for action in actions:
-            client = cast(MemoryClient, action.client)  # this ledger has only clients of that type
+            client = cast(MemoryClient, action.client)  # this ledger has only clients of this type
             if isinstance(action, Credited):
                 if action.bytes:
                     self._count(index, client.pid, action.bytes)

@@ -1,4 +1,6 @@
-"""Token of one tenant, by process: which processes want it, were sent which grant, and have not drained that grant."""
+"""Token of one tenant, by process: which processes want the token, which grant each was sent, and which have not
+drained their grant.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class TokenClient(Protocol):
 
     @property
     def heartbeat(self) -> protocol.Heartbeat | None:
-        """Signs of life of the process; None: it gives none."""
+        """Signs of life of the process. None if it gives none."""
 
     @property
     def version(self) -> int:
@@ -42,7 +44,7 @@ class TenantToken:
     contended: Callable[[bool], None]
     """Called when other tenants begin or cease to want the tenant's GPUs."""
     bar: Callable[[int], None]
-    """Prevents launches under the grant of that id, or of a lower one."""
+    """Bars the gates: prevents launches under the grant with this id, or with a lower id."""
     together: Callable[[bool], None] = lambda _: None
     """Called when other tenants begin or cease to hold the tenant's GPUs at the same time."""
     wanting: dict[TokenClient, None] = field(default_factory=dict)
@@ -50,8 +52,8 @@ class TenantToken:
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were sent a grant and have not drained -> id of the last grant that each was sent."""
     sent_at: dict[TokenClient, int] = field(default_factory=dict)
-    """Moment at which each of the undrained clients was sent its last grant, in nanoseconds of the clock. It is the
-    last sign of life before that, if the client gave signs while it waited."""
+    """By undrained client: moment at which it was sent its last grant, in nanoseconds of the clock. If the client gave
+    signs of life while it waited, the moment of the last sign before the grant."""
     disconnected: set[int] = field(default_factory=set)
     """Pids of processes that have not drained and have lost the connection on which they would report it."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
@@ -59,9 +61,9 @@ class TenantToken:
     grant_id: int | None = None
     """Id of the grant that the tenant has not drained; None if there is none."""
     ends_at: int | None = None
-    """End of that grant as it was sent last, in nanoseconds of the clock; None: it has none."""
+    """End of that grant as it was sent last, in nanoseconds of the clock. None if it has no end."""
     revoked_id: int | None = None
-    """Id of the last grant that was revoked because a GPU was closed: nothing is launched under it."""
+    """Id of the last grant that was revoked because a GPU was closed. No process may launch under it."""
     counted: Samples = field(default_factory=lambda: Samples(0, 0, 0))
     """Sums of the counters of all its processes at the last reading."""
     closed: bool = False
@@ -78,14 +80,14 @@ class TenantToken:
     begun_at: int | None = None
     """Begin of the turn that has not drained; None if there is none."""
     draining_at: int | None = None
-    """Moment of that turn at which all processes had closed their gates."""
+    """Moment at which all processes had closed their gates in the turn that has not drained."""
     lost_at: int | None = None
-    """Moment of that turn from which others could hold."""
+    """Moment from which others could hold in the turn that has not drained."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
     @property
     def taken(self) -> bool:
-        """Return whether its grant was revoked because a GPU was closed: no process joins it."""
+        """True if the present grant was revoked because a GPU was closed. No process may join it."""
         return self.grant_id is not None and self.grant_id == self.revoked_id
 
     @property
@@ -120,7 +122,9 @@ class TenantToken:
         self.ending.pop(client, None)
 
     def begin(self, now: int, grant: TokenGrant) -> dict[TokenClient, None]:
-        """Record a new grant, in nanoseconds of the clock; return the clients to send it to, in order."""
+        """Record a new grant that begins at `now`, in nanoseconds of the clock. Return the clients to send it to, in
+        order.
+        """
         self.grant_id = grant.grant_id
         self.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
         self.begun_at, self.waited_since = now, self.wanted_at
@@ -131,7 +135,7 @@ class TenantToken:
         return wanting
 
     def turn(self, tenant_id: str, end: int | None) -> LoggedTurn | None:
-        """Return the turn that has not drained before `end`; None if there is none."""
+        """Return the turn that has not drained, with `end` as its end. None if there is none."""
         if self.begun_at is None:
             return None
         return LoggedTurn(tenant_id, self.gpus, self.waited_since, self.begun_at, self.draining_at, self.lost_at, end)
@@ -143,7 +147,7 @@ class TenantToken:
         clock: Callable[[], int],
         at: int | None = None,
     ) -> None:
-        """Record that a client is sent a grant, at a moment of the clock; None: now."""
+        """Record that a client is sent a grant. `at`: moment of the clock; None: now."""
         if self.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(clock)
             sent_at = clock() if at is None else at
@@ -152,13 +156,15 @@ class TenantToken:
         self.ending.pop(client, None)
 
     def signs(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.Sign | None, int]]:
-        """For each client with a grant, yield its last sign of life, None where it gives none, and the moment at which
-        it was sent the grant."""
+        """Yield, for each client with a grant: (its last sign of life, or None if it gives none; the moment at which it
+        was sent the grant)."""
         for client, sent_at in self.sent_at.items():
             yield None if client.heartbeat is None else client.heartbeat.read(clock), sent_at
 
     def beats(self) -> list[protocol.Beat]:
-        """Return the addresses of their signs of life; nothing if one of them gives none."""
+        """Return the addresses of the signs of life of all clients with a grant. Empty if one of these clients gives
+        none.
+        """
         patience_ns = self.silence.patience_ns
         beats = [
             client.heartbeat.beat(sent_at, patience_ns, AHEAD_NS)

@@ -2,17 +2,18 @@
 
 Guarantees:
 - A tenant wants the token while any of its processes does.
-- E1 end-of-turn: a tenant has drained when each process with the grant has drained or exited. A running process without
-  a connection has not drained until it reports so on a new connection, or the tenant is preempted.
-- E2 silent-holder: where another tenant waits, a silent tenant (`silence.py`) has its gates barred. The GPU passes on
-  when its last work ends, if that is known. A process's report about its work postpones no check of another process.
-- E3 open-gpus: a tenant of a GPU that is not open is granted nothing. A tenant that holds when one of its GPUs is
-  closed has its gates barred at once.
-- E4 siblings: a process that wants the token while siblings hold it waits no longer than their quantum. It joins a
-  grant without end at once, another grant when that is renewed.
+- E1 end-of-turn: a tenant has drained when each process with the grant has drained or exited. A running process that
+  has lost its connection counts as not drained until it reports this on a new connection, or the tenant is preempted.
+- E2 silent-holder: if another tenant waits, the gates of a silent tenant (`silence.py`) are barred. The next tenant
+  gets the GPU when the silent tenant's last work ends, if that end is known. A report of one process does not postpone
+  the check of another process.
+- E3 open-gpus: a tenant of a GPU that is not open gets no grant. If one of a holder's GPUs is closed, the holder's
+  gates are barred at once.
+- E4 siblings: a process that wants the token while other processes of its tenant hold it waits at most until the end of
+  their quantum. It joins a grant without end at once, and any other grant when the grant is renewed.
 - Every call takes effect at once; all later actions use one timer.
 - A failure for one tenant does not affect the others.
-- A hand-off by the loop's wait (`prepared.py`) leaves the same state as one through `drained`.
+- A prepared hand-off, which the loop's wait carries out (`prepared.py`), leaves the same state as a call of `drained`.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ class Tokens:
         self._clock = clock
         self._tokens: dict[str, TenantToken] = {}
         self._open: frozenset[str] | None = None
-        """GPUs that are open; None: all are."""
+        """GPUs that are open to tenants. None: all."""
         self._deadline = Deadline(clock, self._pump)
         self._due: int | None = None
-        """Moment of the scheduler's next action, in nanoseconds of the clock; None: none."""
+        """Moment of the scheduler's next action, in nanoseconds of the clock. None if there is none."""
         self._hints = HintSweep(self._sweep_hints)
         self._looks = Looks(clock, self._listen)
-        """Checks of the heartbeats, while a tenant holds a GPU that another waits for."""
+        """Checks of signs of life, while a tenant holds a GPU for which another tenant waits."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
         self._sampled: dict[str, TenantToken] = {}
         """Tenants that hold under a grant that asks their processes to sample their progress."""
@@ -104,11 +105,11 @@ class Tokens:
             tenant_id: Id of the tenant's row.
             gpus: UUIDs of its GPUs, in the row's order.
             request_milli: Guaranteed share of each GPU, in thousandths.
-            limit_milli: Most that it gets of each GPU, in thousandths.
-            interactive: Whether it asked for short waits.
+            limit_milli: Limit of its share of each GPU, in thousandths.
+            interactive: True if the tenant requests short waits.
             group: Group of tenants that are granted together; for a new tenant only.
             contended: Called when other tenants begin or cease to want its GPUs.
-            bar: Called to prevent launches under the grant of that id, or of a lower one.
+            bar: Called to prevent launches under the grant with the given id, or with a lower id.
             together: Called when other tenants begin or cease to hold its GPUs at the same time.
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
@@ -134,7 +135,7 @@ class Tokens:
             self._pump()
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
-        """Grant only on these GPUs from now on (E3); None: on all."""
+        """Grant time only on these GPUs from now on (E3). None: on all GPUs."""
         self._open = gpus
         self._prepared.change_all()
         now = self._now()
@@ -152,7 +153,9 @@ class Tokens:
         return self._open is not None and not self._open.issuperset(gpus)
 
     def _close(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Revoke a tenant's token: nothing more is launched, and running work drains."""
+        """Revoke a tenant's token, because one of its GPUs is closed. Its processes launch nothing more, and running
+        work drains.
+        """
         token.closed, token.wanted_at = True, None
         self._scheduler.unwant(now, tenant_id)
         if token.grant_id is None:
@@ -163,7 +166,7 @@ class Tokens:
             client.send(protocol.Revoke(token.grant_id))
 
     def remove(self, tenant_id: str) -> None:
-        """Remove a tenant; its GPUs are free at once."""
+        """Remove a tenant. Its GPUs are free at once."""
         token = self._tokens.pop(tenant_id, None)
         if token is not None:
             self._prepared.change(token.gpus)
@@ -179,13 +182,13 @@ class Tokens:
         token = self._tokens[tenant_id]
         displaced = self._scheduler.displaced(tenant_id)
         if client in token.undrained and token.undrained[client] == token.grant_id and not displaced:
-            return  # it has been sent the grant already
+            return  # this process already has the grant
         if token.closed:
             token.wanting[client] = None
             return
         now = self._now()
         if client.heartbeat is not None:
-            client.heartbeat.read(self._clock)  # it has just had processor time
+            client.heartbeat.read(self._clock)  # the frame shows that the process just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and not token.taken and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._prepared.change(token.gpus)
@@ -194,7 +197,7 @@ class Tokens:
             self._watch_still(tenant_id)
             return
         if client in token.wanting and not displaced:
-            return  # it has asked before
+            return  # this process already waits
         self._prepared.change(token.gpus)
         token.wanting[client] = None
         if token.grant_id is None or displaced:
@@ -203,7 +206,7 @@ class Tokens:
 
     def set_connected(self, tenant_id: str, *, connected: bool, concurrent: bool = False) -> None:
         """Set whether any process of the tenant is connected, and so may want the token at any moment. `concurrent`:
-        the tenant may co-run, because all these processes sample their progress."""
+        True if the tenant may co-run; all its processes must sample their progress."""
         if tenant_id in self._tokens:
             self._prepared.change(self._tokens[tenant_id].gpus)
             now = self._now()
@@ -231,8 +234,8 @@ class Tokens:
             self._pump()
 
     def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
-        """Record that all launches of a process under a grant have ended. The id of an older grant means that the frame
-        crossed with a newer grant."""
+        """Record that all work that a process launched under a grant has ended. If the frame names an older grant, it
+        crossed with a newer grant on the way, and does not end that one."""
         token = self._tokens[tenant_id]
         disconnected = client.pid in token.disconnected
         drains = token.undrained.get(client, token.grant_id if disconnected else None)
@@ -286,8 +289,8 @@ class Tokens:
         return self._scheduler.turns(self._now(), tenant_id)
 
     def turns_on(self, gpu: str, since: int) -> tuple[list[LoggedTurn], int]:
-        """Return the turns on a GPU that ended after `since`, the current turns and the current waits; and the moment
-        since which they are complete. Moments in nanoseconds of the clock."""
+        """Return (turns on a GPU that ended after `since`, plus current turns and waits; moment since which no turn is
+        missing). Moments in nanoseconds of the clock."""
         found = list(self._turn_log.on(gpu, since))
         for tenant_id, token in self._tokens.items():
             if gpu in token.gpus:
@@ -312,7 +315,9 @@ class Tokens:
         return self._scheduler.co_runs(gpu)
 
     def alone_in_flight(self, tenant_id: str) -> float | None:
-        """Return the part of the time for which the tenant has work in flight while it holds alone; None: not known."""
+        """Return the part of the time (0 to 1) for which the tenant has work in flight while it holds alone. None if
+        not known.
+        """
         return self._scheduler.alone_in_flight(self._now(), tenant_id)
 
     def snapshot(self, tenant_id: str) -> AccountSnapshot:
@@ -336,8 +341,8 @@ class Tokens:
         self._prepared.close()
 
     def _now(self) -> int:
-        """Return the current moment, up to which progress has been read. An agent that returns long after a deadline
-        has stalled: no tenant is charged for that time."""
+        """Return the current moment, after reading the progress counters. If the scheduler's next action is overdue by
+        `STALL_NS`, the agent has stalled, and no tenant is charged for that time."""
         now = self._clock()
         self._sample(now)
         if self._due is not None and now - self._due >= STALL_NS:
@@ -350,7 +355,9 @@ class Tokens:
         return now
 
     def _join_endless(self, tenant_id: str, token: TenantToken) -> None:
-        """Let processes that want the token join a grant without end that siblings hold (E4)."""
+        """If other processes of the tenant hold a grant without end, let the processes that want the token join it
+        (E4).
+        """
         running = self._scheduler.remaining_grant(self._now(), tenant_id)
         if (token.undrained or token.disconnected) and running is not None and running.quantum_ns == 0:
             self._join(tenant_id, token, running)
@@ -408,13 +415,13 @@ class Tokens:
                 left.append(action.tenant)
                 if isinstance(action, Preemption) and self._tokens[action.tenant].disconnected:
                     given_up.append(action.tenant)
-        # 2. Come back at the scheduler's next deadline.
+        # 2. Set the timer to the scheduler's next deadline.
         self._due = due = self._scheduler.next_deadline()
         self._deadline.set(due)
         self._prepared.end_by(None if due is None else due + STALL_NS - 1)
         if due is not None and not self._looks.pending:
             self._looks.by(now + PATIENCE_MOST_NS)
-        # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
+        # 3. No longer wait for disconnected processes of preempted tenants. This calls this method again.
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
             token.disconnected.clear()
@@ -434,16 +441,16 @@ class Tokens:
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
             if action.grant_id != token.grant_id:
-                self._log_turn(now, action.tenant, token)  # a displaced tenant that has not drained
+                self._log_turn(now, action.tenant, token)  # the turn of a displaced tenant that has not drained
                 wanting = token.begin(now, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
                 self._watch_new(now, action.tenant, token, wanting)
                 return True
-            # Renewed, or with new terms.
+            # The grant is renewed, or has new terms.
             before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
             for client, held_id in () if token.closed else list(token.undrained.items()):
-                if held_id == action.grant_id:  # clients with an earlier grant end that first
+                if held_id == action.grant_id:  # clients with an earlier grant must drain that grant first
                     self._send_grant(token, client, action, renews=True)
             if before is not None and (token.ends_at is None or token.ends_at > before):
                 self._join(action.tenant, token, action)
@@ -457,14 +464,16 @@ class Tokens:
         return False
 
     def _watch_new(self, now: int, tenant_id: str, token: TenantToken, holders: Collection[TokenClient]) -> None:
-        """Start the silence watch of a newly granted tenant; `holders`: its clients that have been sent the grant."""
+        """Start the silence watch of a tenant with a new grant. `holders`: its clients that were sent the grant."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
         if holders and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
             since = max(token.sent_at[client] for client in holders)
             self._looks.by(max(now, since + token.silence.patience_ns))
 
     def _prepare(self, gpu: str) -> Ready | None:
-        """Decide the next hand-off of a GPU, if it is between two processes and no other action is pending."""
+        """Decide the next hand-off of a GPU in advance. None unless it is from one process to one process, and no other
+        action is pending.
+        """
         turns = self._scheduler.prepare(self._now(), gpu)
         if not turns:
             return None
@@ -482,8 +491,8 @@ class Tokens:
         return Ready(cast(SocketClient, holding[0]), cast(SocketClient, successor), tuple(turns), frames)
 
     def _handed_off(self, ready: Ready, turn: PreparedHandOff, seen_at: int, sent_at: int) -> None:
-        """Record a hand-off that was carried out: as `drained` and `_pump` do, for the moment at which the holder's
-        DRAINED was seen."""
+        """Record a prepared hand-off that was carried out. The result equals `drained` followed by `_pump` at the
+        moment `seen_at`, when the holder's DRAINED frame was read."""
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
         self._sample(seen_at)
@@ -496,7 +505,7 @@ class Tokens:
             holder.wanting[client] = None
         holder.wanted_at = seen_at if turn.wanting else None
         self._scheduler.hand_off(seen_at, turn)
-        # 2. The successor has its grant.
+        # 2. The next tenant has its grant.
         token = self._tokens[turn.grant.tenant]
         self._log_turn(seen_at, turn.grant.tenant, token)
         successors = token.begin(seen_at, turn.grant)
@@ -509,12 +518,16 @@ class Tokens:
         self.hand_offs.add(sent_at - seen_at)
 
     def _sample(self, now: int) -> None:
-        """Read the progress of all tenants that hold concurrently: each call of the scheduler may settle a hold."""
+        """Read the progress of all tenants that hold concurrently. This precedes each call of the scheduler, because
+        the call may settle a hold.
+        """
         for tenant_id, token in self._sampled.items():
             self._scheduler.sampled(now, tenant_id, token.samples())
 
     def _mark_together(self) -> None:
-        """Mark the tenants that hold together with others: their hooks keep durations measured then separate."""
+        """Mark the tenants that hold together with others. Their hooks keep separate the durations that they measure in
+        this time.
+        """
         for tenant_id, token in self._sampled.items():
             token.mark_together(self._scheduler.holds_together(tenant_id))
 
@@ -536,11 +549,13 @@ class Tokens:
             token.wanted_at = now
         self._scheduler.want(now, tenant_id)
         if not all(map(self._looks.watches, self._scheduler.holders_beside(tenant_id))):
-            self._looks.by(now + PATIENCE_MOST_NS)  # the tenant may only now have others waiting for it
+            self._looks.by(now + PATIENCE_MOST_NS)  # the holders of its GPUs must be checked from now on
         self._hints.up(self._tokens[other].hint for other in self._scheduler.sharing_with(tenant_id))
 
     def _wait_as_wanted(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Let a displaced tenant wait for its next turn while one of its processes wants that."""
+        """Let a displaced tenant wait for its next turn if one of its processes wants the token. Otherwise end its
+        wait.
+        """
         if token.wanting:
             self._wait_for_turn(now, tenant_id, token)
         else:
@@ -549,8 +564,8 @@ class Tokens:
         self._pump()
 
     def _listen(self, late: bool) -> None:
-        """Check the heartbeats of all tenants that others wait for (E2). A late agent was stalled, and the processes
-        may have been too: it checks again before it decides."""
+        """Check the signs of life of all tenants for which others wait (E2). `late`: True if the agent was stalled. The
+        processes may have been stalled too, so the agent checks again before it decides."""
         now = self._now()
         looks: list[int] = []
         silenced = False
@@ -560,13 +575,13 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # others may begin to hold until then
+            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # other tenants may begin to hold in this time
             self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:
             self._pump()
 
     def _watch(self, tenant_id: str) -> bool:
-        """Have the loop watch the signs of life of a tenant that holds; return False where it cannot."""
+        """Let the loop watch the signs of life of a tenant that holds. Return False if the loop cannot."""
         return self._looks.put(tenant_id, self._beats(tenant_id))
 
     def _watch_still(self, tenant_id: str) -> None:
@@ -576,7 +591,7 @@ class Tokens:
             self._looks.by(self._clock() + PATIENCE_MOST_NS)
 
     def _beats(self, tenant_id: str) -> list[protocol.Beat]:
-        """Return the addresses of the signs of life of a tenant that holds; nothing if one of its processes gives
+        """Return the addresses of the signs of life of a tenant that holds. Empty if one of its processes gives
         none."""
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
@@ -584,9 +599,9 @@ class Tokens:
         return token.beats()
 
     def _suspend_if_silent(self, now: int, tenant_id: str, token: TenantToken) -> int | None:
-        """Bar the gates of a tenant that holds, if it is silent (E2).
+        """If a tenant that holds is silent, bar its gates (E2).
 
-        Returns: The moment of the next check; None: its gates were barred, and the scheduler has something to do.
+        Return the moment of the next check. None if the gates were barred; the caller must then call `_pump`.
         """
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return now + PATIENCE_MOST_NS

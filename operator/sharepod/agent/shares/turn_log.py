@@ -1,8 +1,8 @@
 """Log of the last turns of all tenants, for traces. Pure.
 
 Guarantees:
-- A turn is kept whole or not at all; memory is bounded by `_KEPT` turns.
-- A turn costs one entry, when it ends.
+- A turn is kept whole or not at all. At most `_KEPT` turns are kept.
+- A turn is one entry, which is added when the turn ends.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _KEPT = 8192
 
 
 class LoggedTurn(NamedTuple):
-    """Turn of one tenant on all its GPUs. Moments in nanoseconds of the clock; None: not yet, or never."""
+    """Turn of one tenant on all its GPUs. Moments in nanoseconds of the clock. None: not yet, or never."""
 
     tenant: str
     gpus: tuple[str, ...]
     waited_since: int | None
     """Begin of the wait for the turn."""
     begin: int | None
-    """None: the tenant still waits."""
+    """Begin of the turn. None while the tenant still waits."""
     draining: int | None
     """Moment at which all its processes had closed their gates."""
     lost: int | None
     """Moment from which others could hold although the tenant had not drained."""
     end: int | None
-    """Moment at which all its work had ended; None: it holds still."""
+    """Moment at which all its work had ended. None while it still holds."""
 
 
 class TurnLog:
@@ -49,5 +49,5 @@ class TurnLog:
                 yield turn
 
     def complete_since(self) -> int:
-        """Return the moment since which all ended turns are kept; 0: none was dropped."""
+        """Return the moment since which all ended turns are kept. 0 if none was dropped."""
         return self._turns[0].end or 0 if len(self._turns) == _KEPT else 0

@@ -1,8 +1,8 @@
 """Division of one turn of the event loop, and of the frame rate, between a node's tenants.
 
 Guarantees:
-- In one turn of the loop the frames of all tenants together take about 1 ms, for any number of tenants and any cost of
-  frames. Each tenant with frames has at least one handled.
+- In one turn of the event loop the frames of all tenants together take about 1 ms, whatever the number of tenants and
+  the cost of frames. At least one frame of each tenant with frames is handled.
 - Tenants that exceed their frame rate at the same time have, together, the rate of one tenant.
 """
 
@@ -14,8 +14,8 @@ _TURN_S = 0.001
 """Seconds that all tenants' frames together may take in one turn of the loop, and so about the longest delay of a
 hand-off. Shorter turns would spend more of the loop on polling."""
 _ALONE_S = 2 * _TURN_S
-"""Seconds after which frames of a tenant that was the only one with frames belong to an earlier turn of the loop. The
-end of a turn is inferred in this way, because a callback at each end would add a turn of the loop to every hand-off."""
+"""If only one tenant has frames, frames after this many seconds belong to the next turn of the loop. The end of a turn
+is inferred in this way, because a callback at each end would add a turn of the loop to every hand-off."""
 _LOUD_S = 5.0
 """Seconds for which a tenant that exceeded its rate shares one tenant's rate with other such tenants. It exceeds the
 pauses of a flood that comes in waves."""
@@ -38,8 +38,8 @@ class FrameBudget:
         """Time at which each tenant last exceeded its rate (loop time), by tenant id."""
 
     def begin_turn(self) -> float:
-        """Count one more tenant with frames in this turn of the loop; return the loop time at which its part of the
-        turn ends."""
+        """Count one more tenant with frames in this turn of the loop. Return the loop time at which this tenant's part
+        of the turn ends."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._inboxes_now == 1:
@@ -53,7 +53,9 @@ class FrameBudget:
         return now + _TURN_S / max(self._inboxes_now, self._inboxes_before)
 
     def throttled_rate(self, now: float, tenant_id: str) -> float:
-        """Record that a tenant exceeds its rate; return the frames a second that it may have handled from now on."""
+        """Record that a tenant exceeds its rate. Return the number of its frames that may be handled per second from
+        now on.
+        """
         self._loud[tenant_id] = now
         self._loud = {loud: at for loud, at in self._loud.items() if now - at < _LOUD_S}
         return self._per_s / len(self._loud)

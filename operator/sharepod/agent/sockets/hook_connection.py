@@ -1,9 +1,10 @@
 """Connection of one process, from accept to close: parses, checks and answers its frames.
 
 Guarantees:
-- Every byte from the client is treated as hostile until parsed; every frame is checked against the tenant's own GPUs.
-- No call waits: a client that does not read the agent's frames is closed.
-- A client that breaks the protocol is closed, and no exception of a handler leaves its connection.
+- Every byte from the client is treated as hostile until it is parsed. Every frame is checked against the tenant's own
+  GPUs.
+- No call waits. If a client does not read the agent's frames, its connection is closed.
+- If a client breaks the protocol, its connection is closed. An exception in a handler affects only its connection.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .refusals import ClientRefusal
 log = structlog.get_logger(__name__)
 
 _HELLO_WITHIN_S = 5.0
-"""Seconds from accept to Hello, which a hook sends at once. A later client is closed."""
+"""Seconds from accept within which a client must send Hello, which a hook sends at once. Otherwise the connection is
+closed."""
 
 _MEMORY = (protocol.Reserve, protocol.Release, protocol.MemInfo)
 """Frames about memory, which the inbox defers until after frames about time. A handover frame is not deferred."""
@@ -92,10 +94,10 @@ class HookConnection:
         self.observes = False
         """True for a client that uses no GPU (a reader of NVML): it may only ask for memory figures."""
         self.handover_open = True
-        """True while the client may still declare what it holds from an earlier connection: until its first other
-        frame."""
+        """True while the client may still declare memory that it got on an earlier connection: until its first frame of
+        another kind."""
         self.heartbeat: protocol.Heartbeat | None = None
-        """Signs of life of the process; None: it has no pulse page."""
+        """Signs of life of the process. None if it has no pulse page (memory shared with the agent)."""
         self.version = protocol.VERSION_MIN
         """Negotiated version of the protocol; the first version before Hello."""
         self.closing: Callable[[], None] | None = None
@@ -174,7 +176,7 @@ class HookConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the socket now; `closed` is called in the loop's next turn, so that no caller is re-entered."""
+        """Close the socket now. `closed` is called in the loop's next turn, so that no caller is re-entered."""
         if not self._alive:
             return
         self._alive = False
@@ -198,7 +200,9 @@ class HookConnection:
             self.close()
 
     def _hands_over(self, frame: protocol.ClientFrame) -> bool:
-        """Return whether a frame declares what the process holds, which is read before its first other frame."""
+        """Return True if a frame declares memory of the process. Such frames are valid only before its first frame of
+        another kind.
+        """
         return isinstance(frame, protocol.Reserve) and frame.handover and not self._spoke_of_memory
 
     def _break_off(self, why: ClientRefusal, error: str) -> None:
@@ -237,7 +241,7 @@ class HookConnection:
             if version >= protocol.PULSE_VERSION:
                 with contextlib.suppress(
                     OSError
-                ):  # without a pulse page the agent waits for the client until it drains
+                ):  # without a pulse page the agent always waits until the client has drained
                     page = protocol.PulsePage()
                     stack.callback(page.close_fd)
                     self.heartbeat = protocol.Heartbeat(page.read, page)

@@ -2,17 +2,19 @@
 
 One call of C (native/frame_reader.c) finds the readable connections, reads them, and recognises the frames about time.
 
-Frames about time are handled as they are read. Frames about memory are deferred (`put_off`): they are answered after
-the readable sockets of all tenants have been read. So a returned token never waits for its program's allocations.
+Frames about time are handled as they are read. Frames about memory are deferred (`put_off`) until the readable sockets
+of all tenants have been read. So the return of a token never waits for the program's allocations.
 
 Guarantees:
 - However many clients a tenant has, the event loop watches one descriptor for them.
 - A tenant's frames take no more of one turn of the loop than the tenant's part of `FrameBudget`.
-- At most `per_s` frames a second are handled, fewer if they take longer than 25 us each. Further frames wait: the
-  frames of one reading and up to `_PUT_OFF_MAX` deferred ones here, all others in the senders' sockets.
+- At most `per_s` frames a second are handled, and fewer if they take longer than 25 us each. Further frames wait. The
+  frames of one reading, and up to `_PUT_OFF_MAX` deferred frames, wait in the inbox; all others wait in the senders'
+  sockets.
 - While the tenant is over its rate for frames about memory, frames about time are read at `_URGENT` of that rate.
 - Deferred frames are answered in the order in which they came.
-- Of clients that keep sending too much without waiting for an answer, the one with most frames is passed to `on_flood`.
+- If clients send too many frames for `_FLOOD_S` without waiting for answers, the client with most frames is passed to
+  `on_flood`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from .frame_budget import FrameBudget
 
 _new, _receive = _ffi.new, _lib.shp_receive
 _NO_SOCKET = -1
-"""Descriptor of a packet whose connection has ended since."""
+"""Marks a packet in the buffer whose connection has ended since it was read."""
 
 FRAMES_A_TURN = 32
 """Frames of one tenant read, and deferred frames answered, in one turn of the loop, before other tenants get their
@@ -110,7 +112,7 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=_BURST_S * per_s)
         self._urgent = RateLimiter(self._loop.time(), per_s=_URGENT * per_s, burst=_URGENT * _BURST_S * per_s)
-        """Rate at which sockets are read while the tenant is over the rate of `_limiter`."""
+        """Limiter of the frames that are read while the tenant exceeds the rate of `_limiter`."""
         self._senders: dict[int, Sender] = {}
         """By file descriptor."""
         self._put_off: deque[tuple[Sender, ClientFrame]] = deque()
@@ -143,14 +145,14 @@ class Inbox:
         if self._senders.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
         for one in itertools.islice(self._received, self._handled, self._count):
-            if one.socket == descriptor:  # the next connection may get that number
+            if one.socket == descriptor:  # the next connection may get the same descriptor
                 one.socket = _NO_SOCKET
         if self._put_off:
             self._put_off = deque(each for each in self._put_off if each[0] is not sender)
 
     def put_off(self, sender: Sender, frame: ClientFrame) -> None:
-        """Have `sender.answer(frame)` called once all sockets that are readable now have been read, at the tenant's
-        rate."""
+        """Defer a frame: `sender.answer(frame)` is called once all sockets that are readable now have been read, at the
+        tenant's rate."""
         self._put_off.append((sender, frame))
         if self._answering is None and self._paused is None:
             self._answering = self._loop.call_soon(self._answer)
@@ -207,8 +209,9 @@ class Inbox:
         self._charge_time(now - begun, answered)
 
     def _receive(self, now: float) -> bool:
-        """Receive from the clients. Return whether anything came."""
-        # From a tenant over its rate only a few frames are read, for frames about time; or none for a moment.
+        """Receive from the clients. Return True if a packet or an end of a connection was received."""
+        # If the tenant exceeds its rate, only a few frames are read, so that frames about time are handled, or none for
+        # a moment.
         if self._limiter.wait_s(now) > 0:
             self._throttle(now)
         over_rate = self._paused is not None and self._urgent.wait_s(now) > 0

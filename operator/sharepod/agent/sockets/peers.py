@@ -1,6 +1,7 @@
 """Processes behind a tenant's sockets, from connect to exit.
 
-Guarantee: a pid here is never another process's. Each process is watched through a pidfd taken when it connected.
+Guarantee: a pid here always names the process that connected. Each process is watched through a pidfd that was taken at
+its connection, so a reused pid is noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """Flags of each send, computed once: combining two of Python's flags takes longer than building the frame."""
 
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS))
-"""Errors that do not concern the peer: this process or the node has no descriptors or memory left."""
+"""Errors that the peer does not cause: this process or the node has no descriptors or memory left."""
 
 
 def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -54,7 +55,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     except OSError as error:
         if error.errno in EXHAUSTED:
             raise
-        if error.errno != errno.ENOPROTOOPT:  # the process has exited; its pid may be reused by now
+        if error.errno != errno.ENOPROTOOPT:  # the process has exited, and another process may have its pid
             return pid, None
     if pid <= 0:
         return pid, None
@@ -82,18 +83,18 @@ class Peer:
 
 
 Identified = Callable[[socket.socket, Peer | None], None]
-"""Callback that takes a connection with its process. None: the process is unknown, and the connection must be
-closed."""
+"""Callback that takes a connection and its process. If the process is None, it is unknown, and the callee must close
+the connection."""
 
 
 class Peers(Protocol):
     """Source of the identities of processes behind connections."""
 
     def pid(self, sock: socket.socket) -> int | None:
-        """Return the pid of the process that connected; None where only `identify` can find it."""
+        """Return the pid of the process that connected. None if only `identify` can find it."""
 
     def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
-        """Return the process that connected to a tenant's socket; None: `later` will be called with it.
+        """Return the process that connected to a tenant's socket. If None, `later` will be called with the process.
 
         Raises `OSError` if no descriptor is left.
         """

@@ -8,9 +8,10 @@
 
 Guarantees:
 - A file that a running pod may read changes only by rename.
-- A tenant's directory is created once and stays the same directory until it is removed: mounts of it pin the inode.
+- A tenant's directory is created once and stays the same directory until it is removed, because mounts of it pin the
+  inode.
 - A hook is removed only when no tenant's directory links to it.
-- A kept socket is used only while its file is the one in the tenant's directory.
+- A listening socket of a killed agent is used only if its file is still the file in the tenant's directory.
 
 No file here is flushed to disk. At its start the agent writes all of them again from the ledger, before any container
 that is restarted with the node gets its volume.
@@ -58,10 +59,8 @@ class StateDir:
         self, root: Path, hook: Path, *, fail_open: bool = False, kept: KeptDescriptors = NOTHING_KEPT
     ) -> None:
         """Args:
-        root: the directory.
-        hook: the hook's shared object, as installed with the agent.
-        fail_open: pods run without limits where they cannot reach an agent.
-        kept: descriptors that survive a kill of this agent.
+        root: the directory. hook: the hook's shared object, as installed with the agent. fail_open: True if pods run
+        without limits when they cannot reach an agent. kept: descriptors that survive a kill of this agent.
         """
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
@@ -125,7 +124,7 @@ class StateDir:
         _allow(directory)
         self._link_hook(directory / HOOK_FILE)
         for earlier in directory.glob(_EARLIER_HOOK.format("*")):
-            earlier.unlink()  # the self-test's mapped hook is not compared with earlier files
+            earlier.unlink()  # the hook of the self-test's process is not compared with earlier files
         _write_once(directory / PRELOAD_FILE, _PRELOAD)
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
@@ -151,8 +150,8 @@ class StateDir:
         return directory
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Create or complete the tenant's directory, see `create`. If the disk does not take it but an earlier agent
-        completed it, return the error; otherwise None."""
+        """Create or complete the tenant's directory, see `create`. If the disk cannot store a change but an earlier
+        agent had completed the directory, return the error. Return None on success."""
         try:
             self.create(tenant_id, limits)
         except OSError as error:
@@ -182,7 +181,9 @@ class StateDir:
         _write_once(self.path(tenant_id) / LIMITS_FILE, limits.encode())
 
     def _usable(self, tenant_id: str, *, limited: bool) -> bool:
-        """Return whether the tenant's directory was complete before. `limited`: it needs limits and the hook."""
+        """Return True if the tenant's directory was complete before. `limited`: True if it must contain limits and the
+        hook.
+        """
         needed = (PRELOAD_FILE, HOOK_FILE, LIMITS_FILE) if limited else (PRELOAD_FILE,)
         return all((self.path(tenant_id) / name).exists() for name in needed)
 
@@ -195,14 +196,14 @@ class StateDir:
         self._heard[tenant_id] = (
             listener.fileno(),
             identity,
-        )  # first, so that at each moment there is a socket to pass on
+        )  # kept first, so that at each moment there is a socket to pass on
         self._kept.keep(tenant_socket.kept_name(tenant_id), listener.fileno(), identity)
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:
-        """Return the listening socket that a killed agent has left; None if the directory has another.
+        """Return the listening socket that a killed agent has left. None if the directory contains another socket.
 
-        Used for a directory that takes no new socket. The socket stays among the heirlooms at each moment, so that a
+        Used if the directory takes no new socket. The socket stays among the `heirlooms` at each moment, so that a
         terminating agent can pass it on.
         """
         name = tenant_socket.kept_name(tenant_id)
@@ -224,7 +225,7 @@ class StateDir:
         return listener
 
     def unheard(self, tenant_id: str) -> None:
-        """Stop keeping the tenant's socket."""
+        """Drop the kept descriptor of the tenant's socket."""
         self._heard.pop(tenant_id, None)
         self._kept.drop(tenant_socket.kept_name(tenant_id))
 
@@ -247,7 +248,7 @@ class StateDir:
         return Handover.made(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
 
     def heard(self, tenant_id: str, listener: socket.socket) -> bool:
-        """Return whether connections to the socket in the tenant's directory reach `listener`."""
+        """Return True if connections to the socket in the tenant's directory reach `listener`."""
         try:
             there = tenant_socket.identity(self._socket(tenant_id))
         except OSError:
@@ -326,7 +327,7 @@ def _allow(directory: Path) -> None:
 
 
 def _write_once(target: Path, content: bytes) -> None:
-    """Write the file unless it has this content already: a mount of it pins the inode."""
+    """Write the file unless it already has this content, because a mount of the file pins its inode."""
     try:
         if target.read_bytes() == content:
             return

@@ -1,14 +1,14 @@
 """Early sockets: the first process of a container listens for the tenants that the previous agent had served.
 
-Connections wait in a socket's backlog until the agent has loaded its program and serves. Attempts to connect fail only
-until this process runs.
+Connections wait in a socket's backlog until the agent has loaded its program and serves. So attempts to connect fail
+only until this process runs.
 
 Guarantees:
-- No slow import, and no setting is read except the path of the state directory.
+- There is no slow import. No setting is read except the path of the state directory.
 - Nothing is done while another agent serves the state directory, or is its standby.
 - A tenant whose directory has no socket gets none: its share may have been released.
-- A directory that takes no socket, or settings that cannot be read, are no error here: the agent listens later, and
-  reports the error.
+- A directory that takes no socket, or unreadable settings, are no error here. The agent listens later, and reports the
+  error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class EarlySockets:
         self._held = dict(held or {})
 
     def of(self, state_dir: Path) -> Mapping[str, tuple[int, str]]:
-        """Return the descriptors, which the caller owns, if they are of this state directory; close them if not."""
+        """Return the descriptors if they belong to this state directory; the caller owns them. Otherwise close them and
+        return none.
+        """
         if str(state_dir) != self._state_dir:
             for descriptor, _mark in self._held.values():
                 os.close(descriptor)
@@ -50,7 +52,7 @@ def listen(arguments: Sequence[str], environment: Mapping[str, str]) -> EarlySoc
     try:
         state_dir = _state_dir(arguments, environment)
         return EarlySockets(state_dir, _held(Path(state_dir)))
-    except Exception:  # the program meets any error again, and reports it
+    except Exception:  # the program will meet the error again, and report it
         return EarlySockets()
 
 
@@ -88,7 +90,7 @@ def _held(state_dir: Path) -> dict[str, tuple[int, str]]:
 
 
 def _turn(state_dir: Path) -> int | None:
-    """Take the serving agent's lock and return it; None if another agent serves, or is next."""
+    """Take the serving agent's lock and return its descriptor. None if another agent serves or is next."""
     turn, following = turn_lock.opened(state_dir / turn_lock.SERVING), turn_lock.opened(state_dir / turn_lock.NEXT)
     free = turn_lock.taken(turn) and turn_lock.taken(following)
     os.close(following)

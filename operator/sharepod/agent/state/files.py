@@ -3,7 +3,7 @@
 Guarantees:
 - A reader of a path finds all of the old content or all of the new, even if this process is killed at any moment. The
   caller ensures one writer per path at a time.
-- With `durable`, that also holds after a power cut, and once `replace` has returned the new content is on disk.
+- With `durable`, this also holds after a power cut, and the new content is on disk once `replace` has returned.
 - A failed replacement leaves the old file as it was. The leftovers of a killed process are removed by the next
   replacement.
 
@@ -70,8 +70,8 @@ def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = Tr
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a free name in the folder of `path`; at the end, rename the file created there to `path`.
 
-    For files that are more than their content: links, sockets, mappings. Nothing is flushed. If the block raises, the
-    file at `path` stays. Raise `OSError`.
+    Used for links, sockets and mapped files, which cannot be written by content. Nothing is flushed. If the block
+    raises, the old file at `path` stays. Raise `OSError`.
     """
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def short_path(folder: Path) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the folder's entries; otherwise a power cut may undo a rename."""
+    """Flush the folder's entries. Otherwise a power cut may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

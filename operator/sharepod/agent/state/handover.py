@@ -1,10 +1,10 @@
 """Handover file: one tenant's memory by process, and its time account, for the next agent on this node.
 
 Guarantees:
-- ME5 written-first: bytes are recorded before their client is granted them, and stay recorded until the agent knows
-  that they are free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
-- Only processes that still run are restored: same pid, same start time, same boot of the node.
-- A file that is damaged, has another layout or is about other GPUs counts as empty; so does a slot that is damaged.
+- ME5 written-first: bytes are recorded before they are credited to a client, and stay recorded until the agent knows
+  that they are free. So after a kill of the agent at any moment, its successor never grants the same bytes twice.
+- Only processes that still run are restored: pid, start time and boot of the node must be the same.
+- A file that is damaged, has another layout or belongs to other GPUs counts as empty. A damaged slot counts as free.
 - A write never blocks on a disk and never fails.
 
 The file is mapped shared memory: writes survive any end of the process, and need no system call. It is useless after a
@@ -12,9 +12,9 @@ restart of the node, so it is never flushed. All words are signed, have 64 bits 
 
     layout, boot, GPUs, slots, greeted, valid account | untracked bytes of each GPU | two accounts | slots
 
-`valid account` (0 or 1) selects the valid one of the two accounts; each ends with a checksum. A slot is a pid (0: free
-slot), its start time, and its bytes on each GPU. Each word of a slot, and each of the untracked bytes, carries its
-checksum in its upper bits, so that a partial write is detected.
+`valid account` (0 or 1) selects one of the two accounts; each account ends with a checksum. A slot is a pid (0: free
+slot), its start time, and its bytes on each GPU. Each word of a slot, and of the untracked bytes, has its checksum in
+its upper bits, so that a partial write is detected.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Handover:
     ) -> tuple[Handover, Inheritance]:
         """Open the file of a tenant; return it with the state of an earlier agent.
 
-        If the disk does not take the file, it is created in memory only, and a warning is logged. The supervisor gets a
-        copy of the descriptor.
+        If the disk cannot store the file, it is created in memory only, and a warning is logged. The supervisor then
+        gets a copy of the descriptor.
 
         Args:
             path: the file.
@@ -153,7 +153,7 @@ class Handover:
     ) -> tuple[int, int, Inheritance]:
         """Create the file of a tenant again, with the state of an earlier agent. Return its descriptor, its number of
         slots, and that state. Arguments as for `open`."""
-        in_memory = kept.take(name)  # newer than the file, which that agent's disk did not take
+        in_memory = kept.take(name)  # newer than the file, as the earlier agent's disk could not store the file
         if in_memory is None:
             left = read(path, gpus)
         else:
@@ -224,7 +224,7 @@ class Handover:
         self._words[_GREETED] = 1
 
     def keep_account(self, state: AccountSnapshot) -> None:
-        """Record the tenant's time account: write the invalid account, then make it the valid one."""
+        """Record the tenant's time account: write the account that is not valid, then make it the valid account."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
         content = _ACCOUNT_WORDS.pack(*_account_values(state))
@@ -322,7 +322,9 @@ def _possible(sizes: Sequence[int]) -> bool:
 
 
 def _check(value: int, at: int) -> int:
-    """Return a 15-bit checksum of a value and its place. It is 0 for the value 0, so that a new file is valid."""
+    """Return a 15-bit checksum of a value and its position in the file. It is 0 for the value 0, so that a new file is
+    valid.
+    """
     return (value * (0x9E3779B97F4A7C15 + 2 * at) & 0xFFFFFFFFFFFFFFFF) >> 49
 
 

@@ -4,8 +4,9 @@ A listening socket cannot be created again where the state directory is read-onl
 with its process. The supervisor holds copies of both for the next agent, which inherits them by fork.
 
 Guarantees:
-- The supervisor only holds descriptors: it reads no content, and waits only for its child and the child's messages.
-- A name has one descriptor: a new one replaces the former.
+- The supervisor only keeps descriptors open: it reads no content, and waits only for its child and the child's
+  messages.
+- A name has one descriptor. A new descriptor replaces the former one.
 - Without a supervisor nothing is kept, and nothing else differs.
 """
 
@@ -53,12 +54,16 @@ class KeptDescriptors:
         self._supervisor = supervisor
 
     def keep(self, name: str, fd: int, mark: str = "") -> None:
-        """Have a copy of `fd` kept under `name`, replacing an earlier one. `mark`: returned with it."""
+        """Let the supervisor keep a copy of `fd` under `name`, instead of an earlier descriptor. `mark`: text that is
+        returned with it.
+        """
         self._forget(name)
         self._send(_kept_message(name, mark), [fd])
 
     def take(self, name: str) -> KeptDescriptor | None:
-        """Return the previous agent's descriptor under `name`, once; the caller owns it. It stays kept."""
+        """Return the previous agent's descriptor under `name`; the caller owns it. A second call returns None. The
+        supervisor still keeps its copy.
+        """
         return self._found.pop(name, None)
 
     def there(self, name: str) -> KeptDescriptor | None:
@@ -100,7 +105,7 @@ class KeptDescriptors:
             return
         try:
             _send(self._supervisor, message, descriptors)
-        except OSError as error:  # the supervisor has exited, and this process is about to
+        except OSError as error:  # the supervisor has exited, and this process will exit too
             log.warning("the supervisor does not answer", error=str(error), **message)
 
 
@@ -130,14 +135,16 @@ class DescriptorShelf:
         self._ours.close()
 
     def in_parent(self) -> socket.socket:
-        """Close the child's descriptors; return the socket that each message makes readable. Called after the fork."""
+        """Close the child's descriptors. Return the socket that is readable when a message has arrived. Called after
+        the fork.
+        """
         assert self._ours is not None
         assert self._childs is not None
         self._childs.close()  # so that the child's exit ends the messages
         return self._ours
 
     def messages(self) -> socket.socket:
-        """Return the socket that each message makes readable."""
+        """Return the socket that is readable when a message has arrived."""
         assert self._ours is not None
         return self._ours
 
@@ -158,7 +165,7 @@ class DescriptorShelf:
         before = self._held.pop(name, None)
         if before is not None:
             os.close(before.fd)
-        for fd in descriptors:  # none if this process has no descriptor left
+        for fd in descriptors:  # empty if this process has no free descriptor
             os.set_inheritable(fd, False)
             self._held[name] = KeptDescriptor(fd, message["mark"])
 

@@ -7,9 +7,10 @@ connected. Each message is a name, a mark and a descriptor, as in `kept_descript
 end of the serving agent.
 
 Guarantees:
-- Passing on is optional. An agent of an earlier version, a killed agent, or a disk that takes no socket passes nothing
-  on. Then the next agent creates its own sockets.
-- The event loop keeps running, and standby agents that read nothing delay the end by `_SEND_S` in total.
+- Passing on is optional. An agent of an earlier version, or a killed agent, passes nothing on; neither does an agent
+  whose disk takes no socket. The next agent then creates its own sockets.
+- The event loop keeps running. Standby agents that read nothing delay the end of the serving agent by at most `_SEND_S`
+  in total.
 - A received socket is used only if its mark shows that it is still the tenant's socket (see `StateDir.inherit`).
 """
 
@@ -31,8 +32,8 @@ log = structlog.get_logger(__name__)
 
 _SOCKET = "successor.sock"
 _SEND_S = 1.0
-"""Seconds in which a standby agent has to read all messages; its loop has no other work. A stopped standby, or one that
-waits for a disk, delays the end of the serving agent no longer than this."""
+"""Seconds within which a standby agent must read all messages; its loop has no other work. A standby that is stopped or
+waits for a disk delays the end of the serving agent by at most this time."""
 _AGAIN_S = 0.005
 """Seconds between two attempts to send to a standby with a full socket."""
 _RETRY_S = 0.25
@@ -68,7 +69,7 @@ class PassingOn:
         await asyncio.gather(*(_send_all(waiting, heirlooms) for waiting in self._waiting))
 
     def close(self) -> None:
-        """Notify the standby agents that this one no longer serves."""
+        """Notify the standby agents that this agent no longer serves."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -139,7 +140,7 @@ class Awaiting:
         try:
             with files.short_path(self._state_dir) as directory:
                 way.connect(str(directory / _SOCKET))
-        except OSError:  # the serving agent has an earlier version, or is about to end
+        except OSError:  # the serving agent has an earlier version, or ends now
             way.close()
             return
         self._way = way

@@ -1,11 +1,12 @@
-"""Succession: which agent serves a state directory, and which is its standby.
+"""Succession: decides which agent serves a state directory, and which agents are its standbys.
 
 Guarantees:
-- At most one agent serves a state directory: the holder of `agent.lock`. Its supervisor holds the lock too, so that the
-  turn survives a kill of one process while another may still serve.
-- A standby serves as soon as the serving agent has ended, however it ended. If the next standby is stopped at that
-  time, another one serves two seconds later.
-- An agent leaves the lock to its supervisor, which exits last, if another of its processes may still serve.
+- At most one agent serves a state directory: the agent that holds `agent.lock`. Its supervisor holds the lock too, so
+  that the lock survives a kill of one process while another process of the agent may still serve.
+- The next standby serves as soon as the serving agent has ended, however it ended. If that standby is stopped at that
+  time, another standby serves two seconds later.
+- If another process of a terminating agent may still serve, the lock is released only when the supervisor exits, which
+  exits last.
 - A terminating agent knows whether there is a standby (which then holds `next.lock`).
 - A terminating agent can pass its listening sockets on to standby agents (`passing_on`).
 """
@@ -29,9 +30,10 @@ from .passing_on import Awaiting, PassingOn
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.01
-"""Seconds between two checks whether the serving agent has ended: part of the gap between the two."""
+"""Seconds between two checks whether the serving agent has ended. They are part of the time without an agent."""
 _LATE_S = 1.0
-"""Seconds between two checks by later standbys whether the next one serves: a hundred times the time that it needs."""
+"""Seconds between two checks by the other standbys whether the next standby serves. It needs a hundredth of this
+time."""
 _LOG_S = 60.0
 """Seconds between two log lines about waiting."""
 
@@ -79,11 +81,11 @@ class Succession:
             self._passing_on.close()
 
     def free(self) -> bool:
-        """Return whether no other agent serves; if so, this one serves from then on."""
+        """Return True if no other agent serves. This agent then serves from now on."""
         return self._take_turn()
 
     async def turn(self) -> None:
-        """Stand by until no other agent serves. Of several standbys, one is next, the others queue behind it."""
+        """Stand by until no other agent serves. Of several standbys one is next; the others wait behind it."""
         self.stands_by = True
         began, logged_at = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
@@ -117,7 +119,7 @@ class Succession:
         return False
 
     def _next_is_late(self, now: float) -> bool:
-        """Return whether no agent served at two checks although a standby is next: that standby may be stopped."""
+        """Return True if no agent served at two checks although a standby is next. That standby may be stopped."""
         if now < self._looks_at:
             return False
         self._looks_at = now + _LATE_S

@@ -4,10 +4,10 @@
 - `mode="Shared"`: measured by the tenant's token and its allocations;
 - `mode="Exclusive"`: GPUs of its own, measured by NVML;
 - `mode="Native"`: a pod with a GPU from NVIDIA's device plugin, measured by NVML, with an empty `tenant` label.
-The last two have no series of features that only sharing has.
+Tenants of the last two modes have no series about sharing.
 
-Guarantee: a scrape takes the event loop in steps of one tenant each, and its text is rendered in another thread. So a
-hand-off of a GPU waits at most for one tenant's figures.
+Guarantee: a scrape uses the event loop in steps of one tenant each, and its text is rendered in another thread. So a
+hand-off of a GPU waits at most for the figures of one tenant.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Trace of one GPU in the format of Chrome's trace viewer and Perfetto. Pure.
 
 Guarantees:
-- One track shows the GPU: the tenants that hold it, alone or together, or that none does. Its slices have no gap and no
-  overlap.
-- One track for each tenant shows its waits, its turns and the ends of these.
+- One track shows the GPU: which tenants hold it, alone or together, or that no tenant does. Its slices have no gap and
+  no overlap.
+- One track for each tenant shows its waits, its turns, and the drain at the end of each turn.
 - Times are microseconds since the trace's begin.
 """
 

@@ -27,7 +27,7 @@ class Entry:
     unservable: str | None = None
     """Why the row cannot be served; None if it is served."""
     unwritten: bool = False
-    """True while the disk has not taken all of the tenant's directory: the row is applied, and will be applied
+    """True while the disk has not stored the whole directory of the tenant. The row is applied, and will be applied
     again."""
     left_behind: str | None = None
     """Remains of a tenant in release, by the last reading; None if there are none, or not read yet."""
@@ -90,6 +90,6 @@ def not_servable(row: Tenant) -> str | None:
 
 
 def pod_of(row: Tenant) -> str:
-    """Return namespace/name of the row's pod, or of its claim if the row names no pod, as logged under `pod`."""
+    """Return namespace/name of the row's pod, or of its claim if the row names no pod. The log shows it as `pod`."""
     claim = f"claim {row.claim.name}" if row.claim is not None else ""
     return f"{row.namespace}/{row.pod_name or claim}"

@@ -1,7 +1,7 @@
 """Directories of tenants without a row: removed once nothing of the tenant is left.
 
 Guarantees:
-- A directory is removed only after `residue` has found nothing of its tenant: mounts of running pods pin it.
+- A directory is removed only after `residue` has found nothing of its tenant, because mounts of running pods pin it.
 - A failed removal is retried at the next sweep.
 """
 

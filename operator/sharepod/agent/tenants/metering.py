@@ -2,7 +2,7 @@
 for the next agent.
 
 Guarantees:
-- A tenant's account is read before it is removed, and its count is on file before the account's file is removed.
+- A tenant's account is read before the account is removed. The count is in a file before the account's file is removed.
 - Counting delays no hand-off by more than some 0.6 ms, with as many tenants as a ledger has room for.
 """
 
@@ -52,8 +52,8 @@ class TenantMetering:
             self._meter.update(entry.row, self._models, self._tokens.account_of(entry.row.id))
 
     async def begin(self, rows: Iterable[Tenant]) -> None:
-        """Meter rows that are new to this agent from now on, in several turns of the loop. Each GPU's account is
-        advanced once for all of its rows, because that takes time in proportion to its tenants."""
+        """Meter rows that are new to this agent from now on. The work takes several turns of the loop. Each GPU's
+        account is advanced once for all its rows, because this takes time in proportion to its tenants."""
         by_gpus: dict[tuple[str, ...], list[Tenant]] = {}
         for row in rows:
             by_gpus.setdefault(row.gpus, []).append(row)
@@ -64,13 +64,13 @@ class TenantMetering:
             await asyncio.sleep(0)
 
     def update(self, row: Tenant, entry: Entry) -> None:
-        """Meter a row with its new content from now on; `entry`: with its former content. Call this before any of it
-        changes."""
+        """Meter a row with its new content from now on. `entry`: the entry with the former content. The caller must
+        call this before the entry changes."""
         self._enter((*row.gpus, *entry.row.gpus))
         self._meter.update(row, self._models, self._tokens.account_of(row.id))
 
     def take_up(self, tenant_id: str) -> None:
-        """Start from the account of a tenant that is served now."""
+        """Begin to count from the account of a tenant that is served now."""
         self._meter.take_up(tenant_id, self._tokens.usage(tenant_id))
 
     def end(self, entry: Entry) -> None:

@@ -2,8 +2,8 @@
 
 Guarantees:
 - A reading that repeats an earlier one (`fresh` is False) changes no finding and drains no tenant.
-- A GPU whose processes cannot be read counts as possibly in use: no tenant on that GPU is drained.
-- Findings survive a restart of the agent, but not the end of their tenant's run.
+- A GPU whose processes cannot be read counts as possibly in use, so no tenant of that GPU counts as drained.
+- Findings survive a restart of the agent. They end with their tenant's run.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Observer:
             reading: The reading.
             residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
-            replaced: Tenant id, its processes -> those whose hook was replaced.
+            replaced: Tenant id, its processes -> the processes whose hook was replaced.
         """
         entries = present()
         clients = {
@@ -247,8 +247,8 @@ class Observer:
         self.utilization.observe(now, busy, kept)
 
     def _observe_time(self, now: float, entry: Entry) -> None:
-        """Compare the tenant's busy time by the driver with its turns. Surcharge time beyond the charged time, on the
-        GPU where that is most."""
+        """Compare the tenant's busy time, as the driver reports it, with its turns. Surcharge busy time beyond the
+        charged time; for a tenant with several GPUs, the largest value."""
         row, usage = entry.row, self._usage(entry.row.id)
         busy_s = {
             uuid: seconds

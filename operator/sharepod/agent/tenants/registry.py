@@ -1,8 +1,8 @@
 """Registry of the node's tenants: applies the ledger's rows, and gives readers a view of each.
 
 Guarantees:
-- `apply` is the only way to change tenants; when it returns, exactly its rows are applied.
-- Clients of a tenant whose row is Releasing are refused; its processes are watched until nothing of it is left.
+- `apply` is the only way to change tenants. When it returns, exactly the given rows are applied.
+- Clients of a tenant whose row is Releasing are refused. Its processes are watched until nothing of the tenant is left.
 - The directory of a tenant whose row was removed stays until nothing of the tenant is left.
 - A row that cannot be served, or a directory that cannot be written, affects no other row.
 """
@@ -42,23 +42,23 @@ from .view import TenantView
 log = structlog.get_logger(__name__)
 
 _CHECKPOINT_S = 0.2
-"""Seconds between two checkpoints of a time account: most that a killed agent loses of it. One checkpoint writes a few
-words of mapped memory."""
+"""Seconds between two checkpoints of a time account, and so the most that a killed agent loses of the account. A
+checkpoint writes a few words of mapped memory."""
 _CHECKPOINTS_AT_ONCE = 12
-"""Accounts written in one turn of the loop, some 0.2 ms, for any number of tenants: the longest delay of a hand-off by
-them. With four accounts, half of the turn was the loop's overhead."""
+"""Accounts written in one turn of the loop: some 0.2 ms, and so the longest delay of a hand-off by checkpoints, for any
+number of tenants. With four accounts, half of the turn was the loop's overhead."""
 
 _OPENED_AT_ONCE = 16
-"""Tenants whose files are opened by one call. With one at a time, serving a node with 240 tenants after an upgrade
-takes four times as long. Beyond 16 nothing is gained, and the first ones wait longer."""
+"""Tenants whose files are opened by one call. With one tenant per call, an agent with 240 tenants takes four times as
+long to serve them after an upgrade. With more than 16 nothing is gained, and the first tenants wait longer."""
 
 _RELEASING = "this pod's share of the GPU is being released; the pod can use the GPU no longer"
 """Text for clients of a tenant in release."""
 
 
 class UntakenRowsError(OSError):
-    """Rows whose files the state directory does not take. Every row has been tried: all that can be applied are, and
-    tenants in release are no longer served."""
+    """Rows whose files the state directory cannot store. Every row was tried: all rows that can be applied are applied,
+    and tenants in release are no longer served."""
 
 
 class TenantRegistry:
@@ -130,8 +130,8 @@ class TenantRegistry:
         - Removed row: closed; the directory is removed once nothing of the tenant is left.
         - Row that cannot be served: logged, no directory.
 
-        Raises `UntakenRowsError` if the state directory does not take a file. Rows whose directories were complete
-        before are applied nevertheless. Applying the same rows again continues from there.
+        Raises `UntakenRowsError` if the state directory cannot store a file. Rows whose directories were complete
+        before are applied nevertheless. The caller must apply the same rows again, which continues from there.
         """
         failed: dict[str, OSError] = {}
         async with self._applying:
@@ -161,7 +161,7 @@ class TenantRegistry:
             raise UntakenRowsError(first.errno, text, first.filename) from first
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
-        """Grant time only on these GPUs from now on; None: on all."""
+        """Grant time only on these GPUs from now on. None: on all GPUs."""
         self._tokens.set_open(gpus)
 
     @property
@@ -301,7 +301,7 @@ class TenantRegistry:
         Args:
             residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
-            replaced: Tenant id, its processes -> those whose hook was replaced.
+            replaced: Tenant id, its processes -> the processes whose hook was replaced.
         """
         steps = self._observer.observe(
             lambda: self._entries, reading, residue=residue, owner_of=owner_of, replaced=replaced
@@ -346,8 +346,8 @@ class TenantRegistry:
         return False
 
     async def _serve_all(self, rows: Sequence[Tenant]) -> dict[str, OSError]:
-        """Open the files of shared tenants and start their runtimes: batch by batch, the next one opened while the last
-        one starts. Return the disk's errors, by tenant."""
+        """Open the files of shared tenants and start their runtimes, batch by batch. The next batch is opened while the
+        last batch starts. Return the disk's errors, by tenant."""
         failed: dict[str, OSError] = {}
         parts = [rows[begin : begin + _OPENED_AT_ONCE] for begin in range(0, len(rows), _OPENED_AT_ONCE)]
         openings = (asyncio.create_task(self._opened(part), name="open") for part in parts)
@@ -360,7 +360,7 @@ class TenantRegistry:
                     self._serve(row, files)
                 except OSError as error:
                     failed[row.id] = error
-                await asyncio.sleep(0)  # starting one takes some 0.3 ms
+                await asyncio.sleep(0)  # to start a tenant takes some 0.3 ms
         return failed
 
     async def _opened(self, rows: Sequence[Tenant]) -> Sequence[TenantFiles | OSError]:

@@ -1,10 +1,10 @@
 """Runtime of one shared tenant: its socket, its clients, its hints page; dispatches frames to token and memory.
 
 Guarantees:
-- A client gets nothing before the agent watches its process: an exited process's credits are free at once.
-- At most `connections_max` processes and connections are served; a further one is asked to wait.
-- Clients cannot use up the descriptors that the agent needs for its own work.
-- After `stop` no client is served; processes are watched until `close`.
+- A client is served only once the agent watches its process. So the credits of a process are free as soon as it exits.
+- At most `connections_max` processes and connections are served. A further process is refused and retries.
+- Clients cannot use up the descriptors that the agent needs for its own work (`_DESCRIPTORS_KEPT`).
+- After `stop` no client is served. Processes are watched until `close`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class ServedTenant:
         self.greeted_ever = left.greeted
         """True once any hook of the tenant has connected, to this agent or an earlier one."""
         self._measured_from = -math.inf if left.greeted else math.inf
-        """Loop time from which the window of `TimeUsage.held_milli` lies entirely after the first hook's connection."""
+        """Loop time from which the whole window of `TimeUsage.held_milli` is after the connection of the first hook."""
         self._hooked: set[int] = set()
-        """Pids of processes that sent Hello as users of the GPU; connecting or observing is not enough."""
+        """Pids of processes that have sent Hello as users of the GPU. A connection without Hello, or an observer, does
+        not count."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
         self._tokens = tokens
         self._settings = settings
@@ -96,7 +97,8 @@ class ServedTenant:
         self.context_kib: Callable[[str], int] = lambda uuid: 0
         """KiB that each process's context takes on a GPU, by UUID; 0 if not known yet."""
         self._unaware: set[int] = set()
-        """Pids that connected before the context's size was known, and so reserve nothing for it."""
+        """Pids of processes that connected before the context's size was known, and so reserve no memory for the
+        context."""
         self._handover = handover
         self._budget = budget
         self._loop = asyncio.get_running_loop()
@@ -344,7 +346,9 @@ class ServedTenant:
             self._take_in(sock, peer)
 
     def _has_no_place(self, pid: int | None) -> bool:
-        """Return whether a process exceeds `connections_max`; a process that lost its connection keeps its place."""
+        """Return True if a further process would exceed `connections_max`. A process that lost its connection keeps its
+        place.
+        """
         return pid is not None and len(self.processes) >= self._settings.connections_max and pid not in self.processes
 
     def _identified(self, sock: socket.socket, peer: Peer | None) -> None:
@@ -373,8 +377,9 @@ class ServedTenant:
         self._connections.add(client)
 
     def _turn_away(self, sock: socket.socket, pid: int) -> None:
-        """Refuse a connection with a reason: the hook then launches nothing and retries. Without a reason the hook
-        would assume an absent agent and launch by its own clock, concurrently with the tenant's other processes."""
+        """Refuse a connection with a reason, so that the hook launches nothing and retries. Without a reason the hook
+        would assume that the agent is away and launch by its own clock, concurrently with the tenant's other processes.
+        """
         text = (
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
@@ -385,7 +390,9 @@ class ServedTenant:
         sock.close()
 
     def _exited(self, pid: int) -> None:
-        """Free an exited process's token and credits. Its socket may live on in a child; it is closed."""
+        """Free the token and the credits of a process that has exited. Its connection is closed, because a child
+        process may still have the socket.
+        """
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
         self._hooked.discard(pid)
@@ -394,7 +401,9 @@ class ServedTenant:
         self._changed()
 
     def _connection_closed(self, client: HookConnection) -> None:
-        """Queue a closed connection for settling, which is done in slices: a thousand may close at once."""
+        """Enqueue a closed connection. Its token and memory are settled in slices, because a thousand connections may
+        close at once.
+        """
         self._closed_connections.append(client)
         if len(self._closed_connections) == 1:
             self._settle_closed()
@@ -411,8 +420,8 @@ class ServedTenant:
             self._loop.call_soon(self._settle_closed)
 
     def _connected(self) -> None:
-        """Report to the token whether processes are connected, and whether the tenant may co-run. It may if its row
-        does not deny it, and all processes sample their progress."""
+        """Report to the token scheduler whether processes are connected, and whether the tenant may co-run. It may
+        co-run if its row does not forbid it and all its processes sample their progress."""
         allowed = self.row.co_running is not CoRunningPolicy.DENY
         concurrent = allowed and all(user.samples_progress for user in self._users)
         self._tokens.set_connected(self.row.id, connected=bool(self._users), concurrent=concurrent)

@@ -1,6 +1,7 @@
 """Surroundings of the tenants: the registry's access to its node.
 
-A process with the node's rights has direct access (`on_this_node`).
+A process with the node's rights has direct access (`on_this_node`); the worker has access through the privileged
+process.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class TenantDirectories(Protocol):
         """Create or complete a tenant's directory; return its path."""
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Create or complete a tenant's directory. Return why the disk does not take it, if it was complete before."""
+        """Create or complete a tenant's directory. If the disk cannot store a change but the directory was complete
+        before, return the error.
+        """
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
         """Complete directories of shared tenants and open their files. Return files or errors in the same order."""
 
     def unheard(self, tenant_id: str) -> None:
-        """Stop keeping a tenant's socket."""
+        """Drop the kept descriptor of a tenant's socket."""
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Drop all descriptors that a killed agent has left, except these tenants'."""
@@ -66,7 +69,7 @@ class Surroundings:
 
 
 def on_this_node(settings: AgentSettings) -> Surroundings:
-    """Return the node as a process with its rights sees it."""
+    """Return the access that a process with the node's rights has."""
     return Surroundings(
         directories=StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open),
         files=FolderFiles(settings.state_dir),

@@ -1,9 +1,10 @@
 """Views of the tenants for readers (metrics, status report): one frozen value per row of the ledger.
 
 Guarantees:
-- A view is built once per row and reading: no reader looks a tenant up again by its id.
+- A view is built once per row and reading, so that no reader looks a tenant up again by its id.
 - Reading a view changes nothing and does no I/O.
-- A view computes only what the status needs; figures that only metrics need are computed by `share` and the ratios.
+- A view computes only the figures that the status needs. Figures that only metrics need are computed by `share` and the
+  ratios.
 """
 
 from __future__ import annotations

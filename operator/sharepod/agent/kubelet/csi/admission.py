@@ -1,9 +1,10 @@
 """Volume admission: decides which tenant's volume a pod gets, if any. Pure.
 
 Guarantees:
-- Nothing that a tenant can write counts: neither the volume's attributes nor labels, annotations or owners.
-- The decision uses the pod's name and UID from the kubelet, which runs only pods of this node.
-- It also uses the ledger row that the operator wrote for a pod of that name and UID. The API server is not asked.
+- Nothing that a tenant can write affects the decision: neither the volume's attributes nor labels, annotations or owner
+  references.
+- The decision uses the pod's name and UID as the kubelet sends them. A kubelet runs only pods of its own node.
+- It also uses the ledger row that the operator wrote for a pod of that name and UID. No call of the API server is made.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class VolumeRefusalReason(Enum):
     """Reason why a volume is refused."""
 
     MALFORMED = "malformed"
-    """The request is not a kubelet's for an inline volume of this driver."""
+    """The request is not the kubelet's request for an inline volume of this driver."""
     NOT_ENTITLED = "not entitled"
     """The pod has no right to the volume, now or later."""
     NO_RESERVATION = "no reservation"

@@ -3,8 +3,8 @@
 Guarantees:
 - A volume is published only for the pod that the kubelet names.
 - A volume is published only while the ledger has a share reserved on this node for this very pod.
-- A refusal is a gRPC status. Its message appears in `kubectl describe pod` with the remedy; the kubelet retries.
-- The API server is not asked. Unpublishing does not need the ledger either.
+- A refusal is a gRPC status. Its message, with the remedy, appears in `kubectl describe pod`. The kubelet retries.
+- No call of the API server is made. To unpublish a volume, the ledger is not needed either.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ledger(Protocol):
 
     @property
     def rows(self) -> Iterable[Tenant]:
-        """The applied rows: each one's tenant is set up and its directory complete."""
+        """The applied rows. The tenant of each row is set up, and its directory is complete."""
 
     @property
     def absent(self) -> str | None:
@@ -133,8 +133,8 @@ class Driver:
                 raise VolumeRefusedError(
                     VolumeRefusalReason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})"
                 )
-            # No await between _reserved's answer and the mark that publish() sets: a row that turns Releasing finds the
-            # volume published.
+            # There is no await between the answer of _reserved and the mark that publish() sets. So if the row becomes
+            # Releasing now, its release already finds the volume published.
             tenant, source = await self._reserved(who)
             await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
         except VolumeRefusedError as refusal:

@@ -1,11 +1,11 @@
-"""Published volumes: the tenant's directory that is mounted in each pod, across restarts of the agent.
+"""Published volumes: tenants' directories that are mounted in pods. The records survive restarts of the agent.
 
 Guarantees:
-- A volume counts as published from before it is mounted until after it is unmounted, even if the agent is killed.
-- The records come from a file and from the kernel's list of mounts. Where they differ, the mounts are right. Without
-  the file, only the pods of volumes that are already unmounted are lost.
+- A volume counts as published before it is mounted and until it is unmounted, even if the agent is killed in between.
+- The records come from a file and from the kernel's list of mounts. If they differ, the mounts count. If the file is
+  lost, only the pods of already unmounted volumes are forgotten.
 - A volume can be unpublished without the API server, the ledger and the tenant's directory.
-- A pod is remembered with its tenant until the tenant is dropped: the pod's cgroup may outlive its volume.
+- A pod is remembered with its tenant until the tenant is dropped, because the pod's cgroup may outlive its volume.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Volumes:
         staging = self._staging / str(next(self._staging_number))
         try:
             if await asyncio.to_thread(mounts.is_bound_readonly, source, target):
-                await self._save_if_possible()  # a restarted kubelet publishes again what a pod has
+                await self._save_if_possible()  # after its restart, a kubelet publishes the volumes of its pods again
                 return
             await self._save()
             await asyncio.to_thread(mounts.bind_readonly, source, target, staging)
@@ -252,7 +252,7 @@ class Volumes:
             await asyncio.to_thread(files.replace, self._state_file, text.encode())
 
     async def _save_if_possible(self) -> None:
-        """Save; log a failure. For changes that the mounts also show to the next agent."""
+        """Save; log a failure. Used for changes that the next agent can also read from the mounts."""
         try:
             await self._save()
         except OSError as error:

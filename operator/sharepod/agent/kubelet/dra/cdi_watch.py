@@ -1,4 +1,4 @@
-"""Watch of the GPUs' CDI devices: which GPUs can be attached by a claim, and the remedy for the others."""
+"""Watch of the GPUs' CDI devices: finds the GPUs that can be attached by a claim, and a remedy for the other GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ log = structlog.get_logger(__name__)
 INTERVAL_S = 2.0
 """Seconds between two checks. A check without changed files costs a few system calls."""
 GENERATE_AFTER_S = 10.0
-"""Seconds for which a device is missing before the agent generates it: NVIDIA's own service may be about to."""
+"""Seconds for which a device must be missing before the agent generates it, because NVIDIA's own service may be about
+to do so."""
 GENERATE_AGAIN_S = 300.0
 """Seconds between two attempts to generate."""
 

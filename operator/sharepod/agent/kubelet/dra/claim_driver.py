@@ -2,10 +2,10 @@
 
 Guarantees:
 - A claim is prepared only while the ledger has a share reserved on this node for this very claim. A claim of the node's
-  self-test needs no share.
+  self-test is prepared without a share.
 - A call waits for a missing row or CDI device, because the kubelet retries a failed call only after a minute or more.
-- Each claim of a call has its own answer; a failure of one claim does not affect the others.
-- Unpreparing needs neither the API server nor the ledger, and succeeds for an unknown claim.
+- Each claim of a call has its own answer, so a failure of one claim does not affect the others.
+- To unprepare a claim, neither the API server nor the ledger is needed. It succeeds for an unknown claim.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .tenant_devices import device_id
 log = structlog.get_logger(__name__)
 
 PATIENCE_S = 40.0
-"""Seconds that a call waits for a missing row or device: the kubelet's timeout is 45 s."""
+"""Seconds that a call waits for a missing row or device. The kubelet's timeout is 45 s."""
 _LOOK_S = 1.0
-"""Seconds between two checks while a call waits: rows wake it, a GPU's CDI device does not."""
+"""Seconds between two checks while a call waits. A new row wakes the call at once; a GPU's new CDI device does not."""
 
 GpuDevicesOf = Callable[[Sequence[str]], Mapping[str, str]]
 """UUIDs of GPUs -> the CDI device of each GPU that had one at the last check."""
@@ -43,7 +43,7 @@ class ClaimLedger(Protocol):
 
     @property
     def rows(self) -> Sequence[Tenant]:
-        """The applied rows: each one's tenant is set up and its directory complete."""
+        """The applied rows. The tenant of each row is set up, and its directory is complete."""
 
     @property
     def absent(self) -> str | None:

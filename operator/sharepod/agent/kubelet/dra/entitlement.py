@@ -1,8 +1,8 @@
 """Entitlement of claims: finds the tenant of a ResourceClaim, if any. Pure.
 
 Guarantees:
-- Nothing that a tenant can write counts: the kubelet names the claim, and only the operator writes rows.
-- The row of an earlier claim with the same name entitles no later one.
+- Nothing that a tenant can write affects the decision: the kubelet names the claim, and only the operator writes rows.
+- The row of an earlier claim does not entitle a later claim with the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 class ClaimRefusedError(Exception):
     """Refusal to prepare a claim now. The message appears in the Pod's events, with the remedy.
 
-    `lasting`: waiting does not help.
+    `lasting`: True if waiting does not help.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:

@@ -31,7 +31,7 @@ TIMEOUT_S = 60.0
 """Timeout of the program in seconds: it asks the driver about each GPU and searches the disk for libraries."""
 _OUTPUT_BYTES_MAX = 1 << 16
 _NODE = Path("/proc/1")
-"""The node's first process, whose root and mount namespace are the node's, provided that the agent sees it."""
+"""The node's first process, if the agent sees it. Its root and its mount namespace are the node's."""
 
 
 class CdiGenerator:
@@ -79,7 +79,7 @@ class CdiGenerator:
     async def _run(self, command: Sequence[str]) -> str | None:
         process = await asyncio.create_subprocess_exec(
             *command,
-            user=os.geteuid(),  # with another real user, the dynamic linker would ignore the environment
+            user=os.geteuid(),  # if the real user differed, the dynamic linker would ignore the environment
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -1,7 +1,7 @@
 """CDI devices of the node's GPUs: found by UUID or index among the specifications that NVIDIA's toolkit has written.
 
-A GPU's device is of NVIDIA's class `gpu` (`nvidia.com/gpu`, or its device plugin's); its name is the GPU's UUID, or
-else its index. Precedence is that of container runtimes: a later directory overrides an earlier one, and a device that
+A GPU's device has the kind `nvidia.com/gpu`, or the kind of NVIDIA's device plugin. Its name is the GPU's UUID, or else
+its index. Precedence is as in container runtimes: a later directory overrides an earlier directory, and a device that
 two files of one directory define is ignored.
 
 Guarantees:
@@ -31,7 +31,8 @@ _VENDOR = "nvidia.com"
 _CLASS = "gpu"
 _NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]{0,253}[A-Za-z0-9])?$")
 _FILE_BYTES_MAX = 8 << 20
-"""Largest specification in bytes that is read: some ten times that of sixteen GPUs, each with seven MIG instances."""
+"""Largest specification in bytes that is read: some ten times the size for sixteen GPUs with seven MIG instances
+each."""
 _FILES_MAX = 256
 """Most files that are read in one directory."""
 _DEPTH_MAX = 64
@@ -67,7 +68,7 @@ class GpuDevices:
     def find(self, gpus: Sequence[Gpu]) -> dict[str, str]:
         """Return the CDI device of each GPU that has one, by UUID."""
         names = self._names()
-        # NVIDIA's own kind first, then those of its other programs.
+        # NVIDIA's own kind comes first, then the kinds of its other programs.
         kinds = sorted(names, key=lambda kind: (kind != f"{_VENDOR}/{_CLASS}", kind))
         found: dict[str, str] = {}
         for gpu in gpus:

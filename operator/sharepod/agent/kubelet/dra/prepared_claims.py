@@ -1,12 +1,13 @@
-"""Prepared claims: the tenant of each prepared ResourceClaim of this node, and its pods, across restarts of the agent.
+"""Prepared claims: the ResourceClaims that are prepared on this node, with their tenants and pods. The records survive
+restarts of the agent.
 
 Guarantees:
-- A claim counts as prepared from before its CDI device is written until after that is removed, even if the agent is
-  killed.
+- A claim counts as prepared before its CDI device is written and until the device is removed, even if the agent is
+  killed in between.
 - A record is valid for one boot of the node. After a reboot no container runs, and the kubelet prepares each claim
   again before it starts a container.
-- A CDI device that is lost while its claim is prepared is written again by the next agent.
-- A tenant's pods are remembered until the tenant is dropped: a pod's processes may outlive its claim.
+- If the CDI device of a prepared claim is lost, the next agent writes it again.
+- A tenant's pods are remembered until the tenant is dropped, because a pod's processes may outlive its claim.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = structlog.get_logger(__name__)
 _STATE_VERSION = 1
 """Version of the file's layout; a file of another version is not read."""
 _PODS_MAX = 1024
-"""Most pods that are remembered of one tenant: a claim has at most 256 consumers at a time."""
+"""Most pods that are remembered per tenant. A claim has at most 256 consumers at a time."""
 
 
 class _KeptTenant(BaseModel):
@@ -76,7 +77,7 @@ class PreparedClaims:
         self._tenants: dict[str, _Known] = {}
         self._saving = asyncio.Lock()
         self._turn = asyncio.Lock()
-        """Held by the one running operation: two of one claim must not interleave, and all are short."""
+        """Held by the running operation. Two operations on one claim must not interleave; all operations are short."""
         self._saves: set[asyncio.Task[None]] = set()
 
     def recover(self) -> None:
@@ -129,8 +130,9 @@ class PreparedClaims:
     async def prepare(self, claim: ClaimIdentity, entitled: Callable[[], str]) -> None:
         """Write the CDI device of a claim, unless it exists already. Raise `OSError`, and errors of `entitled`.
 
-        `prepared` includes the claim from `entitled`'s answer on, without an await in between: a row that turns
-        Releasing finds it prepared. The operation runs to its end even if the caller is cancelled.
+        `prepared` includes the claim from the answer of `entitled` on, without an await in between. So if the row
+        becomes Releasing, its release already finds the claim prepared. The operation runs to its end even if the
+        caller is cancelled.
 
         Args:
             claim: the claim.

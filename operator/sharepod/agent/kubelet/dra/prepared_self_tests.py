@@ -1,12 +1,12 @@
-"""Claims of the node's self-test. Their container gets the same as a tenant's, except the tenant's directory.
+"""Claims of the node's self-test. Their container gets the same as a tenant's container, except the tenant's directory.
 
     sharepod.self-test-<claim's UID>.json: kind sharepod.dev/self-test, one device named by the UID
 
 Guarantees:
-- Only a claim of the system's own namespace can be one of the self-test; it needs no row and has no share.
+- Only a claim in the system's own namespace can belong to the self-test. Such a claim needs no row and has no share.
 - The device is written, found and removed like a tenant's, in the same directory.
-- The container has the devices of all GPUs of the node, which detects a specification that the runtime cannot apply.
-  The self-test's program opens none of them.
+- The container gets the devices of all GPUs of the node, so that a specification that the runtime cannot apply is
+  detected. The self-test's program opens none of the devices.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ class PreparedSelfTests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
-        cdi_dir: CDI directory for the devices.
-        state_dir: the agent's state directory, which has the directory of the self-test.
-        namespace: the system's own.
-        gpu_devices: returns the CDI devices of the node's GPUs.
+        cdi_dir: CDI directory for the devices. state_dir: the agent's state directory, which has the directory of the
+        self-test. namespace: the system's own namespace. gpu_devices: returns the CDI devices of the node's GPUs.
         clock: monotonic seconds.
         """
         self._devices = TenantDevices(cdi_dir, boot_id(), SELF_TEST_KIND)

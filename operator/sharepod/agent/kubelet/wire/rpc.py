@@ -1,9 +1,9 @@
 """gRPC services on Unix sockets, built from the descriptors of the generated messages, without generated stubs.
 
 Guarantees:
-- A socket replaces an earlier agent's at its path, and only root can connect to it.
-- A server that stops removes only its own socket, never another agent's at the path.
-- A handler that raises ends its call with a gRPC status and nothing else.
+- A new socket replaces the socket of an earlier agent at the same path. Only root can connect to it.
+- When a server stops, it removes only its own socket, never the socket of another agent at the same path.
+- If a handler raises, only its call ends, with a gRPC status.
 """
 
 from __future__ import annotations
