@@ -91,7 +91,7 @@ def cpu_of(pid: int) -> float:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """In milliseconds."""
+    """Return a percentile of seconds, in milliseconds."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
 
 

@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests:benchmarks python benchmarks/burst.py [--rounds 100] [--thirds]
 
-Each round must place all 16, two on each GPU, and no GPU may have three at any time: every version of every ledger is
-checked, not only the last. Otherwise it exits with 1. Prints a table and writes build/results/burst.json.
+Each round must place all 16 SharePods, two on each GPU, and no GPU may have three at any time. Every version of every
+ledger is checked, not only the last version. Otherwise the benchmark exits with 1. Prints a table and writes
+build/results/burst.json.
 """
 
 from __future__ import annotations

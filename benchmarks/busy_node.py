@@ -1,9 +1,10 @@
 """Shares of a GPU on a node with fully loaded processors, by the CPU request of the agent's pod.
 
-Two tenants at 0.4 and 0.6 run with programs that use all available processor time. Each tenant, each program and the
-agent has its own cgroup, with a kubelet's weight for its CPU request. So nice values have no effect between them, and
-the agent's request decides how soon it runs. `work` is both tenants' GPU time; the table also has it without the
-programs. Needs root. Prints a table and writes `build/results/busy_node.json`.
+Two tenants with requests of 0.4 and 0.6 run next to programs that use all available processor time. Each tenant, each
+program and the agent has its own cgroup, with the weight that a kubelet gives for its CPU request. So nice values have
+no effect between them, and the agent's CPU request decides how soon the agent runs. `work` is the sum of both tenants'
+GPU time. The table also has this sum without the programs. Needs root. Prints a table and writes
+`build/results/busy_node.json`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 
 
 class Pods:
-    """Cgroups of pods, under one of their own. Context manager; on leaving, they are removed."""
+    """Cgroups of pods, under one common cgroup. Context manager, which removes the cgroups at its end."""
 
     def __init__(self) -> None:
         mounted = [root for root in ROOTS if (root / "cgroup.procs").exists()]
@@ -59,12 +60,14 @@ class Pods:
         (pod / "cgroup.procs").write_text(str(pid))
 
     def empty(self) -> bool:
-        """Return whether they have no process left."""
+        """Return True if no process is left in the cgroups."""
         return not any((pod / "cgroup.procs").read_text() for pod in self._pods)
 
     @staticmethod
     def _weigh(pod: Path, milli: int) -> bool:
-        """Give a cgroup the weight of a CPU request, as the kubelet does. Return whether it is one of version 1."""
+        """Give a cgroup the weight of a CPU request, as the kubelet does. Return True if it is a cgroup of version
+        1.
+        """
         shares = max(2, milli * 1024 // 1000)
         if (pod / "cpu.shares").exists():
             (pod / "cpu.shares").write_text(str(shares))
@@ -114,7 +117,7 @@ def measured(agent_milli: int, programs: int, seconds: float) -> list[Row]:
 
 
 def main() -> int:
-    """The program."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=16.0, help="how long each case is measured (default 16)")
     arguments = parser.parse_args()

@@ -7,9 +7,11 @@
   to 100 ms, so any single second differs by some points.
 - `gap`: longest time of failing connection attempts; `unanswered`: longest time from an attempt to the agent's WELCOME,
   by callers of each tenant that connect 25 times a second.
-- `hooks_back`: from then until every program is connected.
-- `right_after`: from there, or from the edit, the time until seconds differ no more than undisturbed ones.
-- `over_limit`: siblings, started at that moment, that got more memory than was left; `dead`: programs that ended.
+- `hooks_back`: time from the start of the new agent's service until every program is connected.
+- `right_after`: time from then, or from the edit, until the shares of a second differ no more than in undisturbed
+  seconds.
+- `over_limit`: number of further processes of a tenant, started at that moment, that got more memory than was left.
+  `dead`: number of programs that ended.
 
 Three busy tenants of one simulated GPU, the real hook, and the real agent at its default settings. The agent is two
 processes, as in its DaemonSet: needs root. With `--tenants` also the figures of callers of twelve of so many tenants
@@ -48,7 +50,7 @@ LEAST_OFF = 0.03
 STEP_S = 0.05
 WATCHED_S = 4.0
 _KILLED_AT_ONCE = (MOST_KILLED - 1) // 2
-"""Agents of two processes each that may be killed within `WITHIN_S`."""
+"""Number of agents, of two processes each, that may be killed within `WITHIN_S`."""
 
 
 Seen = list[tuple[float, dict[str, int]]]
@@ -66,7 +68,9 @@ def points(part: float) -> float:
 
 
 class Meter:
-    """GPU time of each tenant, with that of its programs that have ended: the simulated device forgets them."""
+    """GPU time of each tenant. It includes the GPU time of programs that have ended, which the simulated device
+    forgets.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -81,7 +85,7 @@ class Meter:
 
 
 def watch(meter: Meter, seconds: float) -> Seen:
-    """GPU time of each tenant, again and again."""
+    """Sample the GPU time of each tenant for `seconds`."""
     seen, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         seen.append((time.monotonic(), meter.read()))
@@ -90,7 +94,7 @@ def watch(meter: Meter, seconds: float) -> Seen:
 
 
 def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -> float | None:
-    """Return the largest error of a share, over so many seconds from `begin`; None if they were not sampled."""
+    """Return the largest error of a share over `seconds` from `begin`. None if this time was not sampled."""
     first = next((busy for at, busy in seen if at >= begin), None)
     last = next((busy for at, busy in seen if at >= begin + seconds), None)
     if first is None or last is None:
@@ -106,7 +110,7 @@ def seconds_off(seen: Seen, wanted: Mapping[str, float]) -> list[tuple[float, fl
 
 
 def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: float) -> float:
-    """Return the seconds from `begin` until shares were right; the whole sampled time if they never were."""
+    """Return the seconds from `begin` until shares were right. The whole sampled time if they never were."""
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 
@@ -118,7 +122,9 @@ CASES = {
 
 
 def turns(case: str, times: int) -> Iterator[int]:
-    """Yield each turn of a case, none so early that the agent's supervisor gives up."""
+    """Yield the numbers of the turns of a case. Wait before a turn if the agent's supervisor would otherwise give
+    up.
+    """
     for turn in range(times):
         if case == "agent killed" and turn and turn % _KILLED_AT_ONCE == 0:
             time.sleep(WITHIN_S)
@@ -126,7 +132,7 @@ def turns(case: str, times: int) -> Iterator[int]:
 
 
 def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Program], usual: float) -> dict[str, float]:
-    """Replace this agent by another."""
+    """Replace the present agent by another agent."""
     logged = len(node.log())
     label = f"a.greedy.{time.monotonic()}"
     greedy = node.launch("a", "--memory", str(LIMIT - HELD + (1 << 20)), "--seconds", "1", label=label, quiet=True)
@@ -156,7 +162,7 @@ def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Progra
 
 
 def beside_many(tenants: int, times: int) -> list[Row]:
-    """Measure the effect of an upgrade and of a kill on callers, on a node with so many tenants on eight GPUs."""
+    """Measure the effect of an upgrade and of a kill on callers, on a node with `tenants` tenants on eight GPUs."""
     a_gpu = -(-tenants // len(GPUS))
     many = [tenant(f"m{i:03}", 1 / a_gpu - 5e-4, memory=GI // 4, gpus=[GPUS[i % len(GPUS)]]) for i in range(tenants)]
     result: list[Row] = []
@@ -175,7 +181,7 @@ def beside_many(tenants: int, times: int) -> list[Row]:
 
 
 def edited(node: Node, meter: Meter, requests: Mapping[str, float], usual: float) -> float:
-    """Edit the shares; return after how many seconds they were measured."""
+    """Edit the shares. Return the seconds until the measured shares were right."""
     begin = time.monotonic()
     node.set_tenants(*rows(requests))
     return right_after(watch(meter, WATCHED_S), begin, requests, usual)
@@ -258,7 +264,7 @@ def in_cluster(times: int) -> list[Row]:
 
 
 def main() -> int:
-    """The program."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="how often each thing is done (default 5)")
     parser.add_argument("--tenants", type=int, default=0, help="measure with so many tenants on eight GPUs, too")

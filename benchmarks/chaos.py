@@ -9,10 +9,10 @@ environment repeats a run. A tenth of the SharePods is deleted while others are 
 taken. Twenty GPUs have processes of no tenant, and must take no tenant. 40 further SharePods, on nodes of their own,
 are preempted by three waves and return.
 
-Halfway etcd is copied; at the end it is restored. No stored SharePod may be lost, doubled or over-committed at any
-moment; otherwise it exits with 1. SharePods not at rest after `--limit` seconds in all are reported, and counted as
-they are. The operator has its default settings except for the agents' Leases: one process plays all agents. Prints a
-table and writes build/results/chaos.json.
+Halfway etcd is copied, and at the end it is restored from the copy. No stored SharePod may be lost, doubled or
+over-committed at any moment; otherwise the benchmark exits with 1. SharePods that are not at rest after `--limit`
+seconds in total are reported, and counted in their present state. The operator has its default settings except for the
+agents' Leases, because one process plays all agents. Prints a table and writes build/results/chaos.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMISES = {
 }
 
 _SECONDS_A_FAULT = 6.0
-"""Approximate seconds of a fault and the pause after it: SharePods arrive for this long."""
+"""Approximate seconds of a fault and the pause after it. SharePods arrive during this time."""
 _RESTORED = 1 / 8
 """Part of the limit that is reserved for the restored etcd."""
 _AGENT_LEASE = 120  # seconds; a thousand agents' Leases are renewed one after the other

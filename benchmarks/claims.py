@@ -70,14 +70,17 @@ def bound(world: World, namespace: str) -> int:
 
 
 def operate(world: World, attach: str) -> None:
-    """Restart the operator, with this attachment of SharePods."""
+    """Restart the operator with the setting `attach`."""
     assert world.operator is not None
     world.operator.stop()
     world.start_operator(SHAREPOD_ATTACH=attach)
 
 
 def latency(world: World, count: int, rate: float) -> list[Row]:
-    """Measure the time from creation to binding, one kind after the other, each on nodes of its own."""
+    """Measure the seconds from the creation of a Pod, or of a SharePod, until its Pod is bound to a node. The kinds of
+    the module's text (bare, SharePod by CSI, SharePod by claim, claim of a template, existing claim) are measured one
+    after the other, each on nodes of its own.
+    """
     rows: list[Row] = []
     for case in ("bare pod", "SharePod", "SharePod by claim", "claim of a template", "claim that exists"):
         name = case.replace(" ", "-").lower()
@@ -126,7 +129,9 @@ def at_once(writes: list[Callable[[], object]]) -> None:
 
 
 def bursts(world: World, audit: Audit, rounds: int, *, sharepods: int) -> list[Row]:
-    """Measure rounds of 16 shares of half a GPU at once; so many of them are SharePods."""
+    """Measure rounds of 16 shares of half a GPU, created at once. `sharepods`: number of them that are SharePods; the
+    others are Pods with claims.
+    """
     name = f"burst{sharepods}"
     nodes = world.nodes(name, _GPUS // 2)
     namespace = world.cluster.namespace(name)
@@ -172,7 +177,9 @@ def bursts(world: World, audit: Audit, rounds: int, *, sharepods: int) -> list[R
 def killed(
     world: World, audit: Audit, claims: int, kills: int, seed: int, *, on: int, attach: str
 ) -> tuple[list[Row], int]:
-    """Create Pods with claims, and as many SharePods, while the operator is killed; return figures and faults."""
+    """Create Pods with claims, and as many SharePods, while the operator is killed. Return (figures, number of faults
+    found).
+    """
     chance, name = random.Random(seed), "kills"
     nodes = world.nodes(name, on or claims // 2 + 1)
     namespace = world.cluster.namespace(name)

@@ -1,7 +1,7 @@
 """Time from creation until a Pod runs on a real kubelet: bare, with a claim, of a SharePod by CSI and by a claim.
 
-Real: control plane, kubelet, containerd, operator, agent. Simulated: the GPUs and the driver. One Pod at a time, on an
-otherwise empty node; each is deleted, and the ledger empty, before the next one. Needs root.
+Real: control plane, kubelet, containerd, operator, agent. Simulated: the GPUs and the driver. One Pod at a time runs on
+an otherwise empty node. The next Pod is created once this Pod is deleted and the ledger is empty. Needs root.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 from results import Row
 
 PERIOD_S = 0.02
-"""Seconds between two looks, which a figure may be too long by."""
+"""Seconds between two checks. A figure may be too long by this much."""
 _SLEEPS = ["sh", "-c", "trap exit TERM; while true; do sleep 0.1; done"]
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _SHAREPODS = f"/apis/sharepod.dev/v1alpha1/namespaces/{NAMESPACE}/sharepods"
 
 
 def running(times: int) -> list[Row]:
-    """Return the figures of so many Pods of each kind."""
+    """Return the figures of `times` Pods of each kind."""
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="shp-") as directory,

@@ -30,7 +30,7 @@ _TIMEOUT_S = 120
 
 
 def play(tenants: int, gpus: int, seconds: float) -> list[float]:
-    """Return the duration in seconds of each decision in so many seconds of this machine's time."""
+    """Return the duration in seconds of each decision, over `seconds` of this machine's time."""
     from sharepod.timeshare import Action, Scheduler, TokenGrant
 
     scheduler, now = Scheduler(), 0
@@ -67,7 +67,7 @@ def play(tenants: int, gpus: int, seconds: float) -> list[float]:
 
 
 def measured(tenants: int, gpus: int, seconds: float, *, compiled: bool) -> tuple[float, float]:
-    """Return the median and the 99th percentile in microseconds, of a separate process."""
+    """Return (median, 99th percentile) in microseconds, measured in a separate process."""
     paths = [str(COMPILED)] if compiled else []
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT / "tests"), str(ROOT / "benchmarks")])}
     command = [sys.executable, __file__, "--play", f"{tenants},{gpus}", "--seconds", str(seconds)]

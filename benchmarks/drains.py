@@ -40,7 +40,7 @@ from results import Row, write
 
 KERNEL_US = 5000
 PATIENCE_S = 10.0
-"""Seconds that a client tries."""
+"""Seconds after which a request without an answer counts as lost."""
 TRY_S = 2.0
 """Timeout of one try, in seconds."""
 RETRY_S = 0.02
@@ -106,7 +106,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more, and wait for pending requests."""
+        """Send no more requests, and wait for pending requests."""
         self._stopping.set()
         self._thread.join(timeout=PATIENCE_S + 10)
 
@@ -255,7 +255,7 @@ class Case:
     # Actions
 
     def drain(self) -> None:
-        """Drain the node of the first replica, and uncordon it once all are ready again."""
+        """Drain the node of the first replica, and uncordon the node once all replicas are ready again."""
         uid, former = min(self._ready().items(), key=lambda item: item[1].name)
         assert former.node is not None
         others = set(self._pods)

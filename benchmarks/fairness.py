@@ -27,7 +27,8 @@ from results import Row, write
 from throughput.jobs import drawn, of_trace
 
 MOST_OFF, LEAST_UTILISATION = 2.0, 0.99
-"""Percent of its budget by which a team may be off; GPU time reserved with budgets by that without."""
+"""Bounds: largest difference of a team's GPU time from its budget, in per cent; and least ratio of the GPU time
+reserved with budgets to the GPU time reserved without."""
 SEEDS = "42,43,44"
 PROMISES = {"budgets-entitlement": ("max", "entitlement_error", "with budgets")}
 
@@ -54,12 +55,12 @@ def rows_of(month: Month, case: str, capacity_s: float, days: float) -> list[Row
 
 
 def error_of(month: Month, capacity_s: float) -> float:
-    """Return by how much of its budget the team is off that is furthest, in percent."""
+    """Return the largest difference of a team's GPU time from its budget, in per cent of the budget."""
     return max(abs(month.beyond(team, capacity_s, contended=True)) for team in ENTITLED)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; otherwise drawn jobs"

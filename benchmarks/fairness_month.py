@@ -45,7 +45,8 @@ DEMAND = 1.5
 BURST = 1.6
 """Demand of a team in alternate weeks, as a multiple of its mean; in the other weeks it requests as much less."""
 BUDGETED = 0.9
-"""Part of the GPU time that the budgets add up to: capacity lost to packing cannot be promised."""
+"""Sum of the budgets, as a part of the GPU time. It is less than 1, because capacity that is lost to packing cannot be
+promised."""
 START_MS = 1_769_904_000_000
 """2026-02-01T00:00:00Z, the start of a month of four weeks: as many weeks of bursts as between for each team."""
 _DEFAULTS = {name: field.default for name, field in OperatorSettings.model_fields.items()}
@@ -70,7 +71,7 @@ class Month:
     alone_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
     """GPU time that a team borrowed while no team within its budget waited."""
     waits_s: list[float] = field(default_factory=list)
-    """Wait of each job so far; of an evicted job all its waits together."""
+    """Wait of each job so far, in seconds. For an evicted job: the sum of all its waits."""
     wait_of: dict[int, float] = field(default_factory=dict)
     """The same by number of the job."""
     placed: int = 0
@@ -79,11 +80,11 @@ class Month:
     evicted: int = 0
     lowered: int = 0
     lost_s: float = 0.0
-    """GPU time of jobs that were evicted, from their start on."""
+    """GPU time, in seconds, of evicted jobs between their start and their eviction."""
 
     def beyond(self, team: str, capacity_s: float, *, contended: bool = False) -> float:
-        """Return a team's GPU time beyond its budget, in percent of it; negative if it had less. `contended`: without
-        time borrowed while no team within its budget waited."""
+        """Return a team's GPU time beyond its budget, in per cent of the budget. Negative if the team had less.
+        `contended`: True: leave out time that it borrowed while no team within its budget waited."""
         due = ENTITLED[team] * BUDGETED * capacity_s
         return 100 * (self.gpu_s[team] - (self.alone_s[team] if contended else 0.0) - due) / due
 
@@ -99,8 +100,9 @@ class RunningJob:
 
 
 class MonthOfTeams:
-    """One play. `budgets`: the teams have budgets, and teams within theirs preempt others; otherwise the queue goes by
-    age. `idle_ratio`: most idle time for the head of the queue; 0: no reservation. `run` once."""
+    """Simulation of one month; call `run` once. `budgets`: True if teams have budgets, and teams within their budget
+    preempt others; False: the queue is ordered by age. `idle_ratio`: most idle time for the head of the queue; 0: no
+    reservation."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class MonthOfTeams:
         self.month = Month()
 
     def run(self, jobs: Sequence[tuple[str, Job]]) -> Month:
-        """Play the month."""
+        """Simulate the month. Return its figures."""
         upcoming, look = deque(jobs), 0.0
         while True:
             ends = self._ends[0][0] if self._ends else float("inf")
@@ -210,7 +212,7 @@ class MonthOfTeams:
             self._keep(now)
 
     def _keep(self, now: float) -> None:
-        """Choose the head of the queue among its candidates: of one team and shape, by age."""
+        """Choose the head of the queue. Candidates are the oldest jobs of each team and shape."""
         before = self._cluster.head_reservation
         eligible = {one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)}
         for tenant, one in eligible.items():
@@ -328,7 +330,7 @@ class MonthOfTeams:
         self._memos.of(tenant).refusal = _NO_ROOM
 
     def _serve(self, node: str, now: float) -> None:
-        """Start the waiting jobs, in queue order, as far as this node's room serves them."""
+        """Start waiting jobs on this node, in queue order, as long as the node has room."""
         account = self._cluster.node(node)
         assert account is not None, "nodes stay"
         refused: set[Key] = set()
@@ -352,7 +354,7 @@ class MonthOfTeams:
                 return
 
     def _first(self, key: Key) -> tuple[Job, QueueKey, PlacementRequest]:
-        """Return the first that waits of a team and shape."""
+        """Return the job of a team and shape that has waited longest, with its queue key and request."""
         found = self._firsts.get(key)
         if found is None or found[0] is not self._waiting[key][0]:
             job = self._waiting[key][0]

@@ -43,7 +43,7 @@ MOST_TENANTS = 240
 
 
 def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
-    """Run the program; return its counts."""
+    """Run the program that plays the tenants' processes. Return its counts."""
     command = [str(PROGRAMS / "handoff"), "--seconds", str(seconds), "--hold-us", str(hold_us), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
     if done.returncode != 0:
@@ -53,7 +53,7 @@ def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
 
 
 def groups(tenants: int, gpus: int, *, gang: bool) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the tenants of a case: which of them hand on to each other, and each one's GPUs."""
+    """Return the tenants of a case, each as (number of the group whose tenants hand on to each other, its GPUs)."""
     if gang:
         return [(0, GPUS[:gpus])] * tenants
     each = min(tenants, MOST_TENANTS // gpus)
@@ -66,7 +66,7 @@ def sockets(node: Node, members: list[tuple[int, tuple[str, ...]]]) -> list[str]
 
 
 def measure(case: str, members: list[tuple[int, tuple[str, ...]]], seconds: float) -> list[Row]:
-    """One case."""
+    """Measure one case."""
     count = max(sum(1 for group, _ in members if group == wanted) for wanted, _ in members)
     rows = [tenant(f"t{index}", 1 / count, gpus=gpus) for index, (_, gpus) in enumerate(members)]
     with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows, apart=APART) as node:
@@ -78,8 +78,8 @@ def measure(case: str, members: list[tuple[int, tuple[str, ...]]], seconds: floa
 
 
 def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
-    """Measure the agent's CPU while tenants hold the token for whole quanta of 30 ms. Each GPU has so many tenants that
-    the target latency gives them this quantum."""
+    """Measure the agent's CPU while tenants hold the token for whole quanta of 30 ms. The number of tenants per GPU is
+    chosen so that the target latency gives this quantum."""
     members = groups(tenants, gpus, gang=False)
     rows = [tenant(f"t{index}", 1 / tenants, gpus=on) for index, (_, on) in enumerate(members)]
     with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows, apart=APART) as node:
@@ -94,7 +94,7 @@ def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
 
 
 def ask(path: Path, seconds: float) -> list[float]:
-    """Ask for the memory's figures repeatedly; return the time of each answer, in us."""
+    """Request the memory figures repeatedly. Return the time of each answer, in us."""
     took: list[float] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(20)
@@ -130,8 +130,8 @@ def scraped(node: Node) -> Iterator[None]:
 
 
 def answers(case: str, seconds: float, *, disturbed: bool) -> list[Row]:
-    """Time a question with 240 tenants on eight GPUs. `disturbed`: NVML is read and the agent scraped at the same
-    time."""
+    """Measure the time of an answer with 240 tenants on eight GPUs. `disturbed`: True: NVML is read and the agent is
+    scraped at the same time."""
     members = groups(MOST_TENANTS, 8, gang=False)
     rows = [tenant(f"t{index}", 8 / MOST_TENANTS, gpus=on) for index, (_, on) in enumerate(members)]
     interval_s = "1" if disturbed else "60"
@@ -152,7 +152,7 @@ def answers(case: str, seconds: float, *, disturbed: bool) -> list[Row]:
 
 
 def main() -> int:
-    """The program."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each case is measured (default 8)")
     parser.add_argument("--one-process", action="store_true", help="the agent in one process, as it is without root")

@@ -121,7 +121,7 @@ LINES = "a counter for each stream"
 def cost(
     threads: int, call: str, stream: str, environment: Mapping[str, str], rounds: int = ROUNDS
 ) -> dict[str, tuple[float, float]]:
-    """Return by way: nanoseconds per call, and the addition to the direct call."""
+    """Return, by way of calling: (nanoseconds per call, nanoseconds more than the direct call)."""
     program = [str(BUILD / "programs" / "launchcost"), str(threads), str(CALLS), str(rounds), call, stream]
     done = subprocess.run(program, env=dict(environment), capture_output=True, text=True, check=True, timeout=300)
     lines = (line.split() for line in done.stdout.splitlines())
@@ -129,7 +129,9 @@ def cost(
 
 
 def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callable[[Client], Grant | None]:
-    """Grant for the given time, each the given pause after it was requested; the first without a pause."""
+    """Return a policy that grants `quantum_ms`, each time `pause_ms` after the request. The first grant has no
+    pause.
+    """
     asked = [False]
 
     def grant(client: Client) -> None:
@@ -149,7 +151,7 @@ def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callab
 
 
 def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """Each situation at each number of threads; for `alone` also the direct call and the other ways."""
+    """Measure each situation at each number of threads. For `alone`, also the direct call and the other ways."""
     rows = []
     for situation, call, stream, more, numbers in SITUATIONS:
         for threads in numbers:
@@ -190,7 +192,9 @@ def instruction_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Ro
 
 
 def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """A copy whose call names two device memories, and a copy of which the driver must be asked."""
+    """Measure two copies: one whose call names the device memories, and one for which the hook must query the
+    driver.
+    """
     agent.hints.contended = False
     agent.on_want = lambda client: agent.next_grant()
     rows = []
@@ -201,7 +205,7 @@ def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def counted(agent: ScriptedAgent, environment: Mapping[str, str], pattern: str, metered: bool, *more: str) -> list[int]:
-    """Run `drivercalls` under one grant without end; return what it prints."""
+    """Run `drivercalls` under one grant without end. Return the numbers that it prints."""
     agent.hints.contended = metered
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     program = [str(BUILD / "programs" / "drivercalls"), pattern, str(CALL_ROUNDS), *more]
@@ -210,7 +214,9 @@ def counted(agent: ScriptedAgent, environment: Mapping[str, str], pattern: str, 
 
 
 def call_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
-    """Calls of the driver for a program's own; how long these and other launches take where calls hold a lock."""
+    """Measure the driver calls that the hook adds to a program's own calls, and the time of launches on a driver whose
+    calls hold a lock.
+    """
     state = create_state(folder / "one-gpu", [(f"GPU-{GPU}", "Simulated GPU", 4 << 30)])
     environment = {
         **hooked,
@@ -253,7 +259,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
 
 
 def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
-    """Trainings with and without samples, in turns."""
+    """Measure trainings with and without samples, in turns."""
     state = create_state(folder / "gpus", [(f"GPU-{GPU}", "Simulated GPU", 1 << 30)])
     environment = {
         **hooked,
@@ -284,7 +290,9 @@ def spawn_us(environment: Mapping[str, str]) -> float:
 
 
 def exec_rows(hook: Path, empty: Path) -> list[Row]:
-    """All in turns, so that other load affects each equally."""
+    """Measure execs without the hook, with it and with an empty library, in turns, so that other load affects each
+    equally.
+    """
     plain = {"PATH": os.environ["PATH"]}
     ways = {"bare": plain, "hooked": {**plain, "LD_PRELOAD": str(hook)}, "empty": {**plain, "LD_PRELOAD": str(empty)}}
     took: dict[str, list[float]] = {way: [] for way in ways}
@@ -301,7 +309,7 @@ def exec_rows(hook: Path, empty: Path) -> list[Row]:
 
 
 def main() -> int:
-    """0 when all was measured."""
+    """Run the benchmark. Return 0 if everything was measured."""
     subprocess.run(
         ["make", "-sC", str(ROOT / "tests" / "doubles"), f"PYTHON={sys.executable}"], check=True, timeout=300
     )

@@ -39,9 +39,9 @@ LIMIT = 1024 * MIB
 TURNS = 7
 CALLED_BACK = 300
 IN_CREDIT = (512 << 10, 32, 2000)
-"""Bytes, how many at once, how often: in total less than a process's idle credits."""
+"""(bytes, allocations at once, repetitions). In total less than a process's idle credits."""
 LARGE = (64 * MIB, 1, 1000)
-"""One at a time, and more than that."""
+"""(bytes, allocations at once, repetitions). Each allocation exceeds a process's idle credits."""
 PAIRS = {"pool, 1 MiB": (1, 1), "pool, 34 MiB": (34, 1), "pool, 128 MiB in four threads": (128, 4)}
 """By case: MiB and threads of allocations from a memory pool, each freed at once."""
 PAIR_ROUNDS = 20_000
@@ -65,7 +65,7 @@ def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float
 
 
 def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """A call without the hook, with it, and the difference."""
+    """Measure a call without the hook, with the hook, and the difference."""
     arguments = ["calls", *map(str, shape)]
     without, having = [], []
     for _ in range(TURNS):
@@ -81,7 +81,7 @@ def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooke
 
 
 def pairs(bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """An allocation from a memory pool with its free: without the hook, with it, and the difference."""
+    """Measure an allocation from a memory pool with its free: without the hook, with the hook, and the difference."""
     rows = []
     for case, (mib, threads) in PAIRS.items():
         arguments = ["pairs", str(mib * MIB), str(threads), str(PAIR_ROUNDS)]
@@ -151,7 +151,7 @@ def called_back(node: Node) -> list[Row]:
 
 
 def main() -> int:
-    """0 when all was measured."""
+    """Run the benchmark. Return 0 if everything was measured."""
     if not built():
         sys.exit("hook or double not built: run `make shim doubles`")
     with (

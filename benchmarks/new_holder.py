@@ -24,7 +24,7 @@ from node.plugin_node import NATIVE, SHAREPODS, PluginNode, plugin_node
 from results import Row, write
 
 PERIOD_S = 0.02
-"""Seconds between two looks, which a figure may be too long by."""
+"""Seconds between two checks. A figure may be too long by this much."""
 PATIENCE_S = 60.0
 
 
@@ -72,7 +72,7 @@ def _until(true: Callable[[], bool], what: str, began: float) -> float:
 
 
 def rows(found: dict[tuple[str, str], list[float]]) -> list[Row]:
-    """Return median and 99th percentile of each figure; of 30 times the latter is the longest."""
+    """Return median and 99th percentile of each figure. With 30 times, the 99th percentile is the longest time."""
     made = []
     for (case, metric), seconds in found.items():
         ordered = sorted(seconds)

@@ -59,7 +59,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of offence: the driver's view of it."""
+    """One kind of offence, as the driver shows it."""
 
     reason: FindingReason
     hooked: bool = False
@@ -143,7 +143,7 @@ class Measured:
         self.print_progress()
 
     def print_progress(self) -> None:
-        """Write the driver's present view."""
+        """Write the processes that the driver shows now into the inventory file."""
         gpu = {"uuid": GPU0, "index": 0, "model": "Simulated", "memory": 1 << 40}
         shown = [
             {"pid": one.process.pid, "uuid": GPU0, "memory": self.kind.memory, "busy": self.kind.busy}
@@ -186,7 +186,7 @@ class Measured:
 
 
 def main() -> int:
-    """Measure each kind; 0 when every offence was found and ended."""
+    """Measure each kind. Return 0 if every offence was found and ended."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=50, help="offences of each kind (50)")
     each = parser.parse_args().each

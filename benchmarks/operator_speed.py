@@ -51,15 +51,16 @@ _WARM = 20
 """SharePods before the measurement, one after the other."""
 _LATENCY_S = 8.0
 _LATENCY_MOST = 2000
-"""Most SharePods of one latency case: at half of a fast bare client's rate, 8 s of them would fill the nodes."""
+"""Most SharePods of one latency case. At half of a fast bare client's rate, the SharePods of 8 s would fill the
+nodes."""
 _FULL = 0.8
-"""Part of the GPUs that the shares of all latency cases, at two rates by each door, may have."""
+"""Part of the GPUs that the shares of all latency cases, at two rates for each of `--doors`, may occupy."""
 _BARE_S = 8.0
 _REST_S = 20.0
 _QUIET_S = 3.0
 """Seconds without a call after which the operator counts as settled."""
 _SETTLE_S = 60.0
-"""Seconds until it must have settled: otherwise the benchmark reports the failure instead of waiting."""
+"""Seconds within which the operator must have settled. Otherwise the benchmark reports the failure."""
 _WATCHING = ("watch ", "list ")
 _BY_CLOCK = (" leases", " validatingadmissionpolicies", " validatingadmissionpolicybindings")
 """Kinds that the operator reads or writes at fixed intervals, however many SharePods there are."""
@@ -67,7 +68,7 @@ _DELETED = 500
 _HANDED_OVER = 2_500
 """SharePods with which the leadership is handed over."""
 _MOVING = 200
-"""Thousandths by which usage moves at each writing where it moves: beyond any threshold."""
+"""Thousandths by which changing usage moves at each write: more than any threshold."""
 _STILL = 10
 
 
@@ -124,7 +125,7 @@ class Measurement:
         print(f"{self._plane.name}, {case}: {metric} {value:.5g} {unit}", flush=True)
 
     async def run(self, cases: list[str]) -> None:
-        """Measure these cases; results before a failed one are kept."""
+        """Measure these cases. If a case fails, the results of the cases before it are kept."""
         if isinstance(self._plane, MemoryPlane):
             self._plane.start_operator()
         for door in self._doors:
@@ -172,7 +173,7 @@ class Measurement:
             last, since = now, time.monotonic()
 
     def _calls(self) -> Counter[str]:
-        """The operator's calls so far except watches and periodic calls."""
+        """Return the operator's calls so far, except watches and periodic calls."""
         calls = self._plane.calls()
         return Counter(
             {
@@ -194,7 +195,7 @@ class Measurement:
         return self._plane.server_cpu() if isinstance(self._plane, RealPlane) else 0.0
 
     def _server_row(self, case: str, before: float, count: int) -> None:
-        """Row of the API server's processor time for each object since then."""
+        """Add the row of the API server's processor time per object since `before`."""
         if isinstance(self._plane, RealPlane):
             self._row(case, "server_cpu", "ms per object", (self._server_cpu() - before) / count * 1000)
 
@@ -216,7 +217,7 @@ class Measurement:
                     self._row(case, f"{moment}_added_p{percent}", "ms", delay - bare[moment, percent])
 
     async def _delays(self, door: Door, rate: float, count: int) -> dict[tuple[str, int], float]:
-        """Return percentiles of the delays of so many objects at this rate, by moment and percent."""
+        """Create `count` objects at this rate. Return, by (moment, per cent), the percentiles of their delays."""
         async with self._client(f"{door.value.lower()}-{rate:.0f}", door) as load:
             await load.at_rate(rate, count)
         return {
@@ -226,7 +227,7 @@ class Measurement:
         }
 
     def _costs(self, case: str, before: Counter[str], cpu: float, count: int) -> None:
-        """Rows of processor time and calls for each SharePod since then."""
+        """Add the rows of processor time and calls per SharePod since `before`."""
         self._row(case, "operator_cpu", "ms per SharePod", (cpu_of(self._plane.pid) - cpu) / count * 1000)
         made = self._calls() - before
         reads = sum(number for key, number in made.items() if key.startswith("get "))

@@ -71,7 +71,7 @@ POLICIES: dict[str, Make] = {
 
 @dataclass
 class Outcome:
-    """Percent of capacity allocated, by percent arrived; of each seed."""
+    """For each seed, by per cent of the capacity that has arrived: per cent allocated."""
 
     curves: list[dict[int, float]] = field(default_factory=list)
     decisions: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, 
 
 
 def turned_away(policy: Policy, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
-    """Return the percent of the GPU demand that is turned away."""
+    """Return the per cent of the GPU demand that is refused."""
     leaving: list[tuple[float, int, object]] = []
     asked = refused = 0
     for number, visit in enumerate(visits(pods, capacity, seed, load, WARM_UP + MEASURED)):

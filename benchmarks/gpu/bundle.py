@@ -43,11 +43,11 @@ _DOWNLOAD_S = 300
 
 
 class BundleError(Exception):
-    """Failure to make the kit. The message names the missing part."""
+    """The kit cannot be made. The message names the missing part."""
 
 
 def main() -> int:
-    """The program."""
+    """Make the kit. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, default=TARGET, help=f"the kit's directory; default: {TARGET}")
     target: Path = parser.parse_args().target.resolve()
@@ -144,7 +144,7 @@ def _copy_fake(target: Path) -> None:
 
 
 def _wheels(target: Path) -> None:
-    """The wheels of wheels.txt for every Python of the kit, from a cache that is filled from the package index."""
+    """Copy the wheels of wheels.txt for every Python of the kit, from a cache that is filled from the package index."""
     cache = Path(os.environ.get("SHAREPOD_CACHE") or Path.home() / ".cache" / "sharepod") / "gpu-kit-wheels"
     pinned = _pinned()
     for version in PYTHONS:

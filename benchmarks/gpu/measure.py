@@ -39,10 +39,10 @@ from gpukit.setting import Setting, note  # noqa: E402
 from gpukit.wheels import WheelsError, unpack  # noqa: E402
 
 PREFIX = "sharepod-"
-"""Names in the directory of a run."""
+"""Prefix of the directories of runs."""
 
 TABLE_S = 460.0
-"""Below 8 minutes with the ends of the last programs."""
+"""Seconds for one table: below 8 minutes together with the ends of the last programs."""
 
 
 class Table(Protocol):
@@ -65,7 +65,7 @@ TABLES: dict[str, Any] = {
 
 
 def main() -> int:
-    """The program."""
+    """Run the kit. Return the exit status."""
     arguments = _arguments()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
@@ -164,7 +164,7 @@ def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
 
 
 def _measure(setting: Setting, chosen: list[str]) -> bool:
-    """Measure until no cell is left or the time is up; return whether any is left."""
+    """Measure until no cell is left or the time is up. Return True if cells are left."""
     left = False
     for name in chosen:
         begin = time.monotonic()

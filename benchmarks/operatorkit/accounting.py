@@ -3,7 +3,7 @@
     python -m operatorkit.accounting --out FILE     in place of sharepod-operator
 
 Guarantees:
-- A synchronous function is timed by the thread's processor time, less that of timed functions that it calls.
+- A synchronous function is timed by the thread's processor time, less the time of timed functions that it calls.
 - Each step of the event loop counts for the task that it belongs to, so that the parts add up to the whole.
 """
 
@@ -83,7 +83,7 @@ _WARM = 50
 
 
 def ablation(nodes: int) -> list[Row]:
-    """Run the operator with accounts; return ms per SharePod by part."""
+    """Run the operator with accounts. Return ms per SharePod by part."""
     rows: list[Row] = []
     used, parts = asyncio.run(_one(nodes))
     counted = sum(value for part, value in parts.items() if not part.startswith(_CALLS))
@@ -97,7 +97,7 @@ def ablation(nodes: int) -> list[Row]:
 
 
 async def _one(nodes: int) -> tuple[float, dict[str, float]]:
-    """Return the operator's ms per SharePod until it runs, in all and by part."""
+    """Return (the operator's ms per SharePod until the SharePod runs, the same by part)."""
     with MemoryPlane(nodes) as plane:
         out = plane.kubeconfig.parent / "accounts.json"
         arguments = ["--out", str(out)]

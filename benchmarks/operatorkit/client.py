@@ -29,7 +29,7 @@ PODS = "/api/v1/namespaces/{}/pods"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates"
 _CONTAINER: Json = {"name": "main", "image": "test", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}
 _CREATORS = 32
-"""Creates under way at the same time where the rate is not given: as many as the operator has writers."""
+"""Creates in flight at the same time if no rate is given: as many as the operator has writers."""
 _REQUESTS = range(100, 501, 50)
 """Thousandths of a request, drawn for each share."""
 MEAN_REQUEST = statistics.mean(_REQUESTS) / 1000
@@ -112,7 +112,7 @@ class LoadClient:
         return body
 
     async def at_rate(self, rate: float, count: int) -> None:
-        """Create so many objects at so many a second, however long each takes; return when all Pods are bound."""
+        """Create `count` objects at `rate` a second, however long each takes. Return when all their Pods are bound."""
         begun = time.monotonic()
         creating = []
         for number in range(count):
@@ -122,7 +122,7 @@ class LoadClient:
         await self.all_bound()
 
     async def in_flight(self, most: int, *, seconds: float = 0.0, count: int = 0) -> float:
-        """Create for so many seconds, or so many objects, with at most `most` that are not bound yet.
+        """Create objects for `seconds`, or `count` objects, with at most `most` of them not bound yet.
 
         Return the Pods bound per second in that time.
         """
@@ -153,7 +153,7 @@ class LoadClient:
         await asyncio.gather(*(self._api.call("DELETE", f"{path}/{name}", {}) for name in names))
 
     async def follow(self) -> None:
-        """Note the moments of the namespace's Pods until cancelled."""
+        """Record the moments of the namespace's Pods until cancelled."""
         path = PODS.format(self._namespace)
         since = str((await self._api.get(path, {"limit": "1"}))["metadata"]["resourceVersion"])
         while True:
@@ -186,7 +186,7 @@ class LoadClient:
 
 @asynccontextmanager
 async def client(kubeconfig: Path, namespace: str, door: Door, *, seed: int = 1) -> AsyncIterator[LoadClient]:
-    """A client that follows its namespace."""
+    """Yield a client that follows its namespace."""
     api = await Connection.open(kubeconfig, "benchmark")
     made = LoadClient(api, namespace, door, seed=seed)
     if door is Door.CLAIMS:

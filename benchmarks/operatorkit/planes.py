@@ -143,7 +143,9 @@ class MemoryPlane:
 
     @contextmanager
     def standby(self) -> Iterator[None]:
-        """Start another operator, which stands by; it is the plane's operator afterwards, and the first has ended."""
+        """Start another operator, which stands by. After the block it is the plane's operator, and the first operator
+        has ended.
+        """
         first, former_ports = self._operator, self._ports
         assert first is not None
         self.start_operator(identity=f"after-{first.pid}")
@@ -192,8 +194,8 @@ class MemoryPlane:
 class RealPlane:
     """etcd, API server, scheduler and controller manager, with nodes that have nothing behind them.
 
-    `kubelets`: report Pods as running; without, Pods are bound and no more. `doors`: with `manifests/claims` and
-    `manifests/plain`.
+    `kubelets`: True if Pods are reported as running; False: Pods are only bound. `doors`: True if `manifests/claims`
+    and `manifests/plain` are applied.
     """
 
     name = "real"

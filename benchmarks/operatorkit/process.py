@@ -15,7 +15,7 @@ def cpu_of(pid: int) -> float:
 
 
 def rss_of(pid: int, field: str = "VmRSS") -> float:
-    """Return the resident memory of a process in MB; `field` VmHWM: the most that it ever was."""
+    """Return the resident memory of a process in MB. With `field` VmHWM: its maximum so far."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6

@@ -33,7 +33,7 @@ class Stalls:
         self._url = url
         self._probe: subprocess.Popen[str] | None = None
         self.longest = 0.0
-        """Seconds; known after the block."""
+        """Longest stall in seconds. Known after the block."""
 
     def __enter__(self) -> Self:
         self._probe = subprocess.Popen(

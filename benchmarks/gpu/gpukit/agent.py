@@ -22,17 +22,17 @@ from gpukit.gpu import AnyGpu
 _START_S = 30.0
 _IN_FORCE_S = 15.0
 _CACHED_S = 1.1
-"""The agent renews its metrics once a second."""
+"""Seconds after which a scrape is surely new: the agent renews its metrics once a second."""
 
 
 class AgentError(Exception):
-    """Agent that does not start or does not obey. The message contains its last output."""
+    """The agent did not start, or did not apply its tenants. The message contains its last output."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant and its terms; `memory` in bytes; `interactive`: short waits requested; `co_running`: False for
-    exclusive turns; `group`: of tenants that are granted together."""
+    """Tenant and its terms. `memory`: bytes. `interactive`: True if it requests short waits. `co_running`: False for
+    exclusive turns. `group`: group of tenants that are granted together."""
 
     name: str
     request: float
@@ -104,7 +104,7 @@ class Agent:
         self._wait(self._set, "the terms of its tenants to be in force", _IN_FORCE_S)
 
     def hook(self, name: str) -> Path:
-        """Return the file that a program of this tenant has to preload."""
+        """Return the path of the hook that a program of this tenant must preload."""
         return self._of(name) / "libsharepod.so"
 
     def accounts(self) -> dict[str, dict[str, float]]:
@@ -131,15 +131,17 @@ class Agent:
         return self._metric("sharepod_tenant_in_flight_ratio")
 
     def usage_ratios(self) -> dict[str, float]:
-        """The part of the last 10 s in which each tenant has held its token."""
+        """Return, by tenant, the part of the last 10 s in which the tenant held its token."""
         return self._metric("sharepod_tenant_usage_ratio")
 
     def busy_ratios(self) -> dict[str, float]:
-        """The part of the last 10 s in which NVML saw kernels of each tenant; missing if NVML does not report it."""
+        """Return, by tenant, the part of the last 10 s in which NVML saw its kernels. A tenant is missing if NVML does
+        not report this.
+        """
         return self._metric("sharepod_tenant_busy_ratio")
 
     def used_bytes(self, name: str) -> int:
-        """The device memory that the agent counts as the tenant's."""
+        """Return the bytes of device memory that the agent counts for a tenant."""
         return int(self._metric("sharepod_tenant_memory_used_bytes").get(name, 0))
 
     def close(self) -> None:
@@ -189,11 +191,11 @@ class Agent:
         return self._directory / "state" / "tenants" / name
 
     def _metric(self, family: str) -> dict[str, float]:
-        """By tenant, over all GPUs."""
+        """Return a metric's values by tenant, summed over all GPUs."""
         return _by_tenant(self._scrape(), family)
 
     def _scrape(self) -> str:
-        """Return the agent's figures, none of them from before this call. Raises `AgentError`."""
+        """Return the agent's metrics as text, computed after this call. Raises `AgentError`."""
         time.sleep(max(0.0, self._asked_at + _CACHED_S - time.monotonic()))
         self._asked_at = time.monotonic()
         try:

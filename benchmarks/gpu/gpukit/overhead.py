@@ -19,7 +19,7 @@ KEY = "overhead"
 CEILING = 0.5
 _SETTLE_S = 0.5
 _WINDOW = 0.3
-"""A window here, of the window that shares are measured over."""
+"""Window of this table, as a part of the window over which shares are measured."""
 
 
 @dataclass(frozen=True)

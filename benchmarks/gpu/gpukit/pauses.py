@@ -18,10 +18,11 @@ from gpukit.setting import Setting, note
 KEY = "pauses"
 SEEN = "seen"
 _SETTLE = 0.45
-"""Long: the agent must first learn a tenant's pauses."""
+"""Part of the window before which nothing is counted. It is long, because the agent must first learn a tenant's
+pauses."""
 _TAIL = 0.05
 _SEEN_S = 11.0
-"""Beyond the 10 s over which the agent averages."""
+"""Seconds of a measurement: more than the 10 s over which the agent averages."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _one(setting: Setting, case: Case) -> Cell:
 
 
 def _seen(setting: Setting) -> Cell:
-    """Two busy tenants for longer than the agent averages; then its two averages."""
+    """Run two busy tenants for longer than the agent averages. Return the agent's two averages."""
     memory = setting.gpu.memory // 3
     setting.agent.set(Tenant("first", 0.3, 1.0, memory), Tenant("second", 0.7, 1.0, memory))
     with ExitStack() as stack:

@@ -53,7 +53,7 @@ class Program:
         return self.answer(timeout_s)
 
     def send(self, do: str, **arguments: Any) -> None:
-        """A command; the answer is fetched by `answer`. Raises `ProgramError`."""
+        """Send a command. `answer` fetches its answer. Raises `ProgramError`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
@@ -62,12 +62,12 @@ class Program:
             raise self._failed("has ended") from None
 
     def ask(self, do: str, *, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        """A command and its answer. Raises `ProgramError`."""
+        """Send a command and return its answer. Raises `ProgramError`."""
         self.send(do, **arguments)
         return self.answer(timeout_s)
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next answer. Raises `ProgramError`, also for a reported failure."""
+        """Return the next answer. Raises `ProgramError`, also if the answer reports a failure."""
         deadline = time.monotonic() + timeout_s
         while True:
             line = self._line(deadline, timeout_s)

@@ -60,20 +60,20 @@ class Results:
             )
 
     def __contains__(self, key: str) -> bool:
-        """Return whether a cell was measured; a failed one is retried."""
+        """Return True if a cell was measured. A failed cell counts as not measured, so it is retried."""
         return key in self._cells and "failed" not in self._cells[key]
 
     def get(self, key: str) -> Cell | None:
-        """A cell that was measured, or None."""
+        """Return a measured cell. None if it was not measured."""
         return self._cells.get(key)
 
     def under(self, prefix: str) -> dict[str, Cell]:
-        """The cells below a key, by the rest of their keys."""
+        """Return the cells below a key, by the rest of their keys."""
         start = prefix + "/"
         return {key[len(start) :]: cell for key, cell in self._cells.items() if key.startswith(start)}
 
     def measure(self, key: str, make: Callable[[], Cell]) -> Cell:
-        """The cell, measured now unless it was before."""
+        """Return a cell. It is measured now if it was not measured before."""
         if key not in self:
             self.put(key, make())
         return self._cells[key]

@@ -34,11 +34,11 @@ class Setting:
     start_s: float = 180.0
 
     def patience_s(self, seconds: float) -> float:
-        """Return how long to wait for the answer of a measurement that takes this long."""
+        """Return the seconds to wait for the answer of a measurement that takes `seconds`."""
         return 3 * seconds + 60
 
     def expected_s(self, *, windows: int, window_s: float) -> float:
-        """Return how long a case of so many windows takes, with the start of its programs."""
+        """Return the seconds that a case of `windows` windows takes, including the start of its programs."""
         return windows * (window_s + 1) + (30 if self.torch else 5)
 
     def keep(self, key: str, make: Callable[[], Cell]) -> None:
@@ -51,13 +51,15 @@ class Setting:
 
     @staticmethod
     def missing(cell: Cell | None, columns: int) -> list[str]:
-        """The columns of a row that has no figures."""
+        """Return the columns of a row without figures."""
         words = "not measured yet" if cell is None or "failed" not in cell else f"FAILED: {cell['failed'][:80]}"
         return [words, *[""] * (columns - 1)]
 
     @contextmanager
     def workload(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Iterator[Program]:
-        """A workload, ready; under the hook of `tenant`, or without a hook. Ended with the context."""
+        """Yield a workload that is ready, under the hook of `tenant`, or without a hook if None. It is ended with the
+        block.
+        """
         program = self.begin(name, *arguments, label=label, tenant=tenant)
         try:
             program.ready(self.start_s)
@@ -66,7 +68,7 @@ class Setting:
             program.end()
 
     def begin(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Program:
-        """A workload that may not be ready yet; to be ended by the caller."""
+        """Start a workload and return it before it is ready. The caller must end it."""
         environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_WORKLOADS}
         environment |= {
             "PATH": environment.get("PATH", "/usr/bin:/bin"),

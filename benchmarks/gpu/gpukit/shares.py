@@ -25,10 +25,11 @@ _SETTLE = 0.15
 _TAIL = 0.05
 """Time for which both are busy before and after the window, as a part of the window."""
 _LOAD = 0.15
-"""The part of a GPU that the small service's requests need."""
+"""Part of a GPU that the requests of the small service need."""
 _SEED = 1
 _READ_S = 2.5
-"""Until the agent has surely read a file of tenants in which only the latency has changed, which no file shows."""
+"""Seconds after which the agent has surely read a tenants file in which only the latency has changed. No file shows
+when it has."""
 
 _DRIVER = {"small kernels": ("driver_kernels", "small"), "20 ms kernels": ("driver_kernels", "long"),
            "graphs": ("driver_kernels", "graph")}  # fmt: skip
@@ -112,7 +113,9 @@ def _pair(setting: Setting, budget: Budget, name: str) -> None:
 def _four(
     setting: Setting, stack: ExitStack, workload: str, first: tuple[str, ...], second: tuple[str, ...], label: str
 ) -> tuple[list[Program], list[Program]]:
-    """Both programs twice, without and with the hook; started side by side."""
+    """Start both programs twice, without and with the hook, side by side. Return (programs without the hook, programs
+    with it).
+    """
     programs = []
     for how in ("bare", "hook"):
         for tenant, arguments in (("first", first), ("second", second)):

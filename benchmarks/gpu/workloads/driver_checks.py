@@ -51,12 +51,12 @@ def exported(path: Path) -> list[str]:
 
 
 def asked_name(symbol: str) -> str:
-    """Return the name by which cuGetProcAddress knows an exported symbol: without version and stream variant."""
+    """Return the name of an exported symbol for cuGetProcAddress: without version and stream variant."""
     return _FORM.sub("", symbol)
 
 
 def mapped(path: str) -> list[tuple[int, int]]:
-    """Return where a file is mapped in this process."""
+    """Return the (first, last) addresses at which a file is mapped in this process."""
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)

@@ -27,7 +27,7 @@ PAUSE_S = 0.003
 
 
 def percentiles(values: list[float]) -> list[float]:
-    """Return the 10th, 50th, 90th and 99th percentile; nothing of nothing."""
+    """Return the 10th, 50th, 90th and 99th percentile. Empty if there are no values."""
     ordered = sorted(values)
     return [ordered[min(len(ordered) - 1, len(ordered) * part // 100)] for part in (10, 50, 90, 99)] if ordered else []
 

@@ -21,7 +21,7 @@ SIDE = 512
 MOST_BYTES = 256 << 20
 _NAMED = 5
 _WHOLE_DEVICE = threading.Lock()
-"""Held during a capture, or a wait for the whole device: CUDA forbids the one during the other."""
+"""Held during a capture, and during a wait for the whole device, because CUDA forbids such a wait during a capture."""
 
 
 class Worker:

@@ -77,13 +77,13 @@ class Transformer(nn.Module):
 
 
 def launches() -> Callable[[], None]:
-    """One kernel that does next to nothing."""
+    """Return a step of one kernel that does next to nothing."""
     number = torch.zeros(1, device="cuda")
     return lambda: (number.add_(1), None)[1]
 
 
 def matmul() -> Callable[[], None]:
-    """One product of 8192 x 8192 matrices."""
+    """Return a step of one product of 8192 x 8192 matrices."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
@@ -91,7 +91,7 @@ def matmul() -> Callable[[], None]:
 
 
 def train(*, compiled: bool = False, graphed: bool = False) -> Callable[[], None]:
-    """One step of training on a fixed batch of 8 x 256 tokens."""
+    """Return a step of training on a fixed batch of 8 x 256 tokens."""
     model = Transformer().to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
     tokens = torch.randint(0, VOCABULARY, (8, 257), device="cuda")
@@ -117,7 +117,7 @@ def train(*, compiled: bool = False, graphed: bool = False) -> Callable[[], None
 
 
 def decode(*, graphed: bool = False) -> Callable[[], None]:
-    """One token; all that changes between tokens stays on the GPU."""
+    """Return a step that generates one token. All state between tokens stays on the GPU."""
     model = Transformer(width=1024, heads=16, depth=12).to("cuda", torch.bfloat16).eval()
     shape = (1, model.heads, model.length, model.width // model.heads)
     caches = [torch.zeros((2, *shape), device="cuda", dtype=torch.bfloat16) for _ in model.blocks]
