@@ -1,7 +1,7 @@
-"""Directory of the CUDA headers that the hook and its test double are compiled against.
+"""Directory of the CUDA headers with which the hook and its test double are compiled.
 
-They come with the wheel `nvidia-cuda-runtime` (a build requirement). `CUDA_INCLUDE` in the environment overrides it.
-Run as a program it prints the directory.
+The wheel `nvidia-cuda-runtime` (a build requirement) contains them. `CUDA_INCLUDE` in the environment overrides the
+directory. As a program, this file prints it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class HeadersMissingError(RuntimeError):
-    """Absence of cuda.h. The message says what to install."""
+    """Absence of cuda.h. The message names the package to install."""
 
 
 def include_dir() -> Path:
-    """Return the directory that holds cuda.h and cudaTypedefs.h. Raises HeadersMissingError."""
+    """Return the directory that contains cuda.h and cudaTypedefs.h. Raises HeadersMissingError."""
     override = os.environ.get("CUDA_INCLUDE")
     if override:
         candidates = [Path(override)]

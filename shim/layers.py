@@ -1,12 +1,12 @@
-"""Layers of the hook's sources: prints which room uses which, and fails on a circle or an arrow upward.
+"""Layers of the hook's sources: prints which room uses which, and fails on a circle of files or an arrow upward.
 
-A unit is the files of one name, whatever their suffixes: a header and its source, or a list that others include. An
-arrow goes from a unit to another that it includes, or whose symbols its object file needs: a call through an `extern`
-declaration counts, weak or not, one through a registered function pointer does not. Exit status 1, with the arrows at
-fault, if
+A room is a folder of sources. A unit is the files of one name, whatever their suffixes: a header and its source, or a
+list that others include. An arrow goes from a unit to another unit that it includes, or whose symbols its object file
+needs. So a call through an `extern` declaration, weak or not, makes an arrow. A call through a registered function
+pointer does not. The exit status is 1, and the arrows at fault are printed, if
 
 - units form a circle, or
-- a unit uses one of a higher layer, or of another room of its own layer.
+- a unit uses a unit of a higher layer, or of another room of its own layer.
 
     python shim/layers.py            # part of `make lint`
 """
@@ -41,13 +41,14 @@ LAYERS = (
     ("wrappers/work",),
     ("wrappers/symbols",),
 )
-"""Rooms from the lowest layer to the highest. A room uses rooms of lower layers only. A folder that is not named here
-belongs to the room of its parent."""
+"""Rooms from the lowest layer to the highest. A room uses rooms of lower layers only. A folder that is missing here
+belongs to the room of its parent folder.
+"""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
-"""An include: the name in quotes, or the one in angle brackets."""
+"""An include: the name in quotes, or the name in angle brackets."""
 _NEEDED_KINDS = frozenset("Uwv")
-"""Kinds that `nm` gives to symbols that another object file defines: needed, weakly needed (function, object)."""
+"""Letters of `nm` for symbols that another object file defines: needed, and weakly needed (function, object)."""
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O0", "-fPIC", "-c")
 
 Arrows = Mapping[str, set[str]]
@@ -59,7 +60,7 @@ def unit_of(path: str) -> str:
 
 
 def room_of(unit: str) -> str:
-    """Return the room of a unit. Raises SystemExit for a unit that lies in no room."""
+    """Return the room of a unit. Raises SystemExit if the unit belongs to no room."""
     for room in (room for layer in reversed(LAYERS) for room in layer):
         if unit.startswith(room + "/"):
             return room
@@ -69,7 +70,8 @@ def room_of(unit: str) -> str:
 def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Return the arrows by includes, from the text of each file by its path below `src`.
 
-    A name is searched as the compiler does: in quotes next to the file, then below `src`; in brackets below `src` only.
+    A name is searched as by the compiler: in quotes, first in the folder of the file and then below `src`; in brackets,
+    only below `src`.
     """
     arrows: dict[str, set[str]] = {unit_of(path): set() for path in texts}
     for path, text in texts.items():
@@ -82,7 +84,7 @@ def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the arrows by symbols, from what each unit's object file defines and what it needs."""
+    """Return the arrows by symbols, from the symbols that each unit's object file defines and needs."""
     owner = {symbol: unit for unit, symbols in defined.items() for symbol in symbols}
     return {
         unit: {owner[symbol] for symbol in symbols if symbol in owner} - {unit} for unit, symbols in undefined.items()
@@ -90,7 +92,7 @@ def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterabl
 
 
 def symbols(listed: str) -> tuple[set[str], set[str]]:
-    """Return the symbols that an object file defines for others, and those that it needs of others, from `nm -g`."""
+    """Return the symbols that an object file defines for others, and the symbols that it needs, from `nm -g`."""
     defined: set[str] = set()
     undefined: set[str] = set()
     for line in listed.splitlines():
@@ -153,7 +155,7 @@ def table(arrows: Arrows) -> str:
 
 
 def _symbols(source: Path, folder: Path, number: int) -> tuple[set[str], set[str]]:
-    """Compile a source. Return the symbols that its object file defines for others, and those that it needs."""
+    """Compile a source. Return the symbols that its object file defines for others, and the symbols that it needs."""
     built = folder / f"{number}.o"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     include = [f"-I{SHIM / 'include'}", f"-I{SOURCES}", "-isystem", str(include_dir())]

@@ -1,8 +1,8 @@
 """Build script of `sharepod.protocol._wire`, the agent's binding of the wire format, by cffi in API mode.
 
-The declarations are read from the header itself, and the C compiler compares each struct with it: a binding that
-drifted from `protocol.h` does not import. setuptools runs it (`cffi_modules` in setup.py); by hand: `python
-shim/wire_build.py`.
+The declarations are read from protocol.h itself, and the C compiler compares each struct with the header. So a binding
+that differs from `protocol.h` cannot be imported. setuptools runs this script (`cffi_modules` in setup.py). To run it
+by hand: `python shim/wire_build.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONSTANT = re.compile(r"^#define\s+SHP_\w+\s+(0x[0-9a-fA-F]+|\d+)\s*(/\*.*\*/)?
 
 
 def declarations(header: str) -> str:
-    """Return the header as cffi reads it: no preprocessor lines but the constants."""
+    """Return the header in the form that cffi reads: of the preprocessor lines, only the constants."""
     return "\n".join(line for line in header.splitlines() if not line.startswith("#") or _CONSTANT.match(line))
 
 

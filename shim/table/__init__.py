@@ -1,1 +1,1 @@
-"""Table of driver entry points: made from NVIDIA's headers and one hand-written classification. See README.md."""
+"""Table of driver entry points, generated from NVIDIA's headers and a hand-written classification. See README.md."""

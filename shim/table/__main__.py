@@ -1,7 +1,7 @@
-"""`python -m table` writes shim/src/driver/entries.def and shim/src/wrappers/work/moves.def; with `--check` it only
-fails when one of them is stale.
+"""`python -m table` writes shim/src/driver/entries.def and shim/src/wrappers/work/moves.def. With `--check` it writes
+nothing, and fails if one of them is out of date.
 
-`--header DIR` (repeatable) reads other headers than those of the releases in wheels.py.
+`--header DIR` (repeatable) reads other headers instead of those of the releases in wheels.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from table.render import TABLE_FILE, parse_table, render
 
 
 def main() -> int:
-    """Return 0 when the table is written or right; 1, with the reason on standard error, when not."""
+    """Return 0 if the table was written or is up to date, else 1, with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="python -m table", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when entries.def is stale")
     parser.add_argument("--header", action="append", type=Path, metavar="DIR", help="headers to read instead")

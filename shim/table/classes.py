@@ -1,7 +1,9 @@
-"""Hand-written classification of the driver's entry points: which class each is of, and why.
+"""Hand-written classification of the driver's entry points: the class of each, with the reason.
 
-Guarantees: an entry point is of exactly one class or is refused by name, never guessed; one that launches, allocates,
-copies or frees is classified only by its full name; what the file says of entry points that no header has is an error.
+Guarantees:
+- Each entry point has exactly one class, or is reported by name. No class is guessed.
+- An entry point that launches, allocates, copies or frees is classified only by its full name.
+- An entry of the file that matches no entry point of any header is an error.
 """
 
 from __future__ import annotations
@@ -48,12 +50,16 @@ class Classified:
 
 
 def needs_its_full_name(name: str) -> bool:
-    """Return whether the name must stand in classes.txt in full: it may make the GPU work, or take or return memory."""
+    """Return whether the file must contain this name in full, because the entry point may make the GPU work, or take or
+    return memory.
+    """
     return _BY_FULL_NAME.search(name) is not None
 
 
 def read_rules(path: Path = CLASSES_FILE) -> tuple[Rule, ...]:
-    """Return the rules, in the order of the file. Raises ClassError for a line that is neither block nor names."""
+    """Return the rules in the order of the file. Raises ClassError for a line that is neither the head of a block nor a
+    list of names.
+    """
     return tuple(_rules(path.read_text(encoding="utf-8").splitlines()))
 
 
@@ -75,7 +81,9 @@ def _rules(lines: Sequence[str]) -> Iterator[Rule]:
 
 
 def classify(entries: Iterable[EntryPoint], rules: Sequence[Rule]) -> list[Classified]:
-    """Return the class of each entry point. Raises ClassError if some have none or several, or a rule matches none."""
+    """Return the class of each entry point. Raises ClassError if an entry point has no class or several, or if a rule
+    matches no entry point.
+    """
     entries = list(entries)
     wrong: list[str] = []
     used: set[Rule] = set()

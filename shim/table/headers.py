@@ -1,10 +1,13 @@
 """Reader of NVIDIA's headers: the entry points that a release of CUDA declares.
 
-Guarantees: every function of cuda.h is found under every symbol that libcuda exports for it (older forms and per-thread
-stream variants too), and so are those of which only cudaTypedefs.h still knows; likewise those of cudaGL.h, cudaEGL.h,
-cudaVDPAU.h and cudaProfiler.h. The headers go through the C preprocessor, because they rename their own functions by
-macros; the files of typedefs say since when cuGetProcAddress hands out a form. Types of OpenGL, EGL and VDPAU, whose
-headers need not be there, come out as the plain types that they stand for.
+Guarantees:
+- Every function of cuda.h is found under every symbol that libcuda exports for it, including older forms and per-thread
+  stream forms. Functions that only cudaTypedefs.h still has are also found. The same holds for cudaGL.h, cudaEGL.h,
+  cudaVDPAU.h and cudaProfiler.h.
+- Types of OpenGL, EGL and VDPAU are replaced by the plain types that they stand for, so their headers are not needed.
+
+The headers go through the C preprocessor, because they rename their own functions by macros. The typedef files show the
+CUDA version since which cuGetProcAddress returns a form.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _INTEROP = ("cudaGL", "cudaEGL", "cudaVDPAU", "cudaProfiler")
 """Headers next to cuda.h, without their ends; what a release does not have is left out."""
 _FOREIGN = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
-"""Headers that these include."""
+"""Headers that these headers include."""
 _PLAIN = {
     "GLuint": "unsigned int",
     "GLenum": "unsigned int",
@@ -52,7 +55,7 @@ _SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
 
 
 class HeaderError(ValueError):
-    """Header that does not read as expected. The message says which and where."""
+    """Unexpected content of a header. The message names the header and the place."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,13 @@ class EntryPoint:
     symbol: str
     """The exported symbol."""
     name: str
-    """The name for cuGetProcAddress: the symbol without its version and its stream variant."""
+    """Name for cuGetProcAddress: the symbol without version and stream suffix."""
     since: int
-    """The version of CUDA from which on cuGetProcAddress hands this form out: 11020 is 11.2. 0: no header says."""
+    """CUDA version since which cuGetProcAddress returns this form: 11020 is 11.2. 0: no header shows it."""
     parameters: str
-    """The parameters as C text, without the parentheses."""
+    """Parameters as C text, without the parentheses."""
     headers: tuple[int, ...]
-    """The releases, of those read, that declare it, ascending."""
+    """Releases that declare it, among those read, in ascending order."""
 
     @property
     def per_thread(self) -> str:
@@ -92,7 +95,7 @@ class Header:
     functions: dict[str, str]
     """Parameters by symbol."""
     forms: dict[str, tuple[_Form, ...]]
-    """By name, oldest first: what cudaTypedefs.h knows."""
+    """By name, oldest first: the forms in cudaTypedefs.h."""
 
 
 def read(include: Path) -> Header:
@@ -122,7 +125,7 @@ def read(include: Path) -> Header:
 
 
 def union(headers: Sequence[Header]) -> list[EntryPoint]:
-    """Return the entry points of all releases, by symbol; where they differ the newest release counts."""
+    """Return the entry points of all releases, by symbol. If releases differ, the newest one applies."""
     found: dict[str, EntryPoint] = {}
     for header in sorted(headers, key=lambda header: header.release):
         for entry in _entries(header):
@@ -155,7 +158,9 @@ def _entries(header: Header) -> list[EntryPoint]:
 
 
 def _pair(symbols: list[str], forms: list[_Form], parameters: dict[str, str]) -> Iterable[tuple[str, _Form]]:
-    """Return which typedef is which symbol's: both ascend; where one list is shorter, by their parameters."""
+    """Return the typedef of each symbol. Both lists are in ascending order. If one list is shorter, the parameters
+    decide.
+    """
     if len(symbols) == len(forms):
         return zip(symbols, forms, strict=True)
     paired = []
@@ -167,7 +172,7 @@ def _pair(symbols: list[str], forms: list[_Form], parameters: dict[str, str]) ->
 
 
 def _types(parameters: str) -> str:
-    """Return the parameters without their names and without the version marks of their types, to compare by."""
+    """Return the parameters without their names and without the version suffixes of their types, for comparisons."""
     kept = (re.sub(r"\s*\w+(\[\])?$", "", part) if " " in part else part for part in parameters.split(", "))
     return re.sub(r"\s|_v\d+\b", "", ", ".join(kept))
 

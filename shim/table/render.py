@@ -1,4 +1,4 @@
-"""Writes and reads shim/src/driver/entries.def."""
+"""Writer and reader of shim/src/driver/entries.def."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Row:
 
 
 def render(classified: Iterable[Classified], releases: Sequence[int]) -> str:
-    """Return the text of entries.def, sorted by symbol as strcmp sorts: the hook searches it by halves."""
+    """Return the text of entries.def, sorted by symbol like strcmp, because the hook uses a binary search."""
     words = [f"{release // 1000}.{release % 1000 // 10}" for release in sorted(releases)]
     listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
     rows = [_row(one) for one in sorted(classified, key=lambda one: one.entry.symbol.encode())]
@@ -83,7 +83,7 @@ def _row(one: Classified) -> str:
 
 
 def read_table(path: Path = TABLE_FILE) -> list[Row]:
-    """Return the rows of entries.def, for tests that must not forget an entry point."""
+    """Return the rows of entries.def, for tests that must cover every entry point."""
     return parse_table(path.read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,8 @@
 """NVIDIA's wheels of the releases that the table covers: headers and libcudart, unpacked in the cache directory.
 
-Guarantees: a wheel is there whole or not at all; what is there is not fetched again; the error says what was not to be
-had.
+Guarantees:
+- A wheel in the cache is complete, and is not fetched again.
+- If a wheel cannot be fetched, the error names it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NEWEST = "nvidia-cuda-runtime"
 
 
 class UnreachableError(RuntimeError):
-    """Wheel that is neither in the cache nor to be had from the index."""
+    """Wheel that is not in the cache and cannot be fetched from the index."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,17 @@ class Wheel:
     """Unpacked wheel."""
 
     name: str
-    """The name with its version: nvidia_cuda_runtime_cu11-11.8.89."""
+    """Name with version: nvidia_cuda_runtime_cu11-11.8.89."""
     include: Path
-    """The directory with cuda.h."""
+    """Directory that contains cuda.h."""
     runtime: Path
     """libcudart.so.*"""
 
 
 def fetch(requirement: str, cache: Path | None = None) -> Wheel:
-    """Return the wheel that pip chooses for the requirement. A pinned one comes from the cache without the index."""
+    """Return the wheel that pip selects for the requirement. A pinned wheel comes from the cache, without a query of
+    the index.
+    """
     folder = cache or _cache()
     name, _, version = requirement.partition("==")
     pinned = folder / f"{name.replace('-', '_')}-{version}"

@@ -1,5 +1,5 @@
-/* Kept descriptors: device and inode identify a file. They do not identify an eventfd (all share one inode), but a pipe
- * and a socket. */
+/* Kept descriptors. Device and inode identify a file, such as a pipe or a socket. They do not identify an eventfd,
+ * because all eventfds share one inode. */
 #include "base/descriptors.h"
 
 #include <fcntl.h>
@@ -8,9 +8,9 @@
 
 #include "base/sys.h"
 
-/* Numbers: kept descriptors lie in the last ROOM below the limit of open files, but below HIGHEST, beyond which the
- * table of descriptors would cost each fork. Where all of these are taken, and the limit allows none beyond them, in
- * the upper half, then anywhere behind the standard streams. */
+/* Numbers of kept descriptors, in order of preference: 1. the last ROOM numbers below the limit of open files or below
+ * HIGHEST, whichever is lower, and all numbers above; 2. the upper half of the numbers below that; 3. any number behind
+ * the standard streams. Numbers above HIGHEST would make the descriptor table, and so each fork, more expensive. */
 enum { HIGHEST = 1024, ROOM = 32 };
 
 static uint64_t limit_of_files(void) {
@@ -19,7 +19,7 @@ static uint64_t limit_of_files(void) {
     return limit.rlim_cur;
 }
 
-/* Return how many numbers below `end` are free, but not more than `enough`. */
+/* Return the number of free descriptor numbers below `end`, but at most `enough`. */
 static uint64_t count_free(uint64_t end, uint64_t enough) {
     uint64_t count = 0;
     for (uint64_t number = end; number > 0 && count < enough; number--)

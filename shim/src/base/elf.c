@@ -1,17 +1,17 @@
-/* Symbols by the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH); objects by the dynamic linker's list of the
- * ones that the program started with, then by the C library's dl_iterate_phdr; in the order of the linker's searches.
- */
+/* Searches symbols in the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH). Objects are searched in the order
+ * of the dynamic linker. The objects that were loaded at the program's start come from glibc's list. All others come
+ * from the C library's dl_iterate_phdr. */
 #include "base/elf.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
-#define HOOK_FILE "libsharepod" /* how the name of a copy of this object begins */
+#define HOOK_FILE "libsharepod" /* beginning of the file name of each copy of the hook */
 
 struct search {
     const char *prefix;
     struct object *object;
-    const void *inside; /* NULL, or an address in the object */
+    const void *inside; /* an address in the object, or NULL */
     char *path;
     size_t size;
 };
@@ -21,7 +21,7 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* glibc has relocated these addresses in place, musl and the vdso's have not been. */
+/* glibc relocates these addresses in place; musl does not, and those of the vDSO are not relocated either. */
 static const void *at(ElfW(Addr) base, ElfW(Addr) value) {
     return (const void *)(value < base ? value + base : value);
 }
@@ -49,18 +49,19 @@ static bool read_tables(const struct dl_phdr_info *info, struct object *object) 
     return read;
 }
 
-/* The list of loaded objects that glibc keeps for debuggers, and the hook's place in it. */
+/* The list of loaded objects that glibc keeps for debuggers, and the hook's dynamic section, by which the hook finds
+ * itself in the list. */
 extern struct r_debug _r_debug __attribute__((weak));
 extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
 
-/* Return the first object of the list; NULL: another C library than glibc, which keeps none. */
+/* Return the first object of the list; NULL: the C library is not glibc, and keeps no list. */
 static const struct link_map *first_object(void) {
     return &_r_debug != NULL ? _r_debug.r_map : NULL;
 }
 
-/* Return the last object of the list that was certainly loaded at the start: glibc or its dynamic linker. No lock is
- * needed up to there, since these objects are never unloaded. In a child of fork the lock of dl_iterate_phdr may be
- * held indefinitely (H6). */
+/* Return the last object of the list that was certainly loaded at the program's start: glibc or its dynamic linker.
+ * Reading the list up to this object takes no lock, because these objects are never unloaded. In a child of fork,
+ * another lock, that of dl_iterate_phdr, may never be released (H6). */
 static const struct link_map *last_initial(void) {
     static const struct link_map *_Atomic known;
     const struct link_map *last = atomic_load_explicit(&known, memory_order_relaxed);
@@ -76,7 +77,8 @@ static const struct link_map *last_initial(void) {
     return last;
 }
 
-/* Return the first such object whose file name begins with `prefix`, or that has this dynamic section; NULL: none. */
+/* Return the first object up to last_initial() whose file name begins with `prefix`; `prefix` NULL: the object with
+ * this dynamic section. NULL: there is none. */
 static const struct link_map *find_initial(const char *prefix, const ElfW(Dyn) * dynamic) {
     const struct link_map *last = last_initial(), *map = last != NULL ? first_object() : NULL;
     for (; map != NULL; map = map == last ? NULL : map->l_next)
@@ -87,8 +89,8 @@ static const struct link_map *find_initial(const char *prefix, const ElfW(Dyn) *
 
 typedef int visitor(struct dl_phdr_info *info, size_t size, void *of);
 
-/* Return glibc's dl_iterate_phdr; with another C library the function that the dynamic linker finds, which may be the
- * program's own. */
+/* Return glibc's dl_iterate_phdr. With another C library, return the function that the dynamic linker finds, which may
+ * belong to the program. */
 static int (*choose_iterator(void))(visitor *, void *) {
     struct object libc;
     const struct link_map *map = find_initial("libc.so.6", NULL);
@@ -98,10 +100,11 @@ static int (*choose_iterator(void))(visitor *, void *) {
     return own != NULL ? (int (*)(visitor *, void *))own : dl_iterate_phdr;
 }
 
-/* Call `visit` for each loaded object until it returns something else than 0, and return that. */
+/* Call `visit` for each loaded object until it returns a value other than 0. Return that value, or 0. */
 static int visit_objects(visitor *visit, void *of) {
     static int (*_Atomic chosen)(visitor *, void *);
-    /* A call through an _Atomic pointer is an ordinary read of it, which races: so a local one. */
+    /* A call through an _Atomic pointer reads it non-atomically, which is a data race. So the pointer is copied first.
+     */
     int (*iterate)(visitor *, void *) = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (iterate == NULL) {
         iterate = choose_iterator();
@@ -138,7 +141,7 @@ static bool covers(const struct dl_phdr_info *info, const void *address) {
     return false;
 }
 
-/* Copy the directory of a path, with its final slash. False: there is none, or it is too long. */
+/* Copy the directory part of a path, with its final slash. Return false if the path has none, or it does not fit. */
 static bool copy_directory(const char *path, char *directory, size_t size) {
     size_t length = (size_t)(base_name(path) - path);
     if (length == 0 || length >= size)
@@ -157,7 +160,7 @@ static int visit_by_address(struct dl_phdr_info *info, size_t size, void *argume
 }
 
 void object_pin(const char *path) {
-    enum { LAZY = 1, NOLOAD = 4, NODELETE = 0x1000 }; /* RTLD_ of both C libraries */
+    enum { LAZY = 1, NOLOAD = 4, NODELETE = 0x1000 }; /* the RTLD_ flags of glibc and musl */
     void *(*open)(const char *, int) = (void *(*)(const char *, int))object_libc_symbol("dlopen");
     if (open != NULL)
         open(path, LAZY | NOLOAD | NODELETE);
@@ -236,7 +239,7 @@ void *object_symbol(const struct object *object, const char *name) {
 
 struct next {
     const char *name;
-    bool passed; /* this object itself */
+    bool passed; /* the hook's own object was visited */
     void *found;
 };
 

@@ -1,4 +1,5 @@
-/* The number of buckets doubles with the pieces. A table that cannot grow continues with longer chains. */
+/* The number of buckets doubles when the table has a piece per bucket. If the kernel gives no memory for that, the
+ * lists of the buckets get longer. */
 #include "base/hashed.h"
 
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Growth of a table: the rows are copied into a mapping of twice the size. The first has room for ROWS_FIRST. */
+/* Growth of a table: the rows are copied into a mapping of twice the size. The first mapping has room for ROWS_FIRST
+ * rows. */
 #include "base/rows.h"
 
 #include <string.h>

@@ -1,13 +1,14 @@
 /* The functions of <string.h> that the hook's code and its compiler call: private copies for the hook.
  *
- * A program may have its own in front of the C library's, and finds the next ones by dlsym, which is the hook's. A
- * sanitizer does so at its start, while its memcpy and strcmp do not work yet. A library that wraps one of these
- * functions may do so inside of it.
+ * The hook cannot use the program's functions of these names. A program may define its own, which look up the C
+ * library's by dlsym, and the hook interposes dlsym. A sanitizer does so at its start, when its memcpy and strcmp do
+ * not work yet. A library that wraps one of these functions may call dlsym inside the wrapper.
  */
 #include <stddef.h>
 #include <string.h>
 
-/* At the end of each turn of a loop, which the compiler would make a call of the very function otherwise. */
+/* Ends each iteration of a loop. Without it the compiler would replace the loop by a call of the very function that the
+ * loop implements. */
 #define TURN __asm__ volatile("" ::: "memory")
 
 void *memcpy(void *to, const void *from, size_t size) {

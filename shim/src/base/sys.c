@@ -1,4 +1,4 @@
-/* The parts of sys.h that are no hot path: mapped memory, and the hook's one way to speak to the user. */
+/* The functions of sys.h that are not time-critical: mapped memory, and messages on standard error. */
 #include "base/sys.h"
 
 #include <poll.h>
@@ -26,21 +26,22 @@ void sys_unmap(void *memory, size_t bytes) {
         sys_call(SYS_munmap, (long)memory, (long)bytes, 0, 0, 0, 0);
 }
 
-/* The file behind descriptor 2 when the program started. Not in wiped memory: a child of fork has the same. */
+/* The file behind descriptor 2 when the program started. Not in memory that a fork wipes: a child of fork has the same
+ * standard error. */
 static struct file {
     uint64_t device, inode;
 } errors;
 static _Atomic bool errors_known;
 
-/* Return the file behind descriptor 2; none if it is closed. */
+/* Return the file behind descriptor 2; all zero: it is closed. */
 static struct file errors_now(void) {
     struct stat facts;
     bool open = sys_call(SYS_fstat, 2, (long)&facts, 0, 0, 0, 0) == 0;
     return open ? (struct file){.device = facts.st_dev, .inode = facts.st_ino} : (struct file){0};
 }
 
-/* Remember standard error when the hook is loaded, before the program can open a file of its own as descriptor 2.
- * Constructors of other libraries may run earlier. */
+/* Store the file of standard error when the hook is loaded, before the program can open a file of its own as descriptor
+ * 2. Constructors of other libraries may run earlier. */
 __attribute__((constructor)) static void keep_errors(void) {
     if (!atomic_load(&errors_known))
         errors = errors_now();
@@ -61,7 +62,7 @@ void sys_say(const char *first, ...) {
     keep_errors();
     struct file now = errors_now();
     if (now.inode == 0 || now.inode != errors.inode || now.device != errors.device)
-        return; /* a file of the program's */
+        return; /* descriptor 2 is a file that the program has opened */
     char text[512];
     size_t length = 0;
     const char *part = "sharepod: ";
@@ -75,6 +76,7 @@ void sys_say(const char *first, ...) {
     struct pollfd file = {.fd = 2, .events = POLLOUT};
     struct timespec at_once = {0};
     long answer = sys_call(SYS_ppoll, (long)&file, 1, (long)&at_once, 0, 8, 0);
-    if (answer < 0 || file.revents == POLLOUT) /* a full pipe blocks the hook, one without a reader ends the program */
+    if (answer < 0 || file.revents == POLLOUT) /* a write to a full pipe would block the hook; a write to a pipe without
+                                                  a reader would end the program */
         sys_call(SYS_write, 2, (long)text, (long)length, 0, 0, 0);
 }

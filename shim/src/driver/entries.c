@@ -1,5 +1,5 @@
-/* Lookup in the table of entry points, which is sorted by symbol: by binary search, and by the function behind a name.
- */
+/* Lookup in the table of entry points: by symbol, with a binary search, because the table is sorted by symbol; and by
+ * the driver's function for a name. */
 #include "driver/entries.h"
 
 #include <stdatomic.h>
@@ -7,22 +7,22 @@
 
 #include "base/elf.h"
 
-enum { SYMBOL_BYTES = 46 }; /* the longest symbol with its final zero; checked below */
+enum { SYMBOL_BYTES = 46 }; /* bytes of the longest symbol with its final zero; checked below */
 
-/* The class of an entry in classes.txt: how dlsym and cuGetProcAddress return it. */
+/* Class of an entry in classes.txt. It decides how dlsym and cuGetProcAddress return the entry. */
 enum kind {
     KIND_gate,
     KIND_memory,
-    KIND_resolve, /* this class and those above must never bypass the hook */
+    KIND_resolve, /* calls of this class and of the classes above must never bypass the hook */
     KIND_observe,
     KIND_call
 };
 
 struct row {
     char symbol[SYMBOL_BYTES];
-    unsigned char name_length; /* the name is how the symbol begins */
+    unsigned char name_length; /* length of the name, which is the beginning of the symbol */
     unsigned char kind;
-    unsigned short since; /* version of CUDA since which it is handed out; 0: unknown */
+    unsigned short since; /* CUDA version since which the driver returns it; 0: unknown */
 };
 
 /* Sorted by symbol. */
@@ -39,7 +39,7 @@ static const struct row rows[ENTRY_COUNT] = {
 
 _Atomic(void *) entries_driver[ENTRY_COUNT];
 static _Atomic bool loaded, settled;
-/* The libcuda that the table is of. Threads that load at once store the same. */
+/* The libcuda whose functions the table has. Threads that load the table at the same time store the same values. */
 static struct {
     _Atomic(ElfW(Addr)) base;
     _Atomic(unsigned long long) unloads;
@@ -47,7 +47,7 @@ static struct {
     _Atomic(const char *) path;
 } source;
 
-/* Make the table one of that libcuda. */
+/* Fill the table with the functions of this libcuda. */
 static void load(const struct object *driver) {
     if (atomic_load_explicit(&loaded, memory_order_acquire) && driver->base == source.base &&
         driver->unloads == source.unloads)
@@ -87,11 +87,11 @@ void entries_follow(const void *function) {
 void entries_settle(void) {
     if (atomic_load_explicit(&settled, memory_order_acquire))
         return;
-    object_pin(source.path); /* its functions are called after a dlclose, too */
+    object_pin(source.path); /* the hook calls its functions even after a dlclose */
     atomic_store_explicit(&settled, true, memory_order_release);
 }
 
-/* Return the first row whose symbol does not sort before this one. */
+/* Return the index of the first row whose symbol does not sort before this symbol. */
 static int first_from(const char *symbol) {
     int low = 0, high = ENTRY_COUNT;
     while (low < high) {
@@ -104,7 +104,8 @@ static int first_from(const char *symbol) {
     return low;
 }
 
-/* Return the next row of this name from `i` on; ENTRY_COUNT: none. Symbols with a common beginning are adjacent. */
+/* Return the index of the next row with this name, from `i` on; ENTRY_COUNT: there is none. Symbols with a common
+ * beginning are adjacent. */
 static int next_of(int i, const char *name, size_t length) {
     for (; i < ENTRY_COUNT && strncmp(rows[i].symbol, name, length) == 0; i++)
         if (rows[i].name_length == length)
@@ -125,23 +126,24 @@ enum entry entries_behind(const char *name, const void *function) {
     for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length))
         if (rows[i].kind != KIND_call && entries_driver[i] == function)
             return (enum entry)i;
-    for (int i = 0; i < ENTRY_COUNT; i++) /* handed out under another name than its symbol's */
+    for (int i = 0; i < ENTRY_COUNT; i++) /* the driver returned it under another name than that of its symbol */
         if (rows[i].kind != KIND_call && entries_driver[i] == function)
             return (enum entry)i;
     return ENTRY_COUNT;
 }
 
-/* Return whether the row takes the per-thread default stream. */
+/* Return whether the row is the form of an entry that uses the per-thread default stream. */
 static bool takes_per_thread(const struct row *row) {
     size_t length = strlen(row->symbol);
     const char *end = row->symbol + length - 5;
     return length > 5 && (strcmp(end, "_ptds") == 0 || strcmp(end, "_ptsz") == 0);
 }
 
-/* A name that has no form for the per-thread default stream has the other. */
+/* If a name has no form for the per-thread default stream, the other form is used. */
 enum entry entries_meant(const char *name, int version, bool per_thread) {
     size_t length = strlen(name);
-    int found[2] = {ENTRY_COUNT, ENTRY_COUNT}; /* the newest that is old enough: for any stream, per thread */
+    int found[2] = {ENTRY_COUNT, ENTRY_COUNT}; /* newest form not newer than `version`: for the legacy default stream,
+                                                  for the per-thread default stream */
     if (version > CUDA_VERSION)
         return ENTRY_COUNT;
     for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length)) {

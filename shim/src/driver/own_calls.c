@@ -1,7 +1,8 @@
-/* The hook's own calls of the driver. None of them synchronizes: cuCtxSynchronize would invalidate stream captures.
+/* The hook's own driver calls. None of them synchronizes, because cuCtxSynchronize would invalidate stream captures.
  *
- * A thread hides its calls only while captures are open, which it looks for after it has counted itself; a capture is
- * counted before the driver begins it, and begins once the threads that have not hidden their calls have made them.
+ * A thread hides its calls only while a capture is open. To find out, it first counts itself in `not_hidden`, then
+ * reads `open_captures`. A capture is counted before the driver begins it. It begins after the threads in `not_hidden`
+ * have finished their calls.
  */
 #include "driver/own_calls.h"
 
@@ -10,15 +11,16 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 
-/* ns for which a capture waits for calls that are not hidden, whatever the state of their threads: a debugger may stop
- * one. */
+/* ns for which a capture waits for calls that are not hidden, at most: a debugger may have stopped the calling thread.
+ */
 #define SETTLE (30 * SYS_SECOND)
 #define SETTLE_LOOK (20 * 1000ull)
 
 #define NOT_HIDDEN ((CUstreamCaptureMode) - 1)
 #define NOT_COUNTED ((CUstreamCaptureMode) - 2)
 
-static _Atomic uint32_t open_captures, not_hidden; /* captures; threads between begin and end */
+static _Atomic uint32_t open_captures, not_hidden; /* number of open captures; number of threads between own_calls_begin
+                                                      and own_calls_end that are not hidden */
 
 static CUstreamCaptureMode hide(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -73,8 +75,8 @@ bool stream_is_capturing(CUstream stream, bool per_thread) {
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Return the context of a stream that is no default one; for a green context's stream the green context, in which its
- * events are made. NULL: unknown to the driver. */
+/* Return the context of a stream that is no default stream; NULL: the driver does not know the stream. For a stream of
+ * a green context, return the green context, in which the stream's events are created. */
 static CUcontext context_told(CUstream stream) {
     CUcontext context = NULL;
     CUgreenCtx green = NULL;
@@ -109,7 +111,7 @@ CUevent event_make(CUcontext context, unsigned flags) {
     return event;
 }
 
-/* Most threads have the context current, and CUDA documents no need of that. */
+/* The first attempt does not push the context: it is current in most threads, and CUDA documents no need for that. */
 CUresult event_record(CUcontext context, CUevent event, CUstream stream) {
     CUcontext popped;
     CUresult result = DRIVER(cuEventRecord)(event, stream);
@@ -120,7 +122,7 @@ CUresult event_record(CUcontext context, CUevent event, CUstream stream) {
     return result;
 }
 
-/* An error of the context or of the device ends the work, too. After any other answer the work counts as unfinished. */
+/* An error of the context or the device also ends the work. After any other answer the work counts as unfinished. */
 bool work_over(CUresult answer) {
     switch (answer) {
     case CUDA_SUCCESS:
@@ -133,14 +135,15 @@ bool work_over(CUresult answer) {
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
     case CUDA_ERROR_UNKNOWN: return true;
     default:
-        return answer >= CUDA_ERROR_ILLEGAL_ADDRESS && answer <= CUDA_ERROR_TENSOR_MEMORY_LEAK; /* all of a context */
+        return answer >= CUDA_ERROR_ILLEGAL_ADDRESS &&
+               answer <= CUDA_ERROR_TENSOR_MEMORY_LEAK; /* all errors of a context */
     }
 }
 
 bool event_passed(CUevent event, CUcontext context) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return true; /* the handle is no context any more */
+        return true; /* the context no longer exists */
     CUresult result = DRIVER(cuEventQuery)(event);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return work_over(result);

@@ -1,4 +1,5 @@
-/* Allocation table: buckets of lists, twice as many once there is an allocation for each. Finding one is O(1). */
+/* Allocation table: an array of buckets, each a list. The number of buckets doubles when the table has an allocation
+ * per bucket. Finding an allocation takes constant time. */
 #include "memory/allocations.h"
 
 #include "base/sys.h"
@@ -14,8 +15,8 @@ static void put(struct allocation_table *table, struct allocation *allocation) {
     *at = allocation;
 }
 
-/* Double the buckets, if the kernel gives memory. False only if there are none at all; otherwise the table gets
- * slower. */
+/* Double the number of buckets. Return false if the table has no buckets and the kernel gives no memory. With too few
+ * buckets the table works, but gets slower. */
 static bool grow(struct allocation_table *table) {
     struct allocation_table old = *table;
     size_t count = old.bucket_count ? old.bucket_count * 2 : 1024;
@@ -48,7 +49,7 @@ void allocations_drop(struct allocation_table *table, struct allocation *allocat
     slab_give(&table->slab, allocation);
 }
 
-/* The link to the newest allocation of that key; NULL if there is none. */
+/* Return the link to the newest allocation with this kind and key; NULL: there is none. */
 static struct allocation **place_of(const struct allocation_table *table, enum allocation_kind kind, uint64_t key) {
     if (table->bucket_count == 0)
         return NULL;

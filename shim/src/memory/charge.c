@@ -1,4 +1,5 @@
-/* Charges: credits are reserved first, then the allocation is entered under the name that the driver gave it. */
+/* Charges: credits are reserved first. Then the allocation is added to the table under the handle or address that the
+ * driver returned. */
 #include "memory/charge.h"
 
 #include "memory/credits.h"
@@ -10,7 +11,7 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
     charge->allocation = NULL;
     if (place < 0 && gpus_ungated(memory_state()->gpus))
         return CUDA_SUCCESS;
-    if (place < 0) /* not a GPU of the tenant: its limit there is 0 */
+    if (place < 0) /* not a GPU of the tenant: the limit there is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
     memory_lock();
     struct allocation *allocation = allocations_make(&memory_state()->allocations);
@@ -68,12 +69,12 @@ void uncharge_end(struct allocation *allocation, bool freed) {
         return;
     }
     allocations_drop(&memory_state()->allocations, allocation);
-    if (described != NULL) /* its descriptors keep it, or it gives the charge back now */
+    if (described != NULL) /* open descriptors keep it charged; else the charge is returned now */
         described->mappings--;
     physical_unlock(described);
 }
 
-/* Move a context's allocations to another one: all of them, or only `memory`. */
+/* Move a context's allocations to another context: all of them, or only linear memory and arrays if `memory`. */
 static void rename_context(CUcontext from, CUcontext to, bool memory) {
     struct allocation_table *table = &memory_state()->allocations;
     memory_lock();

@@ -1,34 +1,35 @@
 /* Credits of each GPU: `used` of `credited` bytes are in use. Both change with the lock of struct gpus.
  *
- * A reservation first takes idle credits, then asks the agent, and retries, because another thread may have been
- * faster.
+ * A reservation first takes idle credits, then requests more from the agent, and then tries again, because another
+ * thread may have taken the new credits.
  *
- * The number of idle credits follows the program. Bytes that it allocates again soon after they were returned are kept
- * from then on (`kept`). So a loop of allocations and frees of any size asks the agent once. Credits that were idle for
- * a whole CREDITS_LOOK_NS are returned.
+ * The number of idle credits follows the program. If the program allocates bytes again soon after they were returned to
+ * the agent, the process keeps as many idle from then on (`kept`). So a loop of allocations and frees of any size sends
+ * one request to the agent. Credits that were idle for a whole CREDITS_LOOK_NS are returned.
  */
 #include "memory/credits.h"
 
 #include "memory/state.h"
 
-/* ms that an allocation waits for an agent that is away; a restart of the agent takes seconds. */
+/* ms for which an allocation waits for an absent agent. A restart of the agent takes seconds. */
 #ifndef SHAREPOD_MEMORY_WAIT_MS
 #define SHAREPOD_MEMORY_WAIT_MS 30000
 #endif
 
-/* Bytes: credits are asked for in multiples of this, so that small allocations seldom ask. The granularity of physical
- * memory. */
+/* Bytes: credits are requested in multiples of this, so that small allocations seldom send a request. It is the
+ * granularity of physical memory. */
 #define CREDIT_STEP (2ull << 20)
-/* Bytes: idle credits beyond this and `kept` are returned at once; a pool of the driver grows by as much. */
+/* Bytes: idle credits beyond the sum of this and `kept` are returned at once. It is the step by which the driver grows
+ * a pool. */
 #define CREDITS_IDLE_MOST (32ull << 20)
-/* Bytes, 64 TiB: no GPU has as much, and the agent is not asked for more. */
+/* Bytes, 64 TiB: most bytes that are requested from the agent. No GPU has as many. */
 #define RESERVE_MOST (1ull << 46)
 /* ns for an answer about bytes that the known limit excludes; one takes 22 us, with a busy agent some ms. */
 #define RULED_OUT (100 * SYS_MS)
-/* Time between two checks of idle credits. Credits that are idle from one check to the next are returned, so all are
- * within a second of their last use. */
+/* Time between two checks of idle credits. A check returns the credits that were idle since the check before. So idle
+ * credits are returned within a second of their last use. */
 #define CREDITS_LOOK_NS (500 * SYS_MS)
-/* Bytes that are allocated again within this time after their return were returned too soon. */
+/* If bytes are allocated again within this time after their return, they were returned too soon. */
 #define CREDITS_SOON_NS SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
@@ -45,7 +46,8 @@ static void watch(struct gpu *gpu) {
     session_wake();
 }
 
-/* Note that credits have moved; if some are idle, have them watched. With the lock. */
+/* Record that the number of idle credits has changed. If any are idle, make the hook thread check them. With the lock.
+ */
 static void moved(struct gpu *gpu) {
     uint64_t idle = gpu->credited - gpu->used;
     if (idle < gpu->idle_least)
@@ -54,8 +56,8 @@ static void moved(struct gpu *gpu) {
         watch(gpu);
 }
 
-/* Learn from bytes that must be requested from the agent: as many as were returned a moment ago are kept the next time.
- * With the lock. */
+/* If bytes must be requested from the agent soon after others were returned, keep as many idle the next time. With the
+ * lock. */
 static void missed(struct gpu *gpu, uint64_t bytes) {
     if (gpu->parted == 0)
         return;
@@ -66,7 +68,7 @@ static void missed(struct gpu *gpu, uint64_t bytes) {
     gpu->kept += again;
 }
 
-/* Take bytes of the idle credits, if there are as many. With the lock. */
+/* Take bytes from the idle credits. Return false if they are too few. With the lock. */
 static bool take(struct gpu *gpu, uint64_t bytes) {
     if (gpu->credited - gpu->used < bytes)
         return false;
@@ -86,7 +88,7 @@ bool credits_take(int place, uint64_t bytes) {
 /* Idle credits that are too few for a reservation. */
 struct shortage {
     uint64_t missing; /* bytes */
-    bool hopeless;    /* the agent need not be asked for them */
+    bool hopeless;    /* a request to the agent is useless: the GPU's limit can never allow the bytes */
     bool over;        /* with them, this process would exceed the known limit even without its siblings */
 };
 
@@ -98,7 +100,7 @@ static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
     bool taken = take(gpu, bytes);
     uint64_t missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
     missed(gpu, missing);
-    /* A limit that is not enforced refuses nothing: an agent that is away learns of the bytes when it is back. */
+    /* A limit that is not enforced refuses nothing. An absent agent gets the report of these bytes when it is back. */
     if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
         gpu->credited += missing;
         taken = take(gpu, bytes);
@@ -110,14 +112,14 @@ static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
     return taken;
 }
 
-/* Steps, until the bytes are reserved or the agent has refused the last:
- * 1. idle credits;
- * 2. credits of the agent, in whole steps, if it has them at once;
- * 3. once, memory that pools have returned to the device and exports that are closed, then again from 1. Also if
- *    another thread has found such memory since the agent was asked;
- * 4. credits of the agent for exactly the missing bytes: it recalls idle credits of siblings for them.
+/* Steps, until the bytes are reserved or the agent has refused step 4:
+ * 1. Take idle credits.
+ * 2. Request credits in whole steps; the agent grants them only if it has them at once.
+ * 3. Once: return the charges of memory that pools have returned to the device, and of exports that are closed. Then
+ *    start again at step 1, also if another thread has returned such charges since the request.
+ * 4. Request exactly the missing bytes: the agent recalls idle credits of sibling processes for them.
  *
- * If the known limit already excludes the bytes, an agent that does not answer within RULED_OUT counts as a refusal.
+ * If the agent does not answer, and the known limit already excludes the bytes, they count as refused.
  */
 bool credits_reserve(int place, uint64_t bytes) {
     uint64_t deadline = 0;
@@ -136,7 +138,7 @@ bool credits_reserve(int place, uint64_t bytes) {
         uint32_t given_back = atomic_load(&memory_state()->given_back);
         struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, patience);
-        /* The credits are there by now. If another thread takes them first, ask again. */
+        /* The credits have arrived. If another thread takes them first, request again. */
         if (answer.came ? answer.status == SHP_RESERVE_OK : !shortage.over)
             continue;
         bool less = !refreshed && memory_state()->refresh(place, true);
@@ -144,7 +146,7 @@ bool credits_reserve(int place, uint64_t bytes) {
             refreshed = true;
             continue;
         }
-        if (exact || !answer.came) /* another thread may have freed some in between */
+        if (exact || !answer.came) /* another thread may have freed some since */
             return credits_take(place, bytes);
         exact = true;
     }
@@ -164,8 +166,8 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     }
 }
 
-/* Send the agent reports that were delayed while it did not read: growth, and completed recalls. False: it still does
- * not read. With the lock. */
+/* Send the reports that were put off while the agent did not read: growth, and completed recalls. Return false if the
+ * agent still does not read. With the lock. */
 static bool reports_sent(int place, struct gpu *gpu) {
     struct session *session = memory_state()->session;
     if (gpu->unreported > 0 && session_grown(session, place, gpu->unreported))
@@ -175,12 +177,12 @@ static bool reports_sent(int place, struct gpu *gpu) {
     return gpu->unreported == 0 && gpu->unanswered == 0;
 }
 
-/* Give idle credits back to the agent. With the lock. */
+/* Return idle credits to the agent. With the lock. */
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
     if (!reports_sent(place, gpu) || !session_release(memory_state()->session, place, idle, 0))
-        gpu->credited += gpu->wire < 0 ? 0 : idle; /* not sent: kept, unless lost with the connection */
+        gpu->credited += gpu->wire < 0 ? 0 : idle; /* not sent: the process keeps the credits while it is connected */
 }
 
 void credits_return(int place, uint64_t bytes) {
@@ -220,12 +222,12 @@ void credits_grow(int place, uint64_t bytes) {
     unlock(&gpus->lock);
 }
 
-/* Keep no more idle than at the start. With the lock. */
+/* Reset the number of bytes that may stay idle. With the lock. */
 static void keep_little(struct gpu *gpu) {
     gpu->kept = gpu->parted = 0;
 }
 
-/* Take up to `bytes` idle credits away; return how many. With the lock. */
+/* Remove up to `bytes` idle credits, and return their number. With the lock. */
 static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
     gpu->credited -= given;
@@ -233,8 +235,8 @@ static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     return given;
 }
 
-/* Handler of RECALL: give up to that many idle credits back. The RELEASE that is flagged RECALLED is always sent, at
- * the latest when the agent reads again. */
+/* Handler of RECALL: return idle credits up to the requested number. The RELEASE with the flag RECALLED is always sent,
+ * if necessary only when the agent reads again. */
 static bool recalled(void *of, const void *packet, const int *descriptors) {
     struct memory *memory = of;
     const struct shp_recall *frame = packet;
@@ -244,16 +246,16 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
     struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
     if (gpu != NULL) {
         int place = (int)(gpu - gpus->gpus);
-        keep_little(gpu); /* a sibling needs them */
+        keep_little(gpu); /* a sibling process needs the credits */
         uint64_t given = take_idle(gpu, frame->bytes);
-        if (given < frame->bytes) { /* memory that pools have returned to the device may still be counted */
+        if (given < frame->bytes) { /* pools may have returned memory to the device that is still counted */
             unlock(&gpus->lock);
             bool less = memory->refresh(place, false);
             lock(&gpus->lock);
             given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
         }
         if (!reports_sent(place, gpu) || !session_release(memory->session, place, given, SHP_RELEASE_RECALLED)) {
-            gpu->credited += given; /* not sent: the agent still counts them, and waits for the answer */
+            gpu->credited += given; /* not sent: the agent still counts the credits, and waits for the answer */
             gpu->unanswered++;
             watch(gpu);
         }
@@ -262,7 +264,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
     return gpu != NULL;
 }
 
-/* Handler of a lowered limit: all idle credits are returned. With the lock. */
+/* Handler of a lowered limit: return all idle credits. With the lock. */
 static void lowered(int place, uint64_t before) {
     struct gpu *gpu = gpu_at(place);
     if (gpu->credited > gpu->used)
@@ -286,8 +288,8 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
     atomic_store(&the_memory, memory);
 }
 
-/* Return credits that were idle since the last check, and keep that much less from now on. Continue checking unless
- * none is left and the agent has all reports. With the lock. */
+/* Return credits that were idle since the last check, and let as many fewer stay idle from now on. Checks continue
+ * until no credits are idle and the agent has all reports. With the lock. */
 static void look(int place, struct gpu *gpu, uint64_t now) {
     bool all_sent = reports_sent(place, gpu);
     uint64_t spare = gpu->idle_least;
@@ -321,7 +323,7 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used) {
     struct answer answer;
     uint64_t deadline = sys_now() + SYS_SECOND, now;
     memory_state()->refresh(place, false);
-    do { /* again if all questions were taken, or the connection was made again */
+    do { /* again if no question was free, or if the connection was lost in between */
         lock(&memory->gpus->lock);
         bool enforced = gpu->enforced;
         uint64_t own = gpu->used, idle = gpu->credited - own;

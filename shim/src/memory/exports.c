@@ -1,11 +1,11 @@
 /* Watched and kept descriptors of exported memory.
  *
- * One read shows which of them are open, and takes time that grows with their number. So without urgency a count waits
- * for as many calls as a part of the number of descriptors. Then the cost per call is the same on average for any
- * number.
+ * One read of fdinfo shows which descriptors are open, and takes time in proportion to their number. So
+ * exports_count_seldom counts only once for a number of calls that is a fixed part of the number of descriptors. Then
+ * the average cost per call is the same for any number.
  *
- * An entry of the epoll instance is a pair of file and number. Changing the entry fails if the number refers to another
- * file. So this shows whether the kept file is still open under its number.
+ * An entry of the epoll instance is a pair of file and number. Changing an entry fails if the number refers to another
+ * file. So a change shows whether the kept file is still open under its number.
  */
 #include "memory/exports.h"
 
@@ -20,34 +20,35 @@
 
 /* A descriptor that the driver has exported. With the lock. */
 struct export {
-    struct hash_link link; /* in the table, by its own address */
+    struct hash_link link; /* in the table, by the address of this struct */
     struct export *next;
     uint32_t *open_count; /* open descriptors of the exported object */
-    bool open;            /* found by the count under way */
+    bool open;            /* the present count has found it open */
 };
 
-enum { COUNT_PART = 16 };  /* lines of fdinfo that exports_count_seldom reads for each call, on average */
-enum { KEPT_MOST = 4096 }; /* kept copies have numbers below it: a child of fork closes them by this list of bits */
+enum { COUNT_PART = 16 };  /* lines of fdinfo that exports_count_seldom reads per call, on average */
+enum { KEPT_MOST = 4096 }; /* kept copies have lower numbers: a child of fork finds them as bits */
 
-/* Not in wiped memory: a child of fork closes them. An entry, the marker, distinguishes the instance from other
- * files. */
+/* These variables are not in memory that a fork wipes: a child of fork closes the descriptors. One entry, the marker,
+ * distinguishes the hook's epoll instance from other files. */
 static _Atomic int instance = -1;
 static struct descriptor marker = DESCRIPTOR_NONE;
 static _Atomic uint64_t kept[KEPT_MOST / 64];
 
-/* Add the pair of file and number to the instance, or change it. `data`: for fdinfo. Return 0 or a negative errno. */
+/* Add the pair of file and number to the instance, or change it. `data`: appears in fdinfo. Return 0 or a negative
+ * errno. */
 static long enter(int into, int operation, int number, void *data) {
     struct epoll_event nothing = {.events = 0, .data.ptr = data};
     return sys_call(SYS_epoll_ctl, into, operation, number, (long)&nothing, 0, 0);
 }
 
-/* Return the number of the instance; -1: there is none, or the program has closed it. */
+/* Return the descriptor of the epoll instance; -1: there is none, or the program has closed it. */
 static int present(void) {
     int number = atomic_load(&instance), mark = descriptor_number(&marker);
     return number >= 0 && mark >= 0 && enter(number, EPOLL_CTL_MOD, mark, NULL) == 0 ? number : -1;
 }
 
-/* Return the instance, made if there is none; -1: too many open files. With the lock. */
+/* Return the descriptor of the epoll instance, created if necessary; -1: too many open files. With the lock. */
 static int prepare(void) {
     int ends[2], number = present();
     if (number >= 0 || sys_call(SYS_pipe2, (long)ends, O_CLOEXEC, 0, 0, 0, 0) != 0)
@@ -67,7 +68,7 @@ static int prepare(void) {
 bool exports_watch(uint32_t *open, int descriptor) {
     struct memory *memory = memory_state();
     memory_lock();
-    if (memory->export_count >= memory->export_most) { /* objects closed in between need no entry */
+    if (memory->export_count >= memory->export_most) { /* exports that were closed since need no entry */
         exports_count();
         memory->export_most = 2 * memory->export_count + 64;
     }
@@ -86,14 +87,14 @@ bool exports_watch(uint32_t *open, int descriptor) {
             ++*open;
         } else {
             slab_give(&memory->export_slab, export);
-            watched = result == -EPERM; /* a file that cannot be watched */
+            watched = result == -EPERM; /* a file that epoll cannot watch */
         }
     }
     memory_unlock();
     return watched;
 }
 
-/* Find the export of an entry's data among the watched ones, and record that it is open. */
+/* Find the watched export of an entry's data, and record that it is open. */
 static void found(uint64_t data) {
     const struct hashed *table = &memory_state()->exports_table;
     uint64_t hash = hash_of(data, 0);
@@ -102,8 +103,9 @@ static void found(uint64_t data) {
             ((struct export *)link)->open = true;
 }
 
-/* Read the data of each entry: the hexadecimal number behind "data:" in its line. False: it cannot be read. This
- * thread's folder: that of the process has no descriptors once its first thread has ended. */
+/* Read the data of each entry: the hexadecimal number after "data:" in its line. Return false if fdinfo cannot be read.
+ * The path is that of this thread, because the process's own path has no descriptors after its first thread has ended.
+ */
 static bool read_entries(int number) {
     static const char before[] = "data:", folder[] = "/proc/thread-self/fdinfo/";
     char path[sizeof folder + SYS_DECIMAL] = "/proc/thread-self/fdinfo/", digits[SYS_DECIMAL], text[512];
@@ -146,7 +148,7 @@ void exports_count(void) {
     memory->export_asked = 0;
     if (memory->exports == NULL)
         return;
-    if (number >= 0 && !read_entries(number)) /* no /proc: nothing is known to be closed */
+    if (number >= 0 && !read_entries(number)) /* there is no /proc, so no export is known to be closed */
         return;
     for (struct export **at = &memory->exports, *export; (export = *at) != NULL;) {
         if (export->open) {
@@ -190,7 +192,7 @@ void exports_let_go(int copy) {
         sys_close(copy);
 }
 
-/* The instance is one with the parent's: nothing is taken out of it. */
+/* The child shares the epoll instance with its parent, so no entry is removed. */
 void exports_after_fork(void) {
     int number = present();
     for (int i = 0; i < KEPT_MOST; i++) {

@@ -1,6 +1,5 @@
-/* A table of pages, each in the one place that the lowest bits of its number choose. A place holds the age of the
- * answer, the page and the kind in one word. All is forgotten by a higher age.
- */
+/* Table of pages. The lowest bits of a page's number select its place. A place is one word with the age of the answer,
+ * the page and the kind. A higher age makes all places invalid. */
 #include "memory/kinds.h"
 
 #include <stdbool.h>
@@ -16,13 +15,13 @@ static uint64_t page_of(uint64_t address) {
     return address >> PAGE_BITS & ((1ull << NUMBER_BITS) - 1);
 }
 
-/* Return a place's content without the kind. */
+/* Return the content of a place without the kind. */
 static uint64_t tag_of(uint64_t age, uint64_t page) {
     return age << (KIND_BITS + NUMBER_BITS) | page << KIND_BITS;
 }
 
 static uint64_t place_of(uint64_t page) {
-    return (page ^ page >> 14) % KINDS_PLACES; /* pieces that lie 64 MiB apart have other places */
+    return (page ^ page >> 14) % KINDS_PLACES; /* addresses that are 64 MiB apart have different places */
 }
 
 void kinds_forget(struct kinds *kinds) {

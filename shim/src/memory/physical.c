@@ -1,9 +1,9 @@
 /* Physical memory and multicast objects: the allocations of their handles, and the counts of their references.
  *
- * A struct physical is freed by physical_unlock once handles, mappings, pins and exports are all 0. With only exports
- * left it lingers until their descriptors are closed. No event reports that, so the descriptors are counted every
- * LOOK_NS, and before an allocation is refused. Freeing a multicast object frees its bindings, which may free physical
- * memory in turn.
+ * physical_unlock frees a struct physical when handles, mappings, pins and exports are all 0. If only exports are left,
+ * it lingers until their descriptors are closed. No event reports that, so the descriptors are counted every LOOK_NS,
+ * and before an allocation is refused. A freed multicast object frees its bindings, which may free physical memory in
+ * turn.
  */
 #include "memory/physical.h"
 
@@ -11,16 +11,16 @@
 #include "memory/exports.h"
 #include "memory/state.h"
 
-#define LOOK_NS SYS_SECOND /* between two checks of lingering memory: a check is a few system calls */
-#define MOMENT (20 * 1000) /* ns between two checks whether other threads have returned closed memory */
-enum { MOMENTS = 500 };    /* most such checks: one of these threads may have left by a signal handler's jump */
+#define LOOK_NS SYS_SECOND /* time between two checks of lingering memory: a check is a few system calls */
+#define MOMENT (20 * 1000) /* ns between two checks whether other threads have returned charges */
+enum { MOMENTS = 500 };    /* most such checks: a signal handler's jump may have taken such a thread out of its code */
 
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     return allocation != NULL ? allocation->physical : NULL;
 }
 
-/* Release the lock, having freed a struct physical to which nothing refers. */
+/* Free a struct physical to which nothing refers, and release the lock. */
 static void free_and_unlock(struct physical *physical) {
     struct physical freed = *physical;
     slab_give(&memory_state()->physical_slab, physical);
@@ -55,7 +55,7 @@ void physical_unlock(struct physical *physical) {
         session_wake();
 }
 
-/* Take all that linger without an open descriptor out of the list; return them as a list. With the lock. */
+/* Remove the lingering entries without an open descriptor from the list, and return them as a list. With the lock. */
 static struct physical *take_closed(void) {
     struct physical *closed = NULL;
     for (struct physical **at = &memory_state()->lingering, *physical; (physical = *at) != NULL;) {
@@ -70,7 +70,7 @@ static struct physical *take_closed(void) {
     return closed;
 }
 
-/* Return the bytes of a list that was taken out, and decrement the count of threads that do so. */
+/* Return the charges of a list that was removed, and decrement the number of threads that do so. */
 static void give_back(struct physical *closed) {
     for (struct physical *next; closed != NULL; closed = next) {
         next = closed->next;
@@ -81,7 +81,8 @@ static void give_back(struct physical *closed) {
     atomic_fetch_sub(&memory_state()->giving_back, 1);
 }
 
-/* Waits for memory that other threads, such as the hook thread, have taken out but not returned yet. */
+/* Also waits for other threads, such as the hook thread, that have removed entries but not returned their charges yet.
+ */
 bool physical_refresh(void) {
     struct memory *memory = memory_state();
     memory_lock();
@@ -188,7 +189,7 @@ struct physical *physical_at(uint64_t address, uint64_t *left) {
     return NULL;
 }
 
-/* Return the linear allocation that holds an address; NULL: there is none. */
+/* Return the linear allocation that contains an address; NULL: there is none. */
 static struct allocation *linear_holding(uint64_t address) {
     const struct allocation_table *table = &memory_state()->allocations;
     struct allocation *found = allocations_find(table, ALLOCATION_LINEAR, address);

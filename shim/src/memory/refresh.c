@@ -1,4 +1,4 @@
-/* One check of all memory that is freed without a call of the program. */
+/* Check of all memory that is freed without a call of the program. */
 #include "memory/refresh.h"
 
 #include "memory/credits.h"

@@ -1,4 +1,5 @@
-/* Bytes are written in MiB: the limit rounded down, all others up, so that the figures never seem to fit. */
+/* The message has MiB: the limit is rounded down and all other figures are rounded up, so that the figures never seem
+ * to fit. */
 #include "memory/refusal.h"
 
 #include "base/sys.h"

@@ -1,23 +1,22 @@
-/* A list of events, each behind the free of one piece of memory. Its lock is held while the driver is asked about them,
- * which neither waits nor calls back; taken before that of struct streams.
- */
+/* List of events, each behind the free of one piece of memory. The list's lock is held while the driver is queried
+ * about the events; these queries neither wait nor call back. The lock is taken before the lock of struct streams. */
 #include "process/freed.h"
 
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "session/session.h"
 
-#define LOOK (100 * SYS_MS) /* ns between two looks without a cause: siblings of the process may want the memory */
+#define LOOK (100 * SYS_MS) /* ns between two regular checks: sibling processes may need the memory */
 
 struct freed {
     struct freed *next;
     struct allocation *allocation;
-    CUcontext context; /* of the event */
-    uint32_t epoch;    /* which context of its handle */
+    CUcontext context; /* context of the event */
+    uint32_t epoch;    /* epoch of that context */
     CUevent event;
 };
 
-/* Record an event behind the work of the stream. False: the driver makes none. */
+/* Record an event behind the work of the stream. Return false if the driver refuses. */
 static bool record(struct freed *piece, CUstream stream) {
     if (piece->context == NULL || (piece->event = event_make(piece->context, CU_EVENT_DISABLE_TIMING)) == NULL)
         return false;

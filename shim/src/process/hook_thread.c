@@ -1,4 +1,4 @@
-/* The loop of the hook thread, and its start by the pthread functions of the program's C library. */
+/* Loop of the hook thread, and its start by the pthread functions of the program's C library. */
 #include "process/hook_thread.h"
 
 #include <sys/prctl.h>
@@ -7,14 +7,15 @@
 #include "base/sys.h"
 #include "memory/refresh.h"
 
-#define LEAVE_TIME \
-    (100 * SYS_MS) /* ns that the end of a program waits for its work: most have waited for it themselves */
+/* ns for which the end of a program waits for its GPU work, at most: most programs have already waited for it. */
+#define LEAVE_TIME (100 * SYS_MS)
 
-#define SLICE 100000ull /* ns: the shortest that Linux knows; a step of the thread takes less */
+#define SLICE 100000ull /* ns: the shortest slice that Linux accepts; a step of the thread takes less */
 
-enum { MASK_WORDS = 128 }; /* of 64 processors each: as many as Linux can have */
+enum { MASK_WORDS = 128 }; /* words of 64 processors each: as many as Linux supports */
 
-/* Run where the process may, not where the thread may that happened to start this one. */
+/* Allow the processors on which the process may run. The thread that happened to start this thread may be bound to
+ * fewer. */
 static void run_anywhere(void) {
     uint64_t mask[MASK_WORDS];
     long size = sys_call(SYS_sched_getaffinity, sys_process_id(), sizeof mask, (long)mask, 0, 0, 0);
@@ -22,7 +23,7 @@ static void run_anywhere(void) {
         sys_call(SYS_sched_setaffinity, 0, size, (long)mask, 0, 0, 0);
 }
 
-/* sched_setattr's argument, as in linux/sched/types.h since 3.14. */
+/* Argument of sched_setattr, as in linux/sched/types.h since Linux 3.14. */
 struct schedule {
     uint32_t size, policy;
     uint64_t flags;
@@ -31,9 +32,10 @@ struct schedule {
     uint64_t runtime, deadline, period;
 };
 
-/* Take the default policy and a nice value of 0 at most, instead of the starting thread's. Where the container may not
- * lower a nice value, a short slice makes the thread run soon after it wakes (Linux 6.12 and newer). Real-time threads
- * would starve a default one, so it stays as they are. */
+/* Set the default policy and a nice value of at most 0, instead of the values of the starting thread. If the container
+ * may not lower a nice value, set only a short slice: it makes the thread run soon after it wakes (Linux 6.12 and
+ * newer). A real-time policy is kept, because the program's real-time threads would starve a thread with the default
+ * policy. */
 static void run_promptly(void) {
     enum { OTHER = 0, BATCH = 3, IDLE = 5 };
     struct schedule given = {0}, wanted;
@@ -48,7 +50,8 @@ static void run_promptly(void) {
         sys_call(SYS_sched_setattr, 0, (long)&given, 0, 0, 0, 0);
 }
 
-/* Stop calling the driver, if it is about to end: at once, or after launched work has drained, if that is soon. */
+/* If the driver is about to end, stop calling it: when launched work has drained, but after LEAVE_TIME at the latest.
+ */
 static void leave_driver(struct hook_thread *thread, uint64_t now) {
     if (!atomic_load(&thread->leaves) || atomic_load(&thread->left))
         return;
@@ -64,8 +67,8 @@ static void leave_driver(struct hook_thread *thread, uint64_t now) {
     sys_wake_all(&thread->left);
 }
 
-/* One turn: 1. connect or drop the agent; 2. step the token, the memory; 3. sleep until the earliest due time, and
- * handle arriving frames. */
+/* Each iteration: 1. connect or disconnect; 2. run the steps of the token and the memory; 3. sleep until the earliest
+ * time that a step needs, and handle arriving frames. */
 static void *run(void *argument) {
     struct hook_thread *thread = argument;
     struct session *session = thread->session;
@@ -90,13 +93,13 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* pthread_attr_t: larger than that of any C library. */
+/* At least as large as pthread_attr_t of any C library. */
 union attributes {
     char bytes[256];
     uint64_t aligned;
 };
 
-/* Return attributes with a stack of 1 MiB at least: the program may have lowered the default for its many threads, and
+/* Return attributes with a stack of at least 1 MiB: the program may have lowered the default for its many threads, and
  * the hook thread calls the driver. NULL: the default is large enough. */
 static const void *choose_stack(union attributes *attributes) {
     const size_t least = 1 << 20;
@@ -110,13 +113,13 @@ static const void *choose_stack(union attributes *attributes) {
     return get(attributes, &size) == 0 && size < least && set(attributes, least) == 0 ? attributes : NULL;
 }
 
-/* All signals are blocked in the thread, but the two that the C library sends to every thread: setuid waits until all
- * threads have answered. */
+/* All signals are blocked in the thread, except two that the C library sends to every thread: setuid waits until all
+ * threads have handled them. */
 bool hook_thread_start(struct hook_thread *hook_thread) {
     int (*create)(unsigned long *, const void *, void *(*)(void *), void *) =
         (int (*)(unsigned long *, const void *, void *(*)(void *), void *))object_libc_symbol("pthread_create");
     int (*detach)(unsigned long) = (int (*)(unsigned long))object_libc_symbol("pthread_detach");
-    uint64_t all = ~(3ull << 31), before = 0; /* all but 32 and 33 */
+    uint64_t all = ~(3ull << 31), before = 0; /* all signals except 32 and 33 */
     unsigned long thread;
     union attributes attributes;
     if (create == NULL)

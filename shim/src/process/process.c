@@ -1,6 +1,6 @@
 /* Start of the hook in a process, at the first CUDA call, and again in a child of fork.
  *
- * Lower packages do not import upper ones: connect_rooms gives each the functions of others that it needs.
+ * Lower packages do not import upper packages: connect_rooms gives each package the functions of others that it needs.
  */
 #include "process/process.h"
 
@@ -18,9 +18,11 @@
 
 struct process *_Atomic the_process;
 
-static _Atomic bool fork_watched, exit_watched; /* inherited by children, as the registrations are */
+static _Atomic bool fork_watched,
+    exit_watched; /* children of fork inherit these flags, as they inherit the registered handlers */
 
-/* Runs in the child of fork: closes inherited descriptors; wipes struct process if the kernel has not (H2). */
+/* Runs in the child of fork: closes inherited descriptors, and zeroes struct process if the kernel has not done so
+ * (H2). */
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
@@ -34,7 +36,7 @@ static void in_child(void) {
     process->unwiped = true;
 }
 
-/* Have in_child called in children of fork. */
+/* Register in_child, to run in children of fork. */
 static void watch_fork(void) {
     int (*register_atfork)(void (*)(void), void (*)(void), void (*)(void), void *) =
         (int (*)(void (*)(void), void (*)(void), void (*)(void), void *))object_libc_symbol("__register_atfork");
@@ -42,13 +44,12 @@ static void watch_fork(void) {
         register_atfork(NULL, NULL, in_child, NULL);
 }
 
-/* Runs when the program ends by exit or by returning from main, before handlers that were registered up to the first
- * cuInit. */
+/* Runs when the program ends by exit or by returning from main, before the handlers that were registered up to the
+ * first cuInit. */
 static void at_exit(void *unused) {
     struct process *process = the_process;
     (void)unused;
-    if (process != NULL &&
-        atomic_load(&process->gate.word) != 0) /* else it is a child of fork that never called CUDA */
+    if (process != NULL && atomic_load(&process->gate.word) != 0) /* 0 in a child of fork that never called CUDA */
         hook_thread_leave_driver(&process->thread);
 }
 
@@ -90,7 +91,7 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     return true;
 }
 
-/* Find the clock that needs no system call; once, also for children of fork (H6). */
+/* Find the vDSO's clock, which needs no system call. Done only once, also for children of fork (H6). */
 static void find_clock(void) {
     static _Atomic bool looked;
     struct object kernel;
@@ -105,7 +106,7 @@ static void find_clock(void) {
         sys_clock = (int (*)(int, struct timespec *))object_symbol(&kernel, name);
 }
 
-/* Give the packages the functions that they need of each other, and register the handlers of frames. */
+/* Give each package the functions that it needs from others, and register the handlers of frames. */
 static void connect_rooms(struct process *process, uint64_t phase) {
     struct token *token = &process->token;
     token->gate = &process->gate;
@@ -121,13 +122,12 @@ static void connect_rooms(struct process *process, uint64_t phase) {
         .gate = &process->gate, .session = &process->session, .token = token, .freed = &process->freed};
 }
 
-/* Set the process up. With the start lock. The steps, in this order:
- * 1. the clock, and the check that the driver has all functions that the hook needs;
- * 2. the tenant's grants, by the file `limits`;
- * 3. fork handler, pipe of the session, gate, and the connections between packages;
- * 4. the hook thread;
- * 5. the gate word: from then on, and not before, threads wait at the gate.
- */
+/* Set up the process. With the start lock. The steps, in this order:
+ * 1. Find the clock, and check that the driver has all functions that the hook needs.
+ * 2. Read the tenant's shares from the file `limits`.
+ * 3. Set up the fork handler, the session's pipe, the gate, and the connections between packages.
+ * 4. Start the hook thread.
+ * 5. Set the gate word. Threads wait at the gate from then on, and not before. */
 static CUresult start(struct process *process) {
     struct limits limits;
     /* 1. */
@@ -162,7 +162,7 @@ static CUresult start(struct process *process) {
     return CUDA_SUCCESS;
 }
 
-/* Return the memory of struct process, mapped by the first thread; NULL: the kernel gives none. */
+/* Return the memory of struct process, which the first thread maps; NULL: the kernel gives none. */
 static struct process *map_process(void) {
     struct process *fresh = sys_map(sizeof *fresh), *first = NULL;
     if (fresh == NULL)
@@ -184,9 +184,9 @@ CUresult process_enter(void) {
         return CUDA_ERROR_NOT_FOUND;
     int devices;
     CUresult result = HAS(cuDeviceGetCount) ? DRIVER(cuDeviceGetCount)(&devices) : CUDA_SUCCESS;
-    if (result != CUDA_SUCCESS) /* not initialized, or without a device (H4) */
+    if (result != CUDA_SUCCESS) /* the driver is not initialized, or reports no device (H4) */
         return result;
-    entries_settle(); /* not with the start lock (H6): constructors that call CUDA run with the loader's lock */
+    entries_settle(); /* not with the start lock (H6), because constructors that call CUDA run with the loader's lock */
     lock(&process->start_lock);
     if (atomic_load(&process->gate.word) == 0)
         result = start(process);

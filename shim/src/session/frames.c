@@ -1,6 +1,6 @@
-/* Meaning of the agent's frames of connection and grants.
+/* Handlers of the agent's frames about the connection and the shares.
  *
- * A frame with a value out of range breaks the protocol: its handler returns false, and the session ends the
+ * If a value is out of range, the frame violates the protocol: its handler returns false, and the session closes the
  * connection.
  */
 #include "session/frames.h"
@@ -13,9 +13,10 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
     return (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size, .seq = seq};
 }
 
-/* Report to the agent the process's memory from an earlier connection (SE3), and the end of that report. The agent
- * counts its own earlier figures of the process until then, and takes any other frame for the end. So the requests
- * about each GPU's memory come last. With the locks of gpus and session. False: the connection is lost. */
+/* Report the memory of this process from an earlier connection to the agent (SE3), and then the end of the report.
+ * Until that end, the agent uses its own earlier figures of the process. It takes any frame other than these reports as
+ * the end. So the MEMINFO requests of all GPUs follow last. Return false if the connection is lost. With the locks of
+ * struct gpus and of the session. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
@@ -51,7 +52,7 @@ static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
     return true;
 }
 
-/* WELCOME: the connection is ready, once the handover is sent. */
+/* Handler of WELCOME: the connection is ready once the handover report is sent. */
 static bool welcome(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_welcome *frame = packet;
@@ -89,14 +90,14 @@ static bool welcome(void *of, const void *packet, const int *descriptors) {
     return done;
 }
 
-/* RESERVED: the bytes become credits, also when their thread has given up; then they are idle. */
+/* Handler of RESERVED: the bytes become credits. If their thread no longer waits, the credits are idle. */
 static bool reserved(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_reserved *frame = packet;
     struct gpus *gpus = session->gpus;
     (void)descriptors;
     if (frame->header.seq == SESSION_SEQ_HANDOVER)
-        return true; /* counted already */
+        return true; /* the process already counts these bytes */
     lock(&gpus->lock);
     struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
     if (gpu != NULL && frame->status == SHP_RESERVE_OK) {
@@ -108,7 +109,7 @@ static bool reserved(void *of, const void *packet, const int *descriptors) {
     return gpu != NULL;
 }
 
-/* LIMITS: the granted amounts have changed. */
+/* Handler of LIMITS: the tenant's shares have changed. */
 static bool limits_changed(void *of, const void *packet, const int *descriptors) {
     const struct session *session = of;
     const struct shp_welcome *frame = packet;
@@ -122,7 +123,8 @@ static bool limits_changed(void *of, const void *packet, const int *descriptors)
     return true;
 }
 
-/* MEMORY: the answer to MEMINFO, or to a ping, which counts all credits of this process. */
+/* Handler of MEMORY: the answer to MEMINFO or to a ping. The agent's figure in an answer to a ping contains all credits
+ * of this process. */
 static bool memory(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_memory *frame = packet;
@@ -136,7 +138,8 @@ static bool memory(void *of, const void *packet, const int *descriptors) {
     return true;
 }
 
-/* REFUSED: the agent is about to close; log its reason, and wait longer before the next attempt. */
+/* Handler of REFUSED: the agent is about to close the connection. Write its reason, and wait longer before the next
+ * attempt. */
 static bool refused(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_refused *frame = packet;

@@ -1,6 +1,6 @@
-/* Mapping of the shared pages. The size is checked first, because the descriptor may be any file. A page of hints is
- * mapped at another address, checked by its magic number too, and then moved to its place in one step. So a thread that
- * reads the place finds the earlier page or the new one. */
+/* Mapping of the shared pages. The size is checked first, because the descriptor may be any file. The hints page is
+ * mapped at another address, where its magic number is checked, and is then moved to its final address in one step. So
+ * a thread that reads that address finds either the earlier page or the new page. */
 #include "session/pages.h"
 
 #include <stddef.h>
@@ -9,8 +9,8 @@
 
 #include "base/sys.h"
 
-/* Map `bytes` of a descriptor, or of nothing where that is -1; at `place` unless that is NULL. NULL: it has fewer
- * bytes, or cannot be mapped. */
+/* Map `bytes` bytes of a descriptor (-1: anonymous memory), at `place` unless it is NULL. Return the address; NULL: the
+ * file is too short, or cannot be mapped. */
 static void *map(void *place, size_t bytes, int protection, int descriptor) {
     int flags = (descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | (place != NULL ? MAP_FIXED : 0);
     if (descriptor >= 0 && sys_call(SYS_lseek, descriptor, 0, SEEK_END, 0, 0, 0) < (long)bytes)
@@ -18,7 +18,7 @@ static void *map(void *place, size_t bytes, int protection, int descriptor) {
     long page = sys_call(SYS_mmap, (long)place, (long)bytes, protection, flags, descriptor, 0);
     if (page < 0 && page > -4096)
         return NULL;
-    sys_call(SYS_madvise, page, (long)bytes, MADV_DONTFORK, 0, 0, 0); /* a child maps its own */
+    sys_call(SYS_madvise, page, (long)bytes, MADV_DONTFORK, 0, 0, 0); /* a child of fork maps its own page */
     return (void *)page;
 }
 

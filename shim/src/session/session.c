@@ -1,6 +1,6 @@
-/* The session: connecting, sending, asking, waiting, and handing each frame to its handler (SE1).
+/* The session: connects, sends, requests, waits, and passes each frame to its handler (SE1).
  *
- * No call waits for the agent but session_ask and session_wait: the socket does not block.
+ * The socket is non-blocking. Only session_ask and session_wait wait for the agent.
  */
 #include "session/session.h"
 
@@ -16,23 +16,21 @@
 
 #define BACKOFF_LEAST (20 * SYS_MS) /* ns between attempts to connect: a restarted agent is back within a second */
 #define BACKOFF_MOST (250 * SYS_MS)
-#define GREETING_TIME (2 * SYS_SECOND)   /* from HELLO to WELCOME, then the agent is dropped */
-#define GREETING_PATIENCE (200 * SYS_MS) /* from HELLO until the duty cycle without an agent continues */
+#define GREETING_TIME (2 * SYS_SECOND)   /* ns from HELLO to WELCOME, at most: after that the hook disconnects */
+#define GREETING_PATIENCE (200 * SYS_MS) /* ns from HELLO until the duty cycle continues without an agent */
 #ifndef SHAREPOD_PING_MS
-#define SHAREPOD_PING_MS                                                                         \
-    5000 /* an agent that is silent for this long while a thread waits is asked whether it lives \
-          */
+#define SHAREPOD_PING_MS 5000 /* ms of the agent's silence, while a thread waits, before a ping */
 #endif
 
-#define LOOK SYS_SECOND     /* between two checks whether the program has closed the hook's descriptors */
-#define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the hook thread */
+#define LOOK SYS_SECOND     /* ns between two checks whether the program has closed descriptors of the hook */
+#define BLIND (20 * SYS_MS) /* ns between two checks while no descriptor can wake the hook thread */
 
 #ifndef SHAREPOD_BUILD
-#define SHAREPOD_BUILD "0" /* hexadecimal, as a hash is */
+#define SHAREPOD_BUILD "0" /* hexadecimal, like the hash that the build passes */
 #endif
 
-/* The descriptors are not in wiped memory: a child of fork closes them. The hook thread is woken through a pipe. Unlike
- * an eventfd, a pipe can be distinguished from files that the program opened under the same number. */
+/* The descriptors are not in memory that a fork wipes: a child of fork closes them. A pipe wakes the hook thread.
+ * Unlike an eventfd, a pipe can be distinguished from a file that the program has opened under the same number. */
 static struct descriptor agent_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
 
 void session_after_fork(void) {
@@ -41,7 +39,7 @@ void session_after_fork(void) {
     descriptor_close(&woken_end);
 }
 
-/* Make the pipe that session_wake writes to. False: too many open files. */
+/* Create the pipe to which session_wake writes. Return false if there are too many open files. */
 static bool make_wake(void) {
     int ends[2];
     descriptor_close(&wake_end);
@@ -53,7 +51,7 @@ static bool make_wake(void) {
 }
 
 bool session_prepare(struct session *session, struct gpus *gpus, const char *directory) {
-    session_after_fork(); /* a bare clone does not call it */
+    session_after_fork(); /* a child of a bare clone has not called it */
     session->gpus = gpus;
     session->directory = directory;
     session->backoff = BACKOFF_LEAST;
@@ -83,8 +81,8 @@ bool session_put(const void *frame, uint32_t size) {
            sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* Send a frame. With the lock of the session. False: no connection, or the agent reads nothing any more: then the ping
- * drops it. */
+/* Send a frame. Return false if there is no connection, or the socket is full because the agent no longer reads. In the
+ * latter case the next ping ends the connection. With the lock of the session. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     fill(frame, session->version, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
@@ -120,8 +118,8 @@ bool session_grown(struct session *session, int place, uint64_t bytes) {
     return sent;
 }
 
-/* Return a free question, or one whose thread no longer waits: it was cancelled, or its signal handler jumped out of
- * the wait. NULL: none. With the lock. */
+/* Return a free question, or a question whose thread no longer waits, because it was cancelled or its signal handler
+ * jumped out of the wait. NULL: there is none. With the lock. */
 static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (atomic_load(&session->questions[i].state) == QUESTION_FREE)
@@ -169,8 +167,8 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     }
     unlock(&session->lock);
     if (!sent) {
-        /* Wait until there is a free question, for an allocation also until there is a connection. The caller asks
-         * again if it has the time. */
+        /* Wait until a question is free; for an allocation, wait also until there is a connection. The caller tries
+         * again if it has time left. */
         uint64_t pause = 20 * SYS_MS;
         if (type == SHP_RESERVE)
             sys_wait(&session->ready, 0, timeout < pause ? timeout : pause);
@@ -181,7 +179,8 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     for (uint64_t now = sys_now(); atomic_load(&question->state) == QUESTION_WAITING && now < deadline; now = sys_now())
         sys_wait(&question->state, QUESTION_WAITING, deadline - now);
     lock(&session->lock);
-    bool still = question->thread == self && question->seq == seq; /* a signal handler may have needed its place */
+    bool still = question->thread == self &&
+                 question->seq == seq; /* a signal handler of this thread may have used this question */
     struct answer answer = still && atomic_load(&question->state) == QUESTION_ANSWERED ? question->answer : nothing;
     if (still)
         atomic_store(&question->state, QUESTION_FREE);
@@ -189,7 +188,7 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     return answer;
 }
 
-/* Return the question of that number that waits; NULL: its thread has given up. With the lock. */
+/* Return the waiting question with this number; NULL: its thread no longer waits. With the lock. */
 static struct question *waiting_question(struct session *session, uint32_t seq) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (session->questions[i].seq == seq && atomic_load(&session->questions[i].state) == QUESTION_WAITING)
@@ -208,14 +207,15 @@ void session_answer(struct session *session, uint32_t seq, struct answer answer)
     unlock(&session->lock);
 }
 
-/* Return a pause between half of `pause` and all of it, so that processes that lost the same agent do not all reconnect
+/* Return a pause between half of `pause` and `pause`. So processes that have lost the same agent do not all reconnect
  * at the same moment. */
 static uint64_t spread(const struct session *session, uint64_t pause, uint64_t now) {
     uint64_t chance = (now ^ (uintptr_t)session) * 0x9e3779b97f4a7c15ull >> 32;
     return pause / 2 + chance % (pause / 2 + 1);
 }
 
-/* Close the connection, fail all questions (SE2), notify the listener, set the time of the next attempt. */
+/* Close the connection, end all waits for answers (SE2), notify the listener, and set the time of the next attempt to
+ * connect. */
 static void drop(struct session *session) {
     lock(&session->gpus->lock);
     gpus_disconnect(session->gpus);
@@ -253,7 +253,9 @@ static void greet(struct session *session) {
     frame.flags = session->hello_flags;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
-    session_put(&frame, sizeof frame); /* an agent that has closed already has sent its reason; that is read next */
+    session_put(
+        &frame,
+        sizeof frame); /* an agent that has already closed the connection has sent its reason, which is read next */
 }
 
 /* Log why there is no connection, unless that was logged last. */
@@ -263,7 +265,8 @@ static void log_once(struct session *session, enum session_logged what, const ch
     session->logged = what;
 }
 
-/* The process can open no socket. Launches wait (SE4), so that lacking one is no way round the share. */
+/* The process cannot open a socket. Launches wait (SE4): otherwise a process without a free descriptor would run
+ * without its share. */
 static void exhausted(struct session *session) {
     if (session->admission == ADMITTED)
         session->admission = NO_SOCKET;
@@ -271,7 +274,7 @@ static void exhausted(struct session *session) {
     drop(session);
 }
 
-/* The agent is away: launches continue by the file `limits`, unless the reservation is ending (SE4). */
+/* The agent is absent: launches continue by the file `limits`, unless the reservation is ending (SE4). */
 static void away(struct session *session) {
     if (session->admission != RELEASING)
         session->admission = ADMITTED;
@@ -342,7 +345,7 @@ bool session_contended(const struct session *session) {
     return atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
 }
 
-/* Read one packet with its descriptors; -1: none. Return its size in bytes, or a negative errno. */
+/* Read one packet with its descriptors (-1: none). Return its size in bytes, or a negative errno. */
 static long read_packet(int socket, void *frame, size_t room, int descriptors[SESSION_DESCRIPTORS]) {
     union {
         struct cmsghdr header;
@@ -360,7 +363,7 @@ static long read_packet(int socket, void *frame, size_t room, int descriptors[SE
     return size;
 }
 
-/* Check a frame and hand it to its handler. False: it breaks the protocol. */
+/* Check a frame and pass it to its handler. Return false if the frame violates the protocol. */
 static bool handle(struct session *session, const struct shp_header *header, size_t size, const int *descriptors) {
     if (size < sizeof *header || header->magic != SHP_MAGIC || header->size != size)
         return false;
@@ -368,7 +371,7 @@ static bool handle(struct session *session, const struct shp_header *header, siz
         return false;
     unsigned index = header->type - (unsigned)SESSION_FIRST_TYPE;
     if (index >= SESSION_TYPES || session->routes[index].handle == NULL)
-        return true; /* of a later version: not for us */
+        return true; /* a type of a later version, which is ignored */
     const struct frame_route *route = &session->routes[index];
     return size == route->size && route->handle(route->of, header, descriptors);
 }
@@ -382,11 +385,11 @@ static void receive(struct session *session) {
     for (;;) {
         int descriptors[SESSION_DESCRIPTORS] = {-1, -1}, socket = descriptor_number(&agent_socket);
         long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, descriptors);
-        if (size == -ECONNRESET) /* the agent's last frames come after that */
+        if (size == -ECONNRESET) /* the agent's last frames can still be read after this error */
             size = read_packet(socket, &frame, sizeof frame, descriptors);
         if (size == -EAGAIN || size == -EINTR)
             return;
-        if (size <= 0) { /* ended, or the program closed our descriptor */
+        if (size <= 0) { /* the agent closed the connection, or the program closed the hook's descriptor */
             drop(session);
             return;
         }
@@ -419,7 +422,7 @@ void session_wait(struct session *session, uint64_t deadline) {
         deadline = look;
     struct timespec time = sys_timespec(deadline > now ? deadline - now : 0);
     long ready = sys_call(SYS_ppoll, (long)files, 2, (long)&time, 0, 8, 0);
-    if (ready < 0 && ready != -EINTR) { /* by a limit or a sandbox: without it */
+    if (ready < 0 && ready != -EINTR) { /* a limit or a sandbox forbids ppoll: poll by sleeping */
         sys_sleep(BLIND);
         files[0].revents = files[1].revents = POLLIN;
     }

@@ -1,4 +1,4 @@
-/* The table of the tenant's GPUs: found by UUID; a CUDA ordinal is looked up once and remembered. */
+/* Table of the tenant's GPUs, searched by UUID. The result for a CUDA ordinal is stored after the first search. */
 #include "tenant/gpus.h"
 
 #include <string.h>
@@ -35,7 +35,7 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
     }
     for (unsigned i = 0; i < GPUS_DEVICES; i++)
         if (gpus->places[i] < 0)
-            gpus->places[i] = 0; /* a GPU that did not belong to the tenant may do so now */
+            gpus->places[i] = 0; /* a GPU that did not belong to the tenant may belong to it now */
     atomic_store(&gpus->ungated, false);
 }
 

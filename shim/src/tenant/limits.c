@@ -1,5 +1,5 @@
-/* Parser of the file `limits`. protocol.h describes the format. The only allocation is one mapping for the text, since
- * the first call of a program may come from a thread with a small stack. */
+/* Parser of the file `limits`; protocol.h describes the format. The first CUDA call of a program may come from a thread
+ * with a small stack. So the text is in a mapping, which is the only allocation. */
 #include "tenant/limits.h"
 
 #include <fcntl.h>
@@ -69,7 +69,7 @@ static bool parse_gpu(const char *at, struct shp_gpu *gpu) {
 bool limits_parse(const char *text, struct limits *limits) {
     memset(limits, 0, sizeof *limits);
     for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
-        line += line != text; /* past the newline of the line before */
+        line += line != text; /* skip the newline at the end of the last line */
         const char *at = line;
         if (take(&at, "gpu ") && limits->count < SHP_MAX_GPUS && parse_gpu(at, &limits->gpus[limits->count]))
             limits->count++;
@@ -77,7 +77,8 @@ bool limits_parse(const char *text, struct limits *limits) {
     return limits->count > 0;
 }
 
-/* Return the tenant's phase, from the inode of its directory: the file in it is replaced with every change. */
+/* Return the tenant's phase, from the inode of its directory. The file's own inode changes with every update, because
+ * the file is replaced. */
 static uint64_t phase_of(const char *directory) {
     struct statx facts;
     memset(&facts, 0, sizeof facts);

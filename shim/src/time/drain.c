@@ -1,23 +1,23 @@
-/* For each registered stream the drain waits for the last fences of the threads that launched into it, if these are
- * behind all of their launches. Otherwise it queries the stream, until a thread records such a fence before other work.
- * It records no event, because that would wait for room in a full queue of the driver, under the lock of the registry.
- * Only launches of threads without a queue are behind an event of the stream's row. A capturing stream runs nothing;
- * its earlier work was fenced when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be
- * polled.
+/* For each registered stream, the drain waits for the last fence of each thread that launched into the stream, if that
+ * fence is behind all launches of the thread. Otherwise it queries the stream, until the thread records such a fence
+ * before other work. The drain records no event for these launches: the driver's queue may be full, and the call would
+ * then wait for room while it holds the registry's lock. Only for launches of threads without a queue the drain records
+ * the event of the stream's row. A capturing stream runs nothing, and its earlier work was fenced when the capture
+ * began (R5). cuCtxSynchronize cannot be used, because it would invalidate captures and cannot be polled.
  *
- * An event in the legacy stream is a barrier between all blocking streams of the context. So the hook records one there
- * only right behind a launch, or right before work, of the program in that stream (D4). A per-thread default stream can
- * be queried only by its own thread. A thread that waits at the gate has a fence behind its launches into it. Earlier,
- * the drain waits for all work of the context, or until the thread arrives at the gate.
+ * An event in the legacy stream is a barrier between all blocking streams of the context. So the hook records an event
+ * there only directly behind a launch, or directly before work, of the program in that stream (D4). Only its own thread
+ * can query a per-thread default stream. A thread that waits at the gate has recorded a fence behind its launches into
+ * that stream. Until then the drain waits for all work of the context, or until the thread arrives at the gate.
  *
- * Only G1 ensures that no launch comes behind the events. token.c checks gate_finished for a launch that slept in a
- * full queue of the driver, and begins again.
+ * Only G1 ensures that no launch follows the events. A launch may have slept in a full queue of the driver when the
+ * events were recorded. token.c finds such a launch by gate_finished, and begins the drain again.
  */
 #include "time/drain.h"
 
-#define NOT_COVERED UINT64_MAX /* launches: more than there ever are */
+#define NOT_COVERED UINT64_MAX /* number of launches that is never reached */
 
-/* Return whether each launch of the threads that have queues is behind a fence of its thread or the event of the row.
+/* Return whether each launch of threads with a queue is before a fence of its thread, or before the event of the row.
  */
 static bool covered(const struct known_stream *row) {
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
@@ -28,7 +28,7 @@ static bool covered(const struct known_stream *row) {
     return true;
 }
 
-/* Return whether a per-thread default stream of the row has launches behind no fence of its thread. */
+/* Return whether a per-thread default stream of the row has launches without a fence of its thread behind them. */
 static bool per_thread_uncovered(const struct known_stream *row) {
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         if (queue->stream == CU_STREAM_PER_THREAD && atomic_load(&queue->fenced) != atomic_load(&queue->launched))
@@ -48,9 +48,9 @@ static bool record_behind(const struct streams *streams, const struct known_stre
     return streams_record(streams, row, row->event);
 }
 
-/* Record the event of the row behind the work of its stream, whose context lives. The row still waits for earlier work.
- * A launch that is counted only after the check counts as not covered. False: the event cannot be recorded now. With
- * the lock. */
+/* Record the event of the row behind the work of its stream, whose context exists, and mark the launches of all queues
+ * as covered. The row still waits for earlier work. A launch that is counted after this call is not covered. Return
+ * false if the event cannot be recorded now. With the lock. */
 static bool cover(const struct streams *streams, struct known_stream *row) {
     if (row->event == NULL)
         row->event = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
@@ -65,8 +65,8 @@ static bool cover(const struct streams *streams, struct known_stream *row) {
     return recorded;
 }
 
-/* Return whether a thread is inside a launch that may go into the stream: it may sleep in a full queue of the driver,
- * as the hook's call would, and its launch comes later. */
+/* Return whether a thread is inside a launch that may go into the stream. That launch may sleep in a full queue of the
+ * driver. A call of the hook would then sleep too, and the event would be before the launch. */
 static bool launched_into(const struct known_stream *row) {
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         if (atomic_load(&queue->slot->sequence) & 1)
@@ -74,8 +74,8 @@ static bool launched_into(const struct known_stream *row) {
     return false;
 }
 
-/* Cover the row if need be and no capture forbids it (R3), unless the record might wait for room behind a wait of the
- * program's. NULL: there is none. With the lock. */
+/* Record the event of the row if its launches are not covered. Do nothing if a capture forbids the event (R3), or if
+ * recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
 static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
     if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
         return;
@@ -95,7 +95,7 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
         cover_before_ungated(streams, row);
     }
     unlock(&streams->lock);
-    if (named == CU_STREAM_LEGACY) /* all that are not NON_BLOCKING wait for it */
+    if (named == CU_STREAM_LEGACY) /* all streams without CU_STREAM_NON_BLOCKING wait for the legacy stream */
         drain_before_ungated_context(streams, current);
 }
 
@@ -107,13 +107,13 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context) {
     unlock(&streams->lock);
 }
 
-/* Wait for the last fences of the threads. With the lock. */
+/* Make the drain wait for the last fence of each thread. With the lock. */
 static void await_fences(struct known_stream *row) {
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->awaited = atomic_load(&queue->last) != NULL;
 }
 
-/* Have the drain wait for one stream, whose context lives. With the lock. */
+/* Make the drain wait for one stream, whose context exists. With the lock. */
 static void begin_stream(const struct streams *streams, struct known_stream *row) {
     bool by_event = row->unmetered || (row->stream == NULL && per_thread_uncovered(row));
     bool recorded = by_event && cover(streams, row);
@@ -148,7 +148,7 @@ static void note_idle(struct known_stream *row) {
 static bool unfinished(const struct streams *streams, struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
-        return false; /* it is no context any more */
+        return false; /* the context no longer exists */
     CUresult result = streams_query(streams, row, row->stream != NULL ? row->stream : CU_STREAM_LEGACY);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -158,8 +158,9 @@ static bool unfinished(const struct streams *streams, struct known_stream *row) 
     return !work_over(result);
 }
 
-/* Wait for the fences of a row of default streams instead of for all work of the context, once each thread has recorded
- * one behind its own launches. Other work of the context may wait for launches that are held back at the gate. */
+/* For a row of default streams, wait for the threads' fences instead of all work of the context, as soon as each thread
+ * has recorded a fence behind its own launches. Other work of the context may wait for launches that the gate holds
+ * back. */
 static void prefer_fences(struct known_stream *row) {
     if (row->stream != NULL || row->unmetered || !(row->waiting || row->unseen) || per_thread_uncovered(row))
         return;
@@ -169,12 +170,13 @@ static void prefer_fences(struct known_stream *row) {
     await_fences(row);
 }
 
-/* Return whether the work of the row is over. If its context is ending, the ending thread reports that. */
+/* Return whether the work of the row is over. Return false while its context is ending: the thread that ends the
+ * context removes the row. */
 static bool finished(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context;
     if (context_unsettled(row->context))
         return false;
-    if (row->skipped) { /* the context continues, or is another one */
+    if (row->skipped) { /* the end is over: the context still exists, or the row belongs to another context */
         row->skipped = false;
         begin_stream(streams, row);
     }
@@ -183,7 +185,7 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
         begin_stream(streams, row);
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
-    if (row->asked && covered(row)) { /* since then, before work that is not gated (Q4) */
+    if (row->asked && covered(row)) { /* all launches were covered after the drain began, before ungated work (Q4) */
         row->asked = false;
         await_fences(row);
     }
@@ -222,7 +224,8 @@ bool drain_over(struct streams *streams, const struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
     bool over = atomic_load(&queue->ended);
-    if (!over && queue->stream == CU_STREAM_PER_THREAD) /* its row has other threads' streams, too */
+    if (!over &&
+        queue->stream == CU_STREAM_PER_THREAD) /* the row also stands for the per-thread streams of other threads */
         over = !context_unsettled(queue->row->context) &&
                atomic_load(&queue->fenced) == atomic_load(&queue->launched) &&
                event_passed(atomic_load(&queue->last), queue->context);

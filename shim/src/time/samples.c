@@ -1,8 +1,10 @@
-/* A stream is queried with cuStreamQuery, unless a sample has seen it idle and nothing was launched into it since. An
- * event would be a barrier in a default stream, and a fence shows nothing about later launches.
+/* A sample queries each stream with cuStreamQuery, except streams that an earlier sample found idle and that had no
+ * launch since. Events are not used: in a default stream an event would be a barrier, and a fence shows nothing about
+ * later launches.
  *
- * The default streams of a context have one row. The legacy stream is queried like any stream. A per-thread one can be
- * queried only by its own thread: it counts as in flight until the fence behind its last launch has passed.
+ * The default streams of a context share one row. The legacy stream is queried like any other stream. Only its own
+ * thread can query a per-thread stream, so that stream counts as in flight until the fence behind its last launch has
+ * passed.
  */
 #include "time/samples.h"
 
@@ -17,7 +19,7 @@ static uint64_t most(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* Return 64 random bits: xorshift64*. */
+/* Return 64 random bits (xorshift64*). */
 static uint64_t draw(struct samples *samples, uint64_t now) {
     uint64_t x = samples->random ? samples->random : (now ^ (uintptr_t)samples) | 1;
     x ^= x >> 12;
@@ -27,7 +29,7 @@ static uint64_t draw(struct samples *samples, uint64_t now) {
     return x * 0x2545f4914f6cdd1dull;
 }
 
-/* Return the interval to the next sample, ns. */
+/* Return the interval to the next sample, ns: uniform between half and one and a half times `mean`. */
 static uint64_t draw_interval(struct samples *samples, uint64_t now, uint64_t mean) {
     return mean / 2 + ((draw(samples, now) >> 32) * mean >> 32);
 }
@@ -47,14 +49,14 @@ void samples_pause(struct samples *samples) {
 
 /* State of a row that is known without a driver call. */
 struct row_sight {
-    uint64_t launched;   /* into it, by threads that have queues on it */
-    bool legacy;         /* it must be queried: a launch into it is not known to have finished */
-    uint32_t per_thread; /* per-thread streams that have work */
-    bool enters;         /* a thread is inside a launch that may go into it */
-    bool full;           /* and was inside the same one at the last sample */
+    uint64_t launched;   /* launches into the stream by threads with a queue on it */
+    bool legacy;         /* the stream must be queried, because a launch into it may be unfinished */
+    uint32_t per_thread; /* number of per-thread streams with work */
+    bool enters;         /* a thread is inside a launch that may go into the stream */
+    bool full;           /* that thread was inside the same launch at the last sample */
 };
 
-/* Return whether the last work of a per-thread stream is unfinished, or is behind no fence. */
+/* Return whether the last work of a per-thread stream is unfinished, or has no fence behind it. */
 static bool per_thread_unfinished(const struct queue *queue, uint64_t launched) {
     CUevent last = atomic_load(&queue->last);
     return atomic_load(&queue->fenced) != launched || (last != NULL && !event_passed(last, queue->context));
@@ -78,13 +80,13 @@ static struct row_sight look_at(struct known_stream *row) {
     return sight;
 }
 
-/* Observed state of some streams. */
+/* Observed state of several streams. */
 struct view {
-    uint32_t in_flight; /* number of them with unfinished work; two means two or more */
-    bool unseen;        /* one may have */
+    uint32_t in_flight; /* number of streams with unfinished work; 2 means two or more */
+    bool unseen;        /* the state of a stream is not known */
 };
 
-/* Add the observed state of a row. With the lock, and own_calls begun. */
+/* Add the observed state of a row. With the lock, between own_calls_begin and own_calls_end. */
 static void look_at_row(const struct streams *streams, struct known_stream *row, struct view *view) {
     CUcontext popped;
     if (context_unsettled(row->context))
@@ -120,7 +122,8 @@ static struct view look(struct streams *streams) {
     return view;
 }
 
-/* A sample is as long as the shorter of the last two: a single one may have been delayed by a busy processor. */
+/* The duration of a sample is the shorter one of the last two durations, because a busy processor may have delayed one
+ * sample. */
 uint64_t samples_step(struct samples *samples, struct streams *streams, const struct gate *gate, uint64_t now) {
     if (samples->next != 0 && now < samples->next)
         return samples->next;

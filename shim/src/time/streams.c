@@ -1,12 +1,12 @@
-/* The registry's tables. The lock is held for a few driver calls that neither wait nor call back (R4). The wrappers of
- * calls that end a stream or a context are in wrappers/work/destroy.c.
+/* Tables of the registry. Its lock is held during a few driver calls, none of which waits or calls the program back
+ * (R4). wrappers/work/destroy.c has the wrappers of calls that end a stream or a context.
  *
- * A thread uses its queue without the lock, between registrations. When the stream ends, the queue is marked, and the
- * thread frees it with its next registration.
+ * Between registrations a thread uses its queue without the lock. When the stream ends, the queue is marked as ended.
+ * The thread frees the queue at its next registration.
  */
 #include "time/streams.h"
 
-enum { SWEEP = 8 }; /* orphans checked with each fence: bounds their number without a drain */
+enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that are checked at each fence: limits their number between drains */
 
 struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
     struct known_context *known = context != NULL ? streams->contexts : NULL;
@@ -15,7 +15,7 @@ struct known_context *streams_find_context(struct streams *streams, CUcontext co
     return known;
 }
 
-/* Return the row of a context that is ending; NULL: there is none of that handle. */
+/* Return the row of a context that is ending; NULL: no context with this handle is ending. */
 static struct known_context *find_ending(struct streams *streams, CUcontext context) {
     struct known_context *known = streams->contexts;
     while (known != NULL && (known->context != context || !known->ending))
@@ -61,7 +61,7 @@ struct known_stream *streams_find(struct streams *streams, const struct known_co
     return NULL;
 }
 
-/* Return a new row of the context; NULL: no memory. */
+/* Return a new row in this context; NULL: no memory. */
 static struct known_stream *make_row(struct streams *streams, struct known_context *context, CUstream stream) {
     struct known_stream *row = slab_take(&streams->stream_rows, sizeof *row);
     if (row == NULL)
@@ -76,7 +76,7 @@ static struct known_stream *make_row(struct streams *streams, struct known_conte
     return context->streams = row;
 }
 
-/* Return the row of a stream, made if need be; NULL: no memory. */
+/* Return the row of a stream, created if necessary; NULL: no memory. */
 static struct known_stream *note_stream(struct streams *streams, struct known_context *context, CUstream stream) {
     struct known_stream *row = streams_find(streams, context, stream);
     if (row != NULL || !hashed_room(&streams->streams) || (row = make_row(streams, context, stream)) == NULL)
@@ -101,7 +101,7 @@ void streams_set_busy(struct streams *streams, struct known_stream *row, bool bu
         row->busy_next->busy_from = busy ? &row->busy_next : row->busy_from;
 }
 
-/* Take a queue out of the tables. It stays its slot's. */
+/* Remove a queue from the tables of the registry. The queue stays in a list of its slot. */
 static void detach_queue(struct streams *streams, struct queue *queue) {
     if (queue->row == NULL)
         return;
@@ -112,7 +112,7 @@ static void detach_queue(struct streams *streams, struct queue *queue) {
     queue->row = NULL;
 }
 
-/* Take a queue out of its slot's list and put it before another list of that slot. */
+/* Move a queue from its list of the slot to the start of another list of the slot. */
 static void move_queue(struct queue *queue, struct queue **list) {
     if (queue->slot_from != NULL)
         *queue->slot_from = queue->slot_next;
@@ -170,7 +170,7 @@ void streams_forget_context(struct streams *streams, struct known_context *known
     slab_give(&streams->context_rows, known);
 }
 
-/* Free some rows whose fences are over: without a drain no other code would. With the lock. */
+/* Free some rows whose events have passed. Between drains no other code frees such rows. With the lock. */
 static void sweep(struct streams *streams) {
     struct known_stream *next, *orphan = streams->orphans;
     for (int i = 0; i < SWEEP && orphan != NULL; i++, orphan = next) {
@@ -180,8 +180,8 @@ static void sweep(struct streams *streams) {
     }
 }
 
-/* Return whether the driver may be about to begin a capture that an event on the row would join or break (R3). The
- * driver allows no capture of the legacy stream. */
+/* Return whether a capture is open, or may begin, that an event in the row's stream would join or break (R3). For the
+ * legacy stream: whether a stream that it waits for captures. The legacy stream itself cannot capture. */
 static bool may_capture(const struct streams *streams, const struct known_stream *row) {
     for (unsigned i = 0; i < streams->captures.count; i++) {
         const struct open_capture *capture = streams_capture(streams, i);
@@ -192,8 +192,8 @@ static bool may_capture(const struct streams *streams, const struct known_stream
     return false;
 }
 
-/* Return whether a call with that stream of the row disturbs no capture (R3). The legacy stream cannot be touched while
- * a stream that waits for it captures. */
+/* Return whether a call with this stream of the row disturbs no capture (R3). While a stream captures that the legacy
+ * stream waits for, a call with the legacy stream would disturb the capture. */
 static bool may_touch(const struct streams *streams, const struct known_stream *row, CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (streams->captures.count == 0)
@@ -219,10 +219,12 @@ CUresult streams_query(const struct streams *streams, const struct known_stream 
     if (!may_touch(streams, row, stream))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     CUresult result = DRIVER(cuStreamQuery)(stream);
-    return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? CUDA_ERROR_NOT_READY : result; /* of another capture */
+    return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? CUDA_ERROR_NOT_READY
+                                                           : result; /* the query met another capture */
 }
 
-/* Return whether the stream of the row, which is no default one, has no unfinished work. Its context is current. */
+/* Return whether the row's stream has no unfinished work. The stream is no default stream, and its context is current.
+ */
 static bool is_idle(const struct streams *streams, const struct known_stream *row) {
     return streams_query(streams, row, row->stream) == CUDA_SUCCESS;
 }
@@ -280,8 +282,8 @@ void streams_retained(struct streams *streams, CUdevice device, CUcontext contex
     unlock(&streams->primaries_lock);
 }
 
-/* Put an event behind the unfinished work of the legacy stream, which cannot be asked while the capture is open (R5).
- */
+/* Record an event behind the unfinished work of the legacy stream, because the legacy stream cannot be queried while
+ * the capture is open (R5). */
 static void fence_legacy(struct streams *streams, CUcontext context) {
     const struct known_context *known = streams_find_context(streams, context);
     struct known_stream *row = known != NULL ? streams_find(streams, known, NULL) : NULL;
@@ -305,8 +307,9 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
     return true;
 }
 
-/* Of default streams a thread's own may join, whose launches the thread has fenced; an event in the legacy stream would
- * order others (D4). */
+/* A default stream needs no event here. Only a per-thread default stream may join a capture, and its thread has already
+ * recorded a fence behind its launches. An event in the legacy stream would order streams that the program has not
+ * ordered (D4). */
 bool streams_join(struct streams *streams, struct gate *gate, CUstream stream) {
     struct open_capture joins = {.context = context_of_stream(stream), .stream = stream, .joins = true};
     lock(&streams->lock);
@@ -339,7 +342,7 @@ void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned
     gate_set_captures(gate, last);
 }
 
-/* Destroy events of a context, unless it has ended. With the lock. */
+/* Destroy events of the context with this epoch, unless it has ended, and set them to NULL. With the lock. */
 static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count) {
     bool lives = streams_lives(streams, context, epoch);
     for (int i = 0; i < count; i++) {
@@ -376,13 +379,13 @@ bool streams_event_over(struct streams *streams, CUcontext context, uint32_t epo
     return over;
 }
 
-/* Give back the queues of the slot whose streams have ended. With the lock, and in the slot's thread. */
+/* Free the queues of the slot whose streams have ended. In the slot's thread, with the lock. */
 static void reap(struct streams *streams, struct slot *slot) {
     while (slot->ended != NULL) {
         struct queue *queue = slot->ended;
         slot->ended = queue->slot_next;
         remembered_remove(&slot->remembered, remembered_key(queue->stream, NULL), queue);
-        if (stream_is_default(queue->stream)) /* under either key */
+        if (stream_is_default(queue->stream)) /* the queue may be stored under either key */
             remembered_remove(&slot->remembered, remembered_key(queue->stream, queue->context), queue);
         for (int i = 0; i < SLOT_RECENT; i++)
             if (slot->recent[i] == queue)
@@ -398,7 +401,7 @@ void streams_abandon(struct streams *streams, struct slot *slot) {
     while (slot->queues != NULL) {
         struct queue *queue = slot->queues;
         struct known_stream *row = queue->row;
-        if (atomic_load(&queue->launched) > 0) /* an event behind the stream takes the place of the queue's */
+        if (atomic_load(&queue->launched) > 0) /* the row's event replaces the fences of this queue */
             row->unmetered |= row->pending;
         row->skipped |= queue->awaited;
         detach_queue(streams, queue);
@@ -412,10 +415,10 @@ static uint64_t hash_of_queue(const struct slot *slot, const struct known_stream
     return hash_of(hash_of((uintptr_t)slot, (uintptr_t)row), (uintptr_t)stream);
 }
 
-/* Return the queue of the slot's thread on the stream of that name; NULL: none. With the lock. */
+/* Return the queue of the slot's thread on the stream with this name; NULL: there is none. With the lock. */
 static struct queue *find_queue(struct streams *streams, const struct slot *slot, const struct known_stream *row,
                                 CUstream stream) {
-    struct queue *only = row->queues; /* of the one thread that launches into the stream: the usual case */
+    struct queue *only = row->queues; /* usually only one thread launches into a stream */
     if (only != NULL && only->slot == slot && only->stream == stream)
         return only;
     uint64_t hash = hash_of_queue(slot, row, stream);
@@ -440,7 +443,7 @@ struct queue *streams_queue(struct streams *streams, const struct slot *slot, CU
     return queue;
 }
 
-/* The same, made if need be; NULL: no memory. */
+/* Return this queue, created if necessary; NULL: no memory. */
 static struct queue *note_queue(struct streams *streams, struct slot *slot, struct known_stream *row, CUstream stream) {
     struct queue *queue = find_queue(streams, slot, row, stream);
     if (queue != NULL)
@@ -463,7 +466,7 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     return queue;
 }
 
-/* Return whether the context is the current one and has ended: the driver will refuse the launch. */
+/* Return whether the context is current and has ended. The driver then refuses the launch. */
 static bool current_ended(CUcontext context) {
     CUcontext current = NULL;
     CUdevice device;
@@ -473,7 +476,7 @@ static bool current_ended(CUcontext context) {
     return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
 }
 
-/* Note a wait in the stream of the row; NULL: there is none. With the lock. */
+/* Record a wait of the program in the row's stream. `row` may be NULL. With the lock. */
 static void hold(struct known_stream *row) {
     if (row == NULL)
         return;
@@ -485,9 +488,8 @@ static void hold(struct known_stream *row) {
     }
 }
 
-/* Note a wait in that stream of the context; in the legacy one: in all of its streams, and in later ones. With the
- * lock.
- */
+/* Record a wait of the program in this stream of the context. For the legacy stream, record it in all streams of the
+ * context, also later ones. With the lock. */
 static void hold_in(struct streams *streams, struct known_context *known, CUstream stream) {
     hold(stream_is_default(stream) ? NULL : streams_find(streams, known, stream));
     hold(streams_find(streams, known, NULL));
@@ -521,13 +523,13 @@ void streams_hold(struct streams *streams, CUstream stream, CUcontext context) {
     unlock(&streams->lock);
 }
 
-/* Return the key of a stream, as gate_key of fastpath.h has it. */
+/* Return the key of a stream, as gate_key of fastpath.h does. */
 static uint64_t key_of(const struct gate *gate, CUstream stream, CUcontext context) {
     bool by_context = stream_is_default(stream) && atomic_load(&gate->contexts) != CONTEXTS_ONE;
     return remembered_key(stream, by_context ? context : NULL);
 }
 
-/* Return the queue that the slot's thread remembers; NULL: it does not. */
+/* Return the queue that is stored in the slot's table; NULL: there is none for this stream and context. */
 static struct queue *recall(const struct slot *slot, uint64_t key, CUstream stream, CUcontext context) {
     struct queue *queue = slot != NULL ? remembered_find(&slot->remembered, key) : NULL;
     return queue != NULL && queue->stream == stream && queue->context == context ? queue : NULL;
@@ -537,7 +539,7 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
                       struct queue **queue) {
     CUcontext context = context_of_stream(stream);
     *queue = NULL;
-    if (context == NULL) /* the driver will refuse it */
+    if (context == NULL) /* the driver will refuse the launch */
         return true;
     uint64_t key = key_of(gate, stream, context);
     *queue = recall(slot, key, stream, context);
@@ -572,7 +574,7 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
     }
     if (streams->epochs > 1)
         atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
-    if (*queue != NULL) /* while a capture is open each launch asks whether it is recorded */
+    if (*queue != NULL) /* 0 while a capture is open: each launch then checks whether a capture records it */
         atomic_store_explicit(&(*queue)->word, word & GATE_CAPTURING ? 0 : word, memory_order_relaxed);
     unlock(&streams->lock);
     return noted;

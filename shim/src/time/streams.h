@@ -1,12 +1,9 @@
 /* Registry of the program's GPU work: contexts and streams whose work may be unfinished, the queue of each thread on
  * each stream, and open stream captures.
  *
- * Terms: a row is the registry's entry of a stream or a context. An opening is the time between gate_open and
- * gate_close. A wait of the program is a wait that the program puts into a stream, for example for a value.
- *
  * Guarantees:
  * - R1 If a launch went into a stream during the present opening, the stream was registered before that launch
- *   (P2).
+ *   (P2, passage.h).
  * - R2 The hook never uses a handle after the program has destroyed the stream or context. A new stream with the same
  *   handle is another stream, for every thread. Other streams stay registered.
  * - R3 No call of the hook disturbs a stream capture of the program.

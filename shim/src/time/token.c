@@ -1,7 +1,7 @@
-/* The token's state machine. NONE -> WANTED -> HELD -> CLOSING -> DRAINING -> NONE or WANTED; without an agent NONE ->
- * HELD by the duty cycle.
+/* State machine of the token: NONE -> WANTED -> HELD -> CLOSING -> DRAINING -> NONE or WANTED. Without an agent the
+ * duty cycle makes the step NONE -> HELD.
  *
- * It runs only in the hook thread, without a lock. Other threads see its state through the gate.
+ * Only the hook thread runs it, without a lock. Other threads see its state through the gate.
  */
 #include "time/token.h"
 
@@ -12,23 +12,28 @@
 #include "time/drain.h"
 #include "time/queue/meter.h"
 
-#define CONCURRENT_VERSION 3 /* of the protocol: the first with SHP_GRANT_CONCURRENT and counters in the pulse page */
+/* Version of the protocol that introduced SHP_GRANT_CONCURRENT and the counters in the pulse page. */
+#define CONCURRENT_VERSION 3
 
 /* All in ns. */
-#define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token is released */
-#define LOOK_PROMPT (100 * 1000ull) /* between two checks of a prompt token, which is released if idle at both */
-#define LOOK_ALONE (50 * SYS_MS)    /* the same while no tenant waits: keeping it costs nothing */
-#define PERIOD (100 * SYS_MS)       /* of the duty cycle: as long as the longest quantum of the agent */
-#define LOCAL_LEAST SYS_MS          /* a window shorter than this is not worth opening */
-#define WAKING (200 * SYS_MS)       /* a thread that has not run this long after its opening is not waited for */
-#define AHEAD SYS_MS              /* DRAINING is sent this long before the expected end: a hand-off takes about that */
-#define POLL_LEAST (50 * 1000ull) /* between two polls of a drain that is about to end */
-#define POLL_MOST (2 * SYS_MS)    /* between two polls of a drain that takes longer */
-#define STOPPED (10 * POLL_MOST)  /* of a longer pause between two steps nothing counts as patience: no CPU was had */
-#define LATE (5 * SYS_MS)         /* when the driver has room, a launch that slept there is through by then */
-#define ASK_EACH (100 * SYS_MS)   /* between two requests for the token while overdue (T3) */
-#define BARRED (250 * SYS_MS)     /* so long after it was barred the tenant shows while it waits that it runs */
-#define OVERDUE (5 * SYS_MS)      /* so long after its expected end a drain is expected to end at no moment */
+/* Time between two checks while other tenants wait: the token is released after an idle interval. */
+#define LOOK_CONTENDED (SYS_MS / 2)
+/* Time between two checks of a prompt token, which is released if both checks find it idle. */
+#define LOOK_PROMPT (100 * 1000ull)
+#define LOOK_ALONE (50 * SYS_MS)  /* time between two checks while no tenant waits: an idle token then costs nothing */
+#define PERIOD (100 * SYS_MS)     /* period of the duty cycle: as long as the agent's longest quantum */
+#define LOCAL_LEAST SYS_MS        /* shortest window for which the gate is opened */
+#define WAKING (200 * SYS_MS)     /* a thread that has not run for this long after its opening is not waited for */
+#define AHEAD SYS_MS              /* DRAINING is sent this long before the expected end: about the time of a hand-off */
+#define POLL_LEAST (50 * 1000ull) /* time between two polls of a drain that is about to end */
+#define POLL_MOST (2 * SYS_MS)    /* time between two polls of a longer drain */
+/* Most of a pause between two steps that counts against `patience`: in a longer pause this process had no CPU. */
+#define STOPPED (10 * POLL_MOST)
+/* A launch that slept in a full queue of the driver has passed this long after the queue has room. */
+#define LATE (5 * SYS_MS)
+#define ASK_EACH (100 * SYS_MS) /* time between two requests for the token during an overdue drain (T3) */
+#define BARRED (250 * SYS_MS)   /* for this long after it was barred, a waiting process reports that it runs */
+#define OVERDUE (5 * SYS_MS)    /* after this time beyond its expected end, the end of a drain counts as not known */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -54,12 +59,12 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->self_drained = token->without_driver;
     token->deadline = deadline;
     token->opened = token->looked = now;
-    token->launches = token->seen = gate_finished(gate); /* threads inside find the gate closed and step back */
-    token->next_look = now + LOOK_CONTENDED * 2;         /* a waiter needs a moment to launch */
+    token->launches = token->seen = gate_finished(gate); /* threads at the closed gate step back and do not count */
+    token->next_look = now + LOOK_CONTENDED * 2;         /* a thread that waited needs a moment to launch */
     gate_open(gate, metered, deadline, local ? GATE_NO_GRANT : token->grant_id);
 }
 
-/* Close the gate; threads inside launches have the grace period to leave. */
+/* Close the gate. Threads inside launches have the grace period to leave. */
 static void close(struct token *token, uint64_t now) {
     uint32_t grace_ms = token->session->grace_ms;
     gate_close(token->gate);
@@ -72,7 +77,7 @@ static void close(struct token *token, uint64_t now) {
     token->next_poll = now;
 }
 
-/* Send DRAINED. False: no connection, or the agent reads nothing. */
+/* Send DRAINED. Return false if there is no connection, or the socket is full because the agent does not read. */
 static bool send_drained(const struct token *token, uint64_t grant_id, uint64_t launches, uint32_t flags) {
     struct shp_drained frame;
     memset(&frame, 0, sizeof frame);
@@ -95,7 +100,7 @@ static struct grant_terms terms_of(const struct token *token, const struct shp_g
     };
 }
 
-/* Go by the terms from now on. */
+/* Apply these terms from now on. */
 static void set_terms(struct token *token, const struct grant_terms *terms) {
     token->grant_id = terms->grant_id;
     token->announce = terms->announce;
@@ -104,21 +109,21 @@ static void set_terms(struct token *token, const struct grant_terms *terms) {
     atomic_store(&token->gate->keeps_short, terms->keeps_short);
 }
 
-/* Open the gate by a grant. */
+/* Apply a grant: open the gate. */
 static void take_up(struct token *token, const struct grant_terms *terms) {
     set_terms(token, terms);
     hold(token, sys_now(), terms->deadline, terms->metered, false);
 }
 
-/* Open the gate by a grant before the one before has drained (T3). */
+/* Apply a grant before the work of the earlier grant has drained (T3). */
 static void replace(struct token *token, const struct grant_terms *terms) {
-    uint64_t launches = token->launches; /* launches of the earlier grant are drained together with this one's */
+    uint64_t launches = token->launches; /* also counts launches of the earlier grant */
     take_up(token, terms);
     token->launches = launches;
     token->unbounded = true;
 }
 
-/* Give back a grant under which nothing was launched. */
+/* Return a grant under which nothing was launched. */
 static void give_back_unused(struct token *token, uint64_t grant_id) {
     bool waits = wanted(token),
          sent = send_drained(token, grant_id, 0, SHP_DRAINED_IDLE | (waits ? SHP_DRAINED_WANT : 0));
@@ -126,7 +131,7 @@ static void give_back_unused(struct token *token, uint64_t grant_id) {
         token->state = TOKEN_WANTED;
 }
 
-/* Keep a grant until the present one has drained (T5). */
+/* Keep a grant until the present grant has drained (T5). */
 static void keep(struct token *token, const struct grant_terms *terms) {
     if (token->keeps && token->kept.grant_id != terms->grant_id)
         give_back_unused(token, token->kept.grant_id);
@@ -134,8 +139,8 @@ static void keep(struct token *token, const struct grant_terms *terms) {
     token->keeps = true;
 }
 
-/* GRANT: opens the gate if the token was requested; extends, renews or replaces the present grant; waits for the end of
- * a drain; or is returned at once. */
+/* Handler of GRANT. Depending on the state, the grant opens the gate, extends, renews or replaces the present grant, is
+ * kept until the end of a drain, or is returned at once. */
 static bool granted(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_grant *grant = frame;
@@ -145,7 +150,7 @@ static bool granted(void *of, const void *frame, const int *descriptors) {
     if ((grant->flags & SHP_GRANT_RENEWS) && !(token->keeps && token->kept.grant_id == terms.grant_id) &&
         !(held && same))
         return true;                              /* the frame has crossed with DRAINED */
-    if (held && (same || token->deadline != 0)) { /* extended, renewed or promoted (T6) */
+    if (held && (same || token->deadline != 0)) { /* the grant is extended, renewed or promoted (T6) */
         set_terms(token, &terms);
         token->deadline = terms.deadline;
         token->metered = terms.metered;
@@ -157,13 +162,13 @@ static bool granted(void *of, const void *frame, const int *descriptors) {
         replace(token, &terms);
     } else if (token->state >= TOKEN_HELD && !token->local && !same) {
         keep(token, &terms);
-    } else if (token->local || !same) { /* not asked for */
+    } else if (token->local || !same) { /* the token was not requested */
         give_back_unused(token, terms.grant_id);
     }
     return true;
 }
 
-/* REVOKE: the next step closes the gate, or a grant that is kept opens none. */
+/* Handler of REVOKE: the next step closes the gate. If the revoked grant is the kept one, it will not open the gate. */
 static bool revoked(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_revoke *revoke = frame;
@@ -175,7 +180,7 @@ static bool revoked(void *of, const void *frame, const int *descriptors) {
     return true;
 }
 
-/* Connected: close the gate if the duty cycle holds it open. From now on the agent decides. */
+/* The connection is ready: close the gate if the duty cycle holds it open. From now on the agent decides. */
 static void connected(void *of) {
     struct token *token = of;
     samples_begin(&token->samples, token->gate);
@@ -183,14 +188,14 @@ static void connected(void *of) {
         token->deadline = 0;
 }
 
-/* Disconnected: close the gate if a grant holds it open; the duty cycle follows. */
+/* The connection is lost: close the gate if a grant holds it open. The duty cycle follows. */
 static void disconnected(void *of, bool was_ready) {
     struct token *token = of;
     if (was_ready && token->state == TOKEN_HELD)
         token->deadline = 0;
     if (token->state == TOKEN_WANTED)
         token->state = TOKEN_NONE;
-    token->local = true; /* no agent to report the drain to */
+    token->local = true; /* there is no agent to which the drain could be reported */
     token->keeps = token->concurrent = false;
     token->next_limits = 0;
 }
@@ -214,13 +219,14 @@ static void follow_limits(struct token *token, uint64_t now) {
     unlock(&token->gpus->lock);
 }
 
-/* The duty cycle. All processes of the tenant open in the same part of each period, so that ranks that wait for each
- * other make progress. Work beyond the end of a window shortens the next ones. Tenants differ in phase. */
+/* The duty cycle. All processes of the tenant open the gate in the same part of each period, so ranks that wait for
+ * each other make progress. Work beyond the end of a window shortens the following windows. Tenants have different
+ * phases. */
 static uint64_t step_local(struct token *token, uint64_t now) {
     follow_limits(token, now);
     if (token->session->admission != ADMITTED || !wanted(token))
         return SYS_NEVER;
-    if (now < token->session->patient_until) /* an agent that lives answers at once */
+    if (now < token->session->patient_until) /* an agent that runs answers within this time */
         return token->session->patient_until;
     uint64_t request = gpus_request(token->gpus);
     if (request == 0)
@@ -230,9 +236,10 @@ static uint64_t step_local(struct token *token, uint64_t now) {
         hold(token, now, SYS_NEVER, false, true);
         return now;
     }
-    if (token->paid_window == start) /* this window has paid all that it could */
+    if (token->paid_window == start) /* this window has already paid as much debt as it can */
         return start + PERIOD;
-    if (token->debt > 0 && now < end) { /* made up for by windows that stay shut, in whole or in part */
+    if (token->debt > 0 &&
+        now < end) { /* the debt is paid by keeping the gate closed for a part of a window, or for a whole window */
         uint64_t paid = least(token->debt, end - now);
         token->debt -= paid;
         token->paid_window = start;
@@ -255,7 +262,7 @@ static bool send_want(const struct token *token) {
     return session_send(session, &frame, SHP_WANT, sizeof frame);
 }
 
-/* TOKEN_NONE: ask for the token if a thread waits; without an agent, the duty cycle. */
+/* Step in TOKEN_NONE: request the token if a thread waits. Without an agent, run the duty cycle. */
 static uint64_t step_none(struct token *token, uint64_t now) {
     struct session *session = token->session;
     if (session->state != SESSION_READY)
@@ -265,23 +272,23 @@ static uint64_t step_none(struct token *token, uint64_t now) {
     if (!send_want(token))
         return now + 10 * SYS_MS;
     token->state = TOKEN_WANTED;
-    session->heard = now; /* the silence that the ping measures begins here */
+    session->heard = now; /* the agent's silence, which leads to a ping, is measured from here */
     return now;
 }
 
-/* Return whether a thread waits for the next turn, while others wait for this one to end. */
+/* Return whether a thread waits for the next turn while other tenants wait for this turn to end. */
 static bool held_back(const struct token *token, bool contended) {
     return contended && wanted(token);
 }
 
-/* Return whether the work that is launched is expected to end before a hand-off is done. */
+/* Return whether the launched work is expected to end before a hand-off would be complete. */
 static bool ends_soon(const struct token *token, uint64_t now) {
     uint64_t end = meter_expected_end(token->gate);
     return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
-/* Return when to check next whether the token is idle. A prompt token is checked at the expected end of its work. If a
- * thread waits for the next turn, the check is a hand-off earlier. */
+/* Return the time of the next check whether the token is idle. A prompt token is checked at the expected end of its
+ * work. If a thread waits for the next turn, the check is earlier by the time of a hand-off. */
 static uint64_t next_look(const struct token *token, uint64_t now, bool contended) {
     uint64_t latest = now + (contended ? LOOK_CONTENDED : LOOK_ALONE), lead = held_back(token, contended) ? AHEAD : 0;
     if (!token->prompt && lead == 0)
@@ -290,16 +297,16 @@ static uint64_t next_look(const struct token *token, uint64_t now, bool contende
     return least(latest, end > now + LOOK_PROMPT + lead ? end - lead : now + LOOK_PROMPT);
 }
 
-/* Return the latest time of the next step. While samples are taken, a check waits for the next sample: each wake-up of
- * the hook thread disturbs the program. */
+/* Return the latest time of the next step. While samples are taken, the step is put off to the next sample, because
+ * each wake-up of the hook thread disturbs the program. */
 static uint64_t next_step_held(const struct token *token) {
     return least(token->deadline, token->next_look + (token->concurrent && !token->prompt ? SAMPLES_MEAN : 0));
 }
 
-/* TOKEN_HELD: close at the deadline, or when nothing is launched and all has finished. */
+/* Step in TOKEN_HELD: close the gate at the deadline, or when nothing is launched and all work has finished. */
 static uint64_t step_held(struct token *token, uint64_t now) {
     bool contended = token->metered || session_contended(token->session);
-    if (contended && !token->metered && !token->local) { /* another tenant has connected: it must find a short queue */
+    if (contended && !token->metered && !token->local) { /* another tenant has connected, and must find a short queue */
         token->metered = true;
         gate_prolong(token->gate, true, token->deadline, token->grant_id);
     }
@@ -323,7 +330,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
         token->seen = launches;
         token->quiet = token->ended = false;
     } else if (held_back(token, contended) && ends_soon(token, now) && gate_clear(token->gate)) {
-        close(token, now); /* a graph waits for the next turn, and the rest of this turn would be unused */
+        close(token, now); /* a graph waits for the next turn, so the rest of this turn would be unused */
         return now;
     } else if ((!token->without_driver || token->self_drained) &&
                !gate_waking(token->gate, now > token->opened + WAKING) && gate_clear(token->gate)) {
@@ -341,7 +348,8 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     return next_step_held(token);
 }
 
-/* Set the expected end of the drain, and when to announce it: early enough that the next grant is then on its way. */
+/* Set the expected end of the drain, and the time of DRAINING, early enough that the agent sends the next grant before
+ * the drain ends. */
 static void expect_end(struct token *token, uint64_t now) {
     token->expected = meter_expected_end(token->gate);
     token->announce_at = SYS_NEVER;
@@ -349,7 +357,7 @@ static void expect_end(struct token *token, uint64_t now) {
         token->announce_at = token->expected - least(token->expected - now, AHEAD);
 }
 
-/* Send DRAINING. False: no connection, or the agent reads nothing. */
+/* Send DRAINING. Return false if there is no connection, or the socket is full because the agent does not read. */
 static bool announce(struct token *token, uint64_t now) {
     struct shp_draining frame;
     memset(&frame, 0, sizeof frame);
@@ -359,9 +367,9 @@ static bool announce(struct token *token, uint64_t now) {
     return session_send(token->session, &frame, SHP_DRAINING, sizeof frame);
 }
 
-/* TOKEN_CLOSING: wait until no thread is inside a launch (G1), or for the grace period. */
+/* Step in TOKEN_CLOSING: wait until no thread is inside a launch (G1), for at most the grace period. */
 static uint64_t step_closing(struct token *token, uint64_t now) {
-    /* A pause longer than STOPPED counts as STOPPED: threads had no CPU to leave their launches. */
+    /* A pause longer than STOPPED counts as STOPPED, because the threads had no CPU to leave their launches. */
     token->patience -= least(token->patience, least(now - token->last_step, STOPPED));
     token->last_step = now;
     token->cleared = gate_clear(token->gate);
@@ -377,21 +385,21 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     return now;
 }
 
-/* Return when to poll next: the more often, the closer the moment at which the work is expected to end. */
+/* Return the time of the next poll. Polls are more frequent near the expected end of the work. */
 static uint64_t next_poll(const struct token *token, uint64_t now) {
     uint64_t since = token->expected > token->drain_started ? token->expected : token->drain_started,
              off = now > since ? now - since : since - now;
     return now + POLL_LEAST + least(off / 8, POLL_MOST);
 }
 
-/* The duty cycle: work beyond the end of the window is owed, up to 10 s. */
+/* Add work beyond the end of the duty cycle's window to the debt, up to 10 s. */
 static void run_over(struct token *token, uint64_t now) {
     if (now > token->window_end && token->window_end != 0)
         token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
     token->window_end = 0;
 }
 
-/* The earlier grant has drained: apply the kept one, if its time is not over (T5). */
+/* Apply the kept grant after the earlier grant has drained, or return it if it has expired (T5). */
 static void take_up_kept(struct token *token, uint64_t now) {
     token->keeps = false;
     if (token->kept.deadline > now)
@@ -400,16 +408,16 @@ static void take_up_kept(struct token *token, uint64_t now) {
         give_back_unused(token, token->kept.grant_id);
 }
 
-/* Everything has finished: send DRAINED (T2). If the agent does not read at the moment, send later. Otherwise the
- * process would wait for a grant indefinitely, and the agent for the process's work. */
+/* All work has finished: send DRAINED (T2). If the socket is full because the agent does not read, send it later.
+ * Without DRAINED the process would wait for a grant indefinitely, and the agent for the process's work. */
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token) && !token->keeps,
          idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
-    /* A thread that arrives at the closed gate steps back and does not count; a thread inside an earlier launch
-     * does. */
+    /* A thread that arrives at the closed gate steps back, and must not be counted. A thread inside an earlier launch
+     * must be counted. */
     uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
     uint32_t flags = (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0);
-    if (token->concurrent) /* the agent counts them to this hold */
+    if (token->concurrent) /* the agent assigns these launches to this hold */
         samples_count(&token->samples, token->gate);
     token_beat(token, now);
     if (!token->local && !send_drained(token, token->grant_id, launches - token->launches, flags)) {
@@ -432,9 +440,9 @@ static void finish(struct token *token, uint64_t now) {
     }
 }
 
-/* The drain is overdue and a thread waits at the gate: apply the kept grant, or request the token again (T3). Without
- * an agent the process uses its windows again. The unfinished work stays registered, and the next drain waits for
- * it. */
+/* If the drain is overdue and a thread waits at the gate, apply the kept grant, or request the token again (T3).
+ * Without an agent, use the windows of the duty cycle again. The unfinished work stays registered, and the next drain
+ * waits for it. */
 static void ask_again(struct token *token, uint64_t now) {
     if (now < token->next_ask || !wanted(token))
         return;
@@ -450,8 +458,8 @@ static void ask_again(struct token *token, uint64_t now) {
     }
 }
 
-/* Everything has finished except launches that threads are inside of. Return whether to wait for these threads, or for
- * launches that have passed. */
+/* All work has finished, but threads may be inside launches. Return whether to wait: for these threads, or for the work
+ * of launches that have passed since the drain began. */
 static bool awaits_late(struct token *token, uint64_t now) {
     if (token->cleared || token->without_driver)
         return false;
@@ -468,7 +476,7 @@ static bool awaits_late(struct token *token, uint64_t now) {
     return now < token->late_until;
 }
 
-/* TOKEN_DRAINING: poll until all work has finished. */
+/* Step in TOKEN_DRAINING: poll until all work has finished. */
 static uint64_t step_draining(struct token *token, uint64_t now) {
     if (now < token->next_poll && now < token->announce_at)
         return least(token->next_poll, token->announce_at);
@@ -504,8 +512,8 @@ static uint64_t known_end(const struct token *token, uint64_t now) {
     return token->unbounded || overdue || meter_end_unknown(token->gate) ? 0 : end + (end == 0);
 }
 
-/* Return whether this process reports that it runs while it waits for the token. The agent then skips a process that is
- * stopped repeatedly, instead of granting it time that it cannot use. */
+/* Return whether this process reports, while it waits for the token, that it runs. The agent then need not grant time
+ * to a process that is stopped repeatedly and cannot use it. */
 static bool shows_waiting(const struct token *token, uint64_t now) {
     return token->state == TOKEN_WANTED && token->barred_at != 0 && now - token->barred_at < BARRED;
 }
@@ -535,7 +543,7 @@ uint64_t token_sample(struct token *token, uint64_t now) {
     return SYS_NEVER;
 }
 
-/* Report to the agent, which has barred the gate, that this process runs again (T4). */
+/* If the agent has barred the gate, report to it that this process runs again (T4). */
 static void return_if_barred(struct token *token, uint64_t now) {
     if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_taken(token->gate))
         return;

@@ -1,4 +1,5 @@
-/* Footprint of a graph: the union of its allocations' page ranges, sorted by where they begin. */
+/* Footprint of a graph: the size of the union of the page ranges of its allocations, which are sorted by their start.
+ */
 #include "memory/pools/footprint.h"
 
 #include <stddef.h>
@@ -8,17 +9,17 @@
 #include "driver/entries.h"
 #include "memory/state.h"
 
-enum { DEPTH_MOST = 16 }; /* levels of child graphs that are checked */
+enum { DEPTH_MOST = 16 }; /* levels of child graphs that are examined */
 #define PAGE (2ull << 20) /* bytes: graph memory is reserved in pages of 2 MiB */
 
-/* Addresses of whole pages, from `from` to before `to`. */
+/* Range of whole pages: from `from` up to, but not including, `to`. */
 struct span {
     uint64_t from, to;
 };
 
 struct spans {
     struct rows rows;
-    uint64_t unplaced; /* bytes of allocations without an address, or without room in `rows` */
+    uint64_t unplaced; /* bytes of allocations without an address, or for which `rows` had no room */
 };
 
 static struct span *span_at(const struct spans *spans, size_t index) {
@@ -33,7 +34,7 @@ static void add(struct spans *spans, uint64_t address, uint64_t bytes) {
         *span_at(spans, spans->rows.count++) = (struct span){from, to};
 }
 
-/* Add the graph's allocations on the device to the spans, child graphs first to last. */
+/* Add the allocations of the graph and its child graphs on this device to the spans. */
 static void collect(struct spans *spans, CUgraph graph, CUdevice device, int depth) {
     size_t count = 0;
     if (depth > DEPTH_MOST || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
@@ -60,7 +61,7 @@ static void collect(struct spans *spans, CUgraph graph, CUdevice device, int dep
     sys_unmap(nodes, size);
 }
 
-/* Let the span at `root` sink to its place in the heap of the first `count` spans. */
+/* Move the span at `root` down to its place in the heap of the first `count` spans. */
 static void sink(const struct spans *spans, size_t root, size_t count) {
     struct span span = *span_at(spans, root);
     for (size_t child; (child = 2 * root + 1) < count; root = child) {

@@ -1,26 +1,27 @@
-/* Calls that may make a pool grow: the charge before, and the count after (C8).
+/* Calls that may make a pool grow: the charge before each, and the count after it (C8).
  *
  * The driver grows a pool in undocumented steps that differ between drivers. Until the step is known, a call charges
- * the largest observed step. If the limit does not allow that, the call charges the least that it can take. The growth
- * of calls with exclusive use of the pool shows the step.
+ * the largest step that was ever observed. If the limit does not allow that, it charges the least that the call can
+ * take. The growth of calls that have exclusive use of the pool shows the step.
  */
 #include "memory/state.h"
 #include "memory/credits.h"
 #include "memory/pools/pool_memory.h"
 #include "memory/refusal.h"
 
-/* Bytes: the largest step in which a driver was seen to grow pools, and the granularity of physical memory. */
+/* Bytes: largest step in which a driver was seen to grow pools, and the granularity of physical memory. */
 #define CHUNK_MOST (32ull << 20)
 #define CHUNK_LEAST (2ull << 20)
-/* Time after a refusal in which calls use memory that the pool has without asking the agent again: a full tenant that
- * allocates and frees in a loop asks ten times a second instead of each time. */
+/* Time after a refusal during which calls use memory of the pool without a request to the agent. So a tenant at its
+ * limit that allocates and frees in a loop sends ten requests a second, not one per call. */
 #define REFUSED_TIME (100 * SYS_MS)
-/* Time that a call waits for other calls of the pool to end: many times the duration of a driver call, even if a thread
- * waits for a processor within it. Calls of a graph pool are launches, which may wait at the gate. */
+/* Longest time for which a call waits for other calls of the pool to end. It is many times the duration of a driver
+ * call, even if a thread waits for a processor inside the call. Calls of a graph pool are launches, which may wait at
+ * the gate. */
 #define TURN_TIME (1000 * SYS_MS)
 #define GRAPH_TURN_TIME (50 * SYS_MS)
 
-/* Return whether memory that the pool has unused could serve the call, by the driver's figures. */
+/* Return whether unused memory of the pool could serve the call, by the driver's figures. */
 static bool could_reuse(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t reserved, used;
     return pool_figure(memory, false, &reserved) && pool_figure(memory, true, &used) && reserved >= used &&
@@ -34,17 +35,19 @@ static uint64_t step(const struct pool_memory *memory, uint64_t bytes) {
                                                   : CHUNK_MOST;
     uint64_t least = memory_rounded(bytes, CHUNK_LEAST), grown = memory_rounded(bytes, chunk);
     uint64_t left = memory->most > memory->counted ? memory->most - memory->counted : 0;
-    if (memory->most > 0 && grown > left) /* the pool does not grow beyond its own maximum */
+    if (memory->most > 0 && grown > left) /* the pool does not grow over its own maximum */
         return least > left ? least : memory_rounded(left, CHUNK_LEAST);
     return grown;
 }
 
-/* Return whether the driver's step is known: it can be no smaller than pool_chunk. With the lock. */
+/* Return whether the driver's step is known: growth was seen that excludes a step smaller than pool_chunk. With the
+ * lock. */
 static bool step_known(void) {
     return memory_state()->pool_chunk > 0 && memory_state()->pool_surplus >= memory_state()->pool_chunk / 2;
 }
 
-/* Reserve the expected growth. Until the driver's step is known (`exact`), the least possible growth will do. */
+/* Reserve the expected growth. Unless `exact`, the driver's step is not known yet, and the smallest possible growth is
+ * reserved if the agent refuses more. */
 static bool reserve_new(struct pool_call *call, bool exact) {
     uint64_t least = memory_rounded(call->bytes, CHUNK_LEAST);
     if (exact || call->reserved == least)
@@ -56,7 +59,7 @@ static bool reserve_new(struct pool_call *call, bool exact) {
 }
 
 /* Wait, for at most TURN_TIME, until no call has exclusive use of the pool, or, if `alone`, until no call is under way.
- * False: the time was over. With the lock, which is released during the wait. */
+ * Return false after TURN_TIME. With the lock, which is released during the wait. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && memory->busy > 0)) {
@@ -73,7 +76,7 @@ static bool await_turn(struct pool_memory *memory, bool alone) {
     return true;
 }
 
-/* End a call's exclusive use and wake the threads that wait for a turn. With the lock. */
+/* End a call's exclusive use of the pool, and wake the threads that wait for the pool. With the lock. */
 static void leave_turn(struct pool_call *call) {
     struct pool_memory *memory = call->memory;
     if (call->alone)
@@ -84,8 +87,8 @@ static void leave_turn(struct pool_call *call) {
     memory->awaited = false;
 }
 
-/* Begin a call without a charge. Return whether memory of the pool can serve it. If so, the call has exclusive use of
- * the pool, so that no other call takes that memory (C8). */
+/* Begin a call without a charge. Return whether memory of the pool can serve it. The call then has exclusive use of the
+ * pool, so that no other call takes that memory (C8). */
 static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     uint64_t there;
@@ -106,12 +109,12 @@ static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     return false;
 }
 
-/* Charge a call, or find memory that the pool has for it. In order of cost:
- * 1. idle credits, for the expected growth;
- * 2. memory that the pool has, if the agent is away or has refused lately;
- * 3. credits of the agent;
- * 4. the same after a trim of the pool;
- * 5. memory that the pool has. */
+/* Charge a call, or find memory of the pool for it. In the order of their cost:
+ * 1. Idle credits for the expected growth.
+ * 2. Memory of the pool, if the agent is absent or has recently refused.
+ * 3. Credits of the agent.
+ * 4. Credits of the agent after a trim of the pool.
+ * 5. Memory of the pool. */
 static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     memory_lock();
@@ -140,13 +143,14 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     return reuse_alone(call, may_reuse); /* 5 */
 }
 
-/* Learn the driver's step from the growth of one call: the step divides the growth, and is larger than the growth
- * beyond the call's need. With the lock. */
+/* Update the driver's step from the growth of one call. The growth is a multiple of the step, and the growth beyond the
+ * call's need is smaller than the step. With the lock. */
 static void learn(const struct pool_call *call, uint64_t now) {
     struct memory *all = memory_state();
     if (!call->learns || call->memory->most > 0 || now <= call->before)
         return;
-    uint64_t grown = now - call->before, chunk = grown & (~grown + 1); /* the largest power of two that divides it */
+    uint64_t grown = now - call->before,
+             chunk = grown & (~grown + 1); /* the largest power of two that divides `grown` */
     uint64_t needed = memory_rounded(call->bytes, CHUNK_LEAST), surplus = grown > needed ? grown - needed : 0;
     chunk = chunk > CHUNK_MOST ? CHUNK_MOST : chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk;
     if (all->pool_chunk == 0 || chunk < all->pool_chunk || surplus >= all->pool_chunk)
@@ -173,7 +177,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     memory->busy++;
     memory->calls++;
     call->calls = memory->calls;
-    call->learns = learns && call->calls == calls + 1; /* no other call began or ended in between */
+    call->learns = learns && call->calls == calls + 1; /* no other call began or ended since the figure was read */
     memory->counted += call->reserved;
     memory->pending += call->reserved;
     bool watched = memory_state()->pools_watched;
@@ -184,7 +188,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     return true;
 }
 
-/* End a call; `more`: bytes that were charged for it after it was made. With the lock. */
+/* End a call. `more`: bytes that were charged for the call after it was made. With the lock. */
 static void finish_call(struct pool_call *call, uint64_t more) {
     struct pool_memory *memory = call->memory;
     memory->busy--;

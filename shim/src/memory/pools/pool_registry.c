@@ -1,7 +1,7 @@
-/* Registry of pools: a list of all pools and graph pools that the process has met.
+/* Registry of pools: a list of all pools and graph pools that the process has used.
  *
- * Entries stay in the list; the entry of a destroyed pool is used again for the next. `calls` of an entry only grows,
- * so that a reader of the old pool's figures never takes them for the new one's.
+ * Entries stay in the list. The entry of a destroyed pool is used for the next pool. Its `calls` continues to grow, so
+ * that a reader never takes figures of the old pool for figures of the new one.
  */
 #include "memory/pools/pool_memory.h"
 
@@ -9,7 +9,8 @@
 #include "memory/state.h"
 #include "base/slab.h"
 
-/* Return a known pool; `pool` NULL: the graph pool of the device. With the lock. */
+/* Return the entry of a registered pool; `pool` NULL: of the device's graph pool. NULL: it is not registered. With the
+ * lock. */
 static struct pool_memory *known(CUmemoryPool pool, CUdevice device) {
     for (struct pool_memory *memory = memory_state()->pools; memory != NULL; memory = memory->next)
         if (memory->pool == pool && memory->state == POOL_LIVE && (pool != NULL || memory->device == device))
@@ -30,7 +31,7 @@ static struct pool_memory *fresh(void) {
     return memory;
 }
 
-/* Return a known pool, or register it. */
+/* Return the entry of a pool, registered if necessary; NULL: the kernel gives no memory. */
 static struct pool_memory *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(memory_state()->gpus, device);
     memory_lock();
@@ -58,8 +59,8 @@ struct pool_memory *graph_pool_register(CUdevice device) {
     return know(NULL, device, POOL_FOUND, 0);
 }
 
-/* Find the device of a pool whose creation the hook did not see; `device` keeps its value if the driver does not know.
- * False: a pool of host memory. */
+/* Find the device of a pool whose creation the hook did not see. `*device` is unchanged if the driver does not report
+ * it. Return false for a pool of host memory. */
 static bool locate(CUmemoryPool pool, CUdevice *device) {
     CUmemoryPool other;
     int type = 0, id = 0, count = 0;

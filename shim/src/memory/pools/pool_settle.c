@@ -1,6 +1,7 @@
-/* Counted bytes of pools: the driver's figures, read without the lock, and the end of pools that the program destroys.
+/* Counted bytes of pools: the driver's figures, which are read without the lock, and the destruction of pools of the
+ * program.
  *
- * A reader announces itself in `readers`; a pool is destroyed only after its readers have left (C9).
+ * A reader of a figure increments `readers`. A pool is destroyed only after its readers have left (C9).
  */
 #include "memory/pools/pool_memory.h"
 
@@ -9,11 +10,11 @@
 #include "memory/state.h"
 #include "memory/credits.h"
 
-/* Time between two checks of the driver's figures, and the delay after which a pool that shrinks on its own is noticed.
- * A check costs a few driver calls per pool. */
+/* Time between two checks of the driver's figures, and so the longest time until the hook sees that a pool shrank on
+ * its own. A check costs a few driver calls per pool. */
 #define POOL_LOOK_NS SYS_SECOND
 
-/* Get the driver's figure; `pool` NULL: of the device's graph pool. Disturbs no stream capture. */
+/* Get the driver's figure of a pool; `pool` NULL: of the device's graph pool. Disturbs no stream capture. */
 static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *bytes) {
     CUresult result = CUDA_ERROR_NOT_FOUND;
     cuuint64_t value = 0;
@@ -56,7 +57,7 @@ bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now) {
     memory_lock();
     CUmemoryPool pool = memory->pool;
     bool there = memory->state == POOL_LIVE || memory->state == POOL_LINGERING;
-    if (there) /* C9: it cannot be destroyed during the read */
+    if (there) /* C9: the pool is not destroyed during the read */
         atomic_fetch_add(&memory->readers, 1);
     *calls = memory->calls;
     memory_unlock();
@@ -94,8 +95,8 @@ void pool_settle(struct pool_memory *memory) {
     credits_grow(place, more);
 }
 
-/* Move a pool from one state to POOL_ENDING and wait until nothing reads its figures (C9). False: another thread was
- * faster. */
+/* Change a pool's state from `from` to POOL_ENDING, and wait until no thread reads its figures (C9). Return false if
+ * its state is not `from`. */
 static bool claim(struct pool_memory *memory, enum pool_state from) {
     memory_lock();
     bool claimed = memory->state == from;
@@ -113,7 +114,8 @@ static void go_on_as(struct pool_memory *memory, enum pool_state state) {
     memory_unlock();
 }
 
-/* Trim a claimed pool; return whether it is empty, or, if it cannot be trimmed, unused (C11). */
+/* Trim a claimed pool. Return whether it is empty, or, for a pool that cannot be trimmed, whether it is unused (C11).
+ */
 static bool empty(const struct pool_memory *memory) {
     uint64_t left = 0;
     if (HAS(cuMemPoolTrimTo))
@@ -121,7 +123,7 @@ static bool empty(const struct pool_memory *memory) {
     return !pool_figure(memory, memory->origin == POOL_SHAREABLE, &left) || left == 0;
 }
 
-/* Destroy a claimed pool. If the driver refuses, its state is `before` again. */
+/* Destroy a claimed pool. If the driver refuses, the pool's state becomes `before` again. */
 static CUresult destroy(struct pool_memory *memory, enum pool_state before) {
     uint64_t counted = 0;
     CUresult result = DRIVER(cuMemPoolDestroy)(memory->pool);
@@ -140,7 +142,7 @@ static CUresult destroy(struct pool_memory *memory, enum pool_state before) {
     return result;
 }
 
-/* Prepare a pool to linger: it keeps no unused memory, and if it is the device's current pool the default pool becomes
+/* Prepare a pool to linger: it keeps no unused memory. If it is the device's current pool, the default pool becomes
  * current, as when the driver destroys a current pool. */
 static void put_away(const struct pool_memory *memory) {
     CUmemoryPool present;
@@ -167,7 +169,7 @@ CUresult pool_destroy(struct pool_memory *memory) {
     return result;
 }
 
-/* Destroy a lingering pool if it is empty by now. */
+/* Destroy a lingering pool if it is empty. */
 static void finish(struct pool_memory *memory) {
     if (!claim(memory, POOL_LINGERING))
         return;
@@ -177,7 +179,7 @@ static void finish(struct pool_memory *memory) {
     own_calls_end(mode);
 }
 
-/* Return the next pool of a GPU (-1: of any GPU of the tenant) and the bytes counted for it; NULL after the last. */
+/* Return the next pool of a GPU (-1: of any GPU of the tenant), and the bytes counted for it; NULL: there is none. */
 static struct pool_memory *next_of(const struct pool_memory *after, int place, uint64_t *counted) {
     memory_lock();
     struct pool_memory *memory = after != NULL ? after->next : memory_state()->pools;

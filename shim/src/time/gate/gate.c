@@ -1,7 +1,7 @@
-/* The gate word, and the hook thread's reads of all slots.
+/* Gate word, and the hook thread's reads of all slots.
  *
- * Closing clears GATE_OPEN and then makes every running thread pass a barrier (membarrier). A thread that loaded the
- * word before has marked its slot by then, and gate_clear sees the mark (G3, G1).
+ * To close the gate, the hook thread clears GATE_OPEN and then makes every running thread pass a barrier (membarrier).
+ * If a thread loaded the word before that, it marked its slot even earlier, and gate_clear sees the mark (G3, G1).
  */
 #include "time/gate/gate.h"
 
@@ -10,7 +10,8 @@
 #include "base/sys.h"
 #include "driver/own_calls.h"
 
-#define SETTLE (5 * SYS_MS) /* ns: by then a launch that was begun without a fence has stored to its slot */
+/* ns after which the store to the slot is visible, of a launch that began without a fence. */
+#define SETTLE (5 * SYS_MS)
 
 static long membarrier(int command) {
     return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
@@ -24,7 +25,8 @@ void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, con
     gate->no_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
 }
 
-/* Set the word of an opening: threads register their streams again, and waiting threads check again (G4). */
+/* Set the word of an opening. Threads then register their streams again, and waiting threads check the gate again (G4).
+ */
 static void set_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     uint32_t word = atomic_load(&gate->word), ends = atomic_load(&gate->closing), open;
     atomic_store(&gate->deadline, deadline);
@@ -62,17 +64,18 @@ bool gate_waking(struct gate *gate, bool forget) {
 void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     uint32_t ends = atomic_load(&gate->closing);
     atomic_store(&gate->next_closing,
-                 ends == UINT32_MAX ? 1 : ends + 1); /* a thread that sees the gate open sees this */
+                 ends == UINT32_MAX ? 1 : ends + 1); /* a thread that sees the gate open also sees this value */
     set_open(gate, metered, deadline, grant);
-    atomic_store(&gate->closing, atomic_load(&gate->next_closing)); /* a thread that sees this sees the gate open */
+    atomic_store(&gate->closing,
+                 atomic_load(&gate->next_closing)); /* a thread that sees this value also sees the gate open */
 }
 
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     bool now = (atomic_load(&gate->word) & GATE_METERED) != 0;
     if (now != metered || atomic_load(&gate->deadline) < deadline) {
         uint32_t wanted = atomic_load(&gate->closing);
-        bool waited =
-            atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* a thread that still waits sets it again */
+        bool waited = atomic_compare_exchange_strong(&gate->wanted, &wanted,
+                                                     0); /* a thread that still waits sets `wanted` again */
         set_open(gate, metered, deadline, grant);
         if (waited)
             sys_wake_all(&gate->word);
@@ -86,8 +89,8 @@ void gate_close(struct gate *gate) {
     atomic_fetch_and(&gate->word, ~(uint32_t)(GATE_OPEN | GATE_METERED));
     if (gate->no_membarrier || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
         return;
-    gate->no_membarrier = true; /* forbidden since the start */
-    sys_sleep(SETTLE);          /* for once: launches that began without a fence are seen by then */
+    gate->no_membarrier = true; /* membarrier has been forbidden since the start of the process */
+    sys_sleep(SETTLE);          /* only once: after this sleep, launches that began without a fence are visible */
 }
 
 void gate_set_captures(struct gate *gate, uint32_t captures) {
@@ -102,7 +105,7 @@ void gate_set_captures(struct gate *gate, uint32_t captures) {
 void gate_exit(struct gate *gate) {
     atomic_store(&gate->exits, true);
     if (atomic_load(&gate->word) != 0)
-        atomic_fetch_add(&gate->word, GATE_STEP); /* no launch by the fast path */
+        atomic_fetch_add(&gate->word, GATE_STEP); /* no launch takes the fast path */
 }
 
 bool gate_clear(struct gate *gate) {
@@ -122,13 +125,13 @@ bool gate_clear(struct gate *gate) {
             continue;
         if (sys_thread_lives(atomic_load(&slot->thread)))
             clear = false;
-        else /* cancelled inside the driver */
+        else /* the thread was cancelled inside the driver */
             atomic_compare_exchange_strong(&slot->sequence, &sequence, sequence + 1);
     }
     return clear;
 }
 
-/* Return the launches so far; `begun`: 1 counts launches that threads are inside of, 0 does not. */
+/* Return the number of launches so far. `begun`: 1 includes launches that threads are inside of, 0 does not. */
 static uint64_t count_launches(const struct gate *gate, unsigned begun) {
     uint32_t count = atomic_load(&gate->slot_count);
     uint64_t launches = atomic_load(&gate->shared_passed);

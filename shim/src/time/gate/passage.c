@@ -1,7 +1,7 @@
-/* Entering and leaving the gate outside the fast path; slots of threads, and waiting for a turn.
+/* Entering and leaving the gate outside the fast path; slots of threads; waiting for a turn.
  *
- * A thread marks its slot, then reads the word (G3). If the gate is closed the thread clears the mark, records that it
- * waits, and wakes the hook thread, which requests the token.
+ * A thread marks its slot, then reads the gate word (G3). If the gate is closed, the thread clears the mark, records
+ * that it waits, and wakes the hook thread. The hook thread then requests the token.
  */
 #include "time/gate/passage.h"
 
@@ -14,8 +14,8 @@
 
 __thread struct slot *passage_slot;
 
-/* Slots ever used, also before a fork without handlers (musl, a bare clone): the thread that forked keeps its old slot,
- * so that no other thread may get that slot. Not in wiped memory. */
+/* Number of slots used so far, also before a fork without handlers (musl, a bare clone). The thread that forked keeps
+ * its old slot, so no other thread may get that slot. This variable is not in memory that a fork wipes. */
 static _Atomic uint32_t slots_seen;
 
 void passage_after_fork(void) {
@@ -27,9 +27,9 @@ uint32_t passage_slots_seen(void) {
     return atomic_load(&slots_seen);
 }
 
-enum { CLAIM_LOOKS = 4 }; /* slots looked at by a thread without one: a system call each */
+enum { CLAIM_LOOKS = 4 }; /* slots that a thread without a slot checks: each check is a system call */
 
-/* Take over a slot whose thread has exited, from the next few in turn. NULL: none of them. */
+/* Take over the slot of an exited thread, among the next CLAIM_LOOKS slots. NULL: none of their threads has exited. */
 static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int self) {
     uint32_t count = atomic_load(&gate->slot_count);
     for (int look = 0; look < CLAIM_LOOKS && count > 0; look++) {
@@ -49,7 +49,8 @@ static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int
     return NULL;
 }
 
-/* Return a slot for this thread: its own from before, one whose thread has exited, or a new one. NULL: none is left. */
+/* Return a slot for this thread: its earlier slot, the slot of an exited thread, or an unused slot. NULL: no slot is
+ * left. */
 static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
     if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
         return passage_slot;
@@ -69,7 +70,7 @@ static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
     return passage_slot = &gate->slots[fresh];
 }
 
-/* Wait until the gate is opened, or a moment: the caller looks again. */
+/* Wait until the gate is opened, or less: the caller must check the gate again. */
 static void wait_for_turn(struct gate *gate, struct slot *slot) {
     uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
     if (word & GATE_OPEN)
@@ -77,7 +78,7 @@ static void wait_for_turn(struct gate *gate, struct slot *slot) {
     if (slot != NULL)
         atomic_store(&slot->waits, closing);
     gate_want(gate, closing);
-    if (atomic_load(&gate->closing) == closing) { /* else it was opened since, and no wake-up may come */
+    if (atomic_load(&gate->closing) == closing) { /* otherwise the gate was opened since, and no wake-up may come */
         session_wake();
         sys_wait(&gate->word, word, SYS_NEVER);
     }
@@ -85,7 +86,8 @@ static void wait_for_turn(struct gate *gate, struct slot *slot) {
         atomic_store(&slot->waits, 0);
 }
 
-/* Find out, with the first launch, whether there is one device; before a stream is remembered by that. */
+/* Find out at the first launch whether there is only one device. This must precede the first stored stream, because its
+ * key depends on the result. */
 static void count_contexts(struct gate *gate) {
     uint32_t unknown = CONTEXTS_UNKNOWN;
     int devices = 0;
@@ -94,7 +96,7 @@ static void count_contexts(struct gate *gate) {
         atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
 }
 
-/* Note that this thread, which has no slot, is inside a launch. Return its place. */
+/* Record that this thread, which has no slot, is inside a launch. Return its index in shared_threads. */
 static int enter_shared(struct gate *gate) {
     int self = sys_thread_id();
     for (int look = 0; look < SHARED_PLACES; look++) {
@@ -113,17 +115,17 @@ static void leave_shared(struct gate *gate, int place) {
         atomic_fetch_sub(&gate->shared_inside, 1);
 }
 
-/* The fast path does not cover: a gate that is closed, an open capture, a stream new to this opening, a thread without
- * a slot, launches inside launches. */
+/* The fast path does not apply to: a closed gate, an open capture, a stream that is new to this opening, a thread
+ * without a slot, and a launch inside a launch. */
 struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
     struct passage passage = {.refused = CUDA_SUCCESS};
     count_contexts(gate);
     for (;;) {
         if (atomic_load(&gate->captures) > 0 && stream_is_capturing(stream, per_thread))
-            return passage; /* recorded, not run */
+            return passage; /* a capture records the launch, so it does not run */
         struct slot *slot = claim_slot(gate, streams);
         if (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
-            return passage; /* inside a launch of this very thread, whose passage covers this one */
+            return passage; /* this thread is inside another launch, whose passage covers this one */
         uint64_t sequence = slot ? atomic_load_explicit(&slot->sequence, memory_order_relaxed) : 0;
         if (slot != NULL)
             atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
@@ -155,7 +157,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
                 continue;
             }
             if (passage.queue != NULL && atomic_load(&gate->exits))
-                atomic_store(&passage.queue->word, 0); /* no launch by the fast path (P4) */
+                atomic_store(&passage.queue->word, 0); /* no launch takes the fast path (P4) */
             return passage;
         }
         if (slot != NULL)
@@ -184,7 +186,8 @@ void passage_abandon(struct passage *passage) {
         atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
 }
 
-/* The thread records the coming closing, and not its slot: for the token it is idle while it waits. */
+/* The thread records the coming closing in gate_want, but not in its slot. So to the token the thread is idle while it
+ * waits. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
     for (;;) {
         uint32_t word = atomic_load(&gate->word);

@@ -1,15 +1,15 @@
-/* Removal leaves no gap between a key and its first place: later keys move up. */
+/* Removal leaves no free place between a key and the place where its search starts: later keys move up. */
 #include "time/gate/remembered.h"
 
 #include "base/sys.h"
 
-enum { FIRST = 256 }; /* places of the first table outside the slot: a page */
+enum { FIRST = 256 }; /* places of the first table outside the slot: one page */
 
 static uint64_t next(const struct remembered *table, uint64_t at) {
     return (at + REMEMBERED_PLACE) & table->mask;
 }
 
-/* Return where a key is, or the free place where it belongs. */
+/* Return the bytes from the first place to the key's place, or to the free place where the key belongs. */
 static uint64_t find(const struct remembered *table, uint64_t key) {
     uint64_t at = remembered_first(table, key);
     while (remembered_at(table, at)->key != 0 && remembered_at(table, at)->key != key)
@@ -17,7 +17,7 @@ static uint64_t find(const struct remembered *table, uint64_t key) {
     return at;
 }
 
-/* Move all to a larger table. False: the kernel gives no memory. */
+/* Move all keys to a larger table. Return false if the kernel gives no memory. */
 static bool grow(struct remembered *table) {
     bool outside = table->away != 0;
     uint64_t bytes = table->mask + REMEMBERED_PLACE, larger = outside ? 2 * bytes : FIRST * REMEMBERED_PLACE;

@@ -1,7 +1,8 @@
-/* Measuring of graphs. Under a metered grant events are recorded around the first launches of a graph, and then around
- * every eighth. A longer measured duration applies at once, a shorter one by a quarter of the difference.
+/* Measurement of graphs. Under a metered grant, events are recorded around the first three launches of a graph, and
+ * then around every eighth launch. A longer measured duration replaces the old one. A shorter one lowers it by a
+ * quarter of the difference.
  *
- * The lock of struct graphs is not held while events are destroyed: that takes the lock of struct streams.
+ * The lock of struct graphs is not held while events are destroyed, because that takes the lock of struct streams.
  */
 #include "time/queue/graph_times.h"
 
@@ -9,13 +10,15 @@
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 
-enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 }; /* launches: each measured one costs two events */
+/* Number of first launches that are measured; after them one launch of MEASURED_EACH. A measured launch costs two
+ * events. */
+enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 };
 
 static uint64_t hash_of_graph(CUgraphExec exec) {
     return hash_of((uintptr_t)exec, 0);
 }
 
-/* Return the entry of a graph; NULL: none. With the lock. */
+/* Return the entry of a graph; NULL: there is none. With the lock. */
 static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
     uint64_t hash = hash_of_graph(exec);
     for (struct hash_link *link = NULL; (link = hashed_next(&graphs->known, hash, link)) != NULL;)
@@ -24,7 +27,7 @@ static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
     return NULL;
 }
 
-/* Return the entry of a graph, created if necessary. NULL: no memory, so the graph is launched without being measured.
+/* Return the entry of a graph, created if necessary; NULL: no memory, so the graph is launched without a measurement.
  * With the lock. */
 static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     struct known_graph *known = find(graphs, exec);
@@ -41,8 +44,8 @@ static void destroy_events(struct streams *streams, CUcontext context, uint32_t 
     streams_destroy_events(streams, context, epoch, events, 2);
 }
 
-/* Learn from the events of an earlier launch, if they have passed and their context has not ended. With the lock of the
- * graphs, and that of the streams, which keeps the context from ending. */
+/* Update the duration from the events of an earlier launch, if they have passed and their context has not ended. With
+ * the lock of struct graphs, and with the lock of struct streams, which keeps the context from ending. */
 static void learn(struct streams *streams, struct known_graph *known, uint64_t co_runs) {
     float milliseconds = 0;
     if (!streams_lives(streams, known->context, known->epoch)) {

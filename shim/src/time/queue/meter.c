@@ -1,12 +1,12 @@
-/* The bounded queue of a thread on a stream. An event (fence) is recorded after every window of launches, and the
- * thread waits for the previous fence. So at most two windows are unfinished (Q1). pace.c learns from the fences how
- * long a launch occupies the GPU, and predicts the end of the launched work.
+/* Bounded queue of a thread on a stream. An event (fence) is recorded after every window of launches, and the thread
+ * waits for the fence before it. So at most two windows are unfinished (Q1). From the times of fences, pace.c estimates
+ * how long a launch occupies the GPU, and when the launched work ends.
  *
- * A wide queue does not wait for fences behind a wait of the program (Q6): that wait may last until this thread
+ * A wide queue does not wait for fences behind a wait of the program (Q6), because that wait may last until this thread
  * continues.
  *
- * A wait ends when the opening ends, because nothing passes the gate after that, and after PATIENCE (Q3). A wide queue
- * that must become short does so with the next launch; earlier launches stay in it.
+ * A wait ends when the opening ends, because nothing passes the gate after that, and otherwise after PATIENCE (Q3). A
+ * wide queue that must become short does so with the next launch. Earlier launches stay in the queue.
  */
 #include "time/queue/meter.h"
 
@@ -17,7 +17,7 @@
 #include "time/gate/fastpath.h"
 #include "time/streams.h"
 
-#define PATIENCE SYS_SECOND /* ns of one wait: most kernels are shorter, and the meter learns how long they take */
+#define PATIENCE SYS_SECOND /* ns, longest wait: most kernels are shorter, and the model learns their duration */
 #define POLL_LEAST (20 * 1000ull)
 #define POLL_MOST SYS_MS
 
@@ -36,17 +36,18 @@ static bool report(struct queue *queue) {
     return pace_launched(&queue->pace, (uint32_t)(launched - before));
 }
 
-/* Return whether each launch has a fence, because no other event shows the end of the last one. */
+/* Return whether each launch needs a fence, because no other event shows the end of the last launch. */
 static bool fences_each(const struct queue *queue) {
     return queue->stream == CU_STREAM_PER_THREAD && !HAS(cuCtxRecordEvent);
 }
 
-/* Set the launch after which the model gets the next report. */
+/* Set the number of the launch after which the model gets the next report. */
 static void set_due(struct queue *queue) {
     queue->due = queue->reported + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
 }
 
-/* Include this queue in the thread's predictions. The predicted end of a replaced queue is kept. */
+/* Add this queue to `recent`, for predictions of the thread. The predicted end of the queue that it replaces is kept in
+ * forgotten_end. */
 static void look_at(struct slot *slot, struct queue *queue) {
     struct queue **place = &slot->recent[hash_of((uintptr_t)queue, 0) % SLOT_RECENT];
     const struct queue *other = *place;
@@ -87,7 +88,7 @@ bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
     return pace_next_launch(&queue->pace, now) > now;
 }
 
-/* Return whether the work before an event of the queue is over, or the event is. */
+/* Return whether the work before an event of the queue has finished, or the event has ended. */
 static bool passed(struct queue *queue, CUevent event) {
     if (!streams_call(queue))
         return true;
@@ -98,7 +99,7 @@ static bool passed(struct queue *queue, CUevent event) {
     return over;
 }
 
-/* Looks now and then whether all has ended before it was expected to. */
+/* Checks at intervals whether all launched work has ended earlier than expected. */
 void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *queue) {
     atomic_store_explicit(&slot->waits_due, true, memory_order_relaxed);
     for (uint64_t now = sys_now(), due; atomic_load(&gate->word) & GATE_OPEN; now = sys_now()) {
@@ -123,7 +124,7 @@ static bool unknown(const struct queue *queue) {
     return queue->pace.queue.unfinished > 0 && queue->pace.estimate.launch_ns == 0;
 }
 
-/* Report to the hook thread when the last of this thread's streams is expected to end. */
+/* Store for the hook thread when the work of this thread's last stream is expected to end. */
 static void foretell(struct slot *slot, const struct queue *queue) {
     if (slot->foretold != queue->opening)
         slot->forgotten_end = 0;
@@ -143,7 +144,7 @@ static void foretell(struct slot *slot, const struct queue *queue) {
     atomic_store_explicit(&slot->ends_at, ends, memory_order_relaxed);
 }
 
-/* Return whether the older fence is behind a wait of the program's that may last (Q6). */
+/* Return whether the older fence is behind a wait of the program that may last (Q6). */
 static bool held(const struct queue *queue) {
     return queue->pace.window.wide && queue->places[0] > atomic_load(&queue->held_after);
 }
@@ -154,7 +155,7 @@ static bool short_enough(const struct queue *queue) {
     return queue->pace.estimate.launch_ns * unfinished <= PACE_FENCES * PACE_WIDE_LONG;
 }
 
-/* Note that the older fence has passed, and with it the waits before it. */
+/* Record that the older fence has passed, and so have the waits of the program before it. */
 static void note_passed(struct queue *queue) {
     uint64_t place = queue->places[0], after = atomic_load(&queue->held_after);
     queue->passed = place;
@@ -165,8 +166,8 @@ static void note_passed(struct queue *queue) {
     atomic_store(&queue->held_after, place > atomic_load(&queue->held_again) ? NOT_HELD : place);
 }
 
-/* Wait from `begun` on for the older fence, whose stream may be busy with it until the opening ends. Return the time.
- */
+/* Wait from `begun` on for the older fence. The stream may not reach that fence before the opening ends. Return the
+ * time. */
 static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct queue *queue, uint64_t begun) {
     CUevent event = queue->events[0];
     uint64_t since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
@@ -198,7 +199,7 @@ static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct qu
         pace_gave_up(&queue->pace, closed);
         return begun + since;
     }
-    uint64_t now = sys_now(); /* the query took time, too */
+    uint64_t now = sys_now(); /* read again, because the query took time */
     pace_others(&queue->pace, gate_co_runs(gate));
     pace_passed(&queue->pace, (struct pace_look){behind ? 0 : before, now});
     note_passed(queue);
@@ -208,7 +209,7 @@ static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct qu
     return now;
 }
 
-/* Record an event after the thread's launches into the stream. False: the driver makes none, or the stream has
+/* Record an event behind the thread's launches into the stream. Return false if the driver refuses, or the stream has
  * ended. */
 static bool record(struct queue *queue, CUevent *event) {
     if (!streams_call(queue))
@@ -260,7 +261,7 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
         pace_plan(pace, wait_older(gate, slot, queue, now), deadline_of(gate));
 }
 
-/* Fence the launches of a queue that are behind none. */
+/* Record a fence behind the launches of a queue that have none behind them. */
 static void fence_rest(struct queue *queue) {
     if (atomic_load(&queue->fenced) != atomic_load(&queue->launched))
         record(queue, &queue->tail);
@@ -276,19 +277,19 @@ void meter_launched(const struct gate *gate, struct slot *slot, struct queue *qu
         fence_rest(queue);
     set_due(queue);
     if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
-        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch looks whether it is to wait */
+        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch checks whether it must wait */
 }
 
-/* Return whether the gate is open for a lone tenant that no other tenant waits for. */
+/* Return whether the gate is open without metering: the tenant holds the GPU alone, and no other tenant waits. */
 static bool alone(const struct gate *gate) {
     return (atomic_load(&gate->word) & (GATE_OPEN | GATE_METERED)) == GATE_OPEN;
 }
 
-/* Return the thread's queue on the stream of that name, a default one of that context; `context` NULL: the only
- * context. */
+/* Return the thread's queue on the stream with this name, a default stream of this context; NULL: there is none.
+ * `context` NULL: only one context exists. */
 static struct queue *queue_of(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = remembered_find(&slot->remembered, remembered_key(named, context));
-    if (queue == NULL && context != NULL) /* from when there was one context */
+    if (queue == NULL && context != NULL) /* stored while only one context existed */
         queue = remembered_find(&slot->remembered, remembered_key(named, NULL));
     if (queue != NULL && context != NULL && queue->context != context)
         queue = NULL;
@@ -297,15 +298,16 @@ static struct queue *queue_of(struct streams *streams, const struct slot *slot, 
     return queue;
 }
 
-/* Fence what the thread has launched into that stream, which its next call puts work into. */
+/* Record a fence behind the thread's launches into this stream, because its next call puts work into the stream. */
 static void fence_stream(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, named, context);
     if (queue != NULL)
         fence_rest(queue);
 }
 
-/* Fence what the thread has launched into its own default stream before a call that may not put work into it. A stream
- * with a wait of the program's may be full, and the thread may end the wait next: it gets no fence. */
+/* Record a fence behind the thread's launches into its own default stream, before a call that may put no work into that
+ * stream. After a wait of the program the stream may be full, and this thread may be about to end the wait: then no
+ * fence is recorded. */
 static void fence_own(struct streams *streams, const struct slot *slot, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, CU_STREAM_PER_THREAD, context);
     if (queue != NULL && atomic_load(&queue->held_after) == NOT_HELD)
@@ -324,12 +326,12 @@ void meter_before_wait(const struct gate *gate, struct streams *streams, const s
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread) {
     CUstream named = stream_named(stream, per_thread);
-    CUcontext current = NULL; /* the only one */
+    CUcontext current = NULL; /* only one context exists */
     bool captures = atomic_load(&gate->captures) > 0;
     if (alone(gate) || (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
-        return; /* nothing was metered, or inside a launch of this very thread */
+        return; /* nothing was metered, or this thread is inside a launch */
     if (captures && (stream_is_default(named) || stream_is_capturing(stream, per_thread)))
-        return; /* a record might disturb a capture (R3) */
+        return; /* recording an event might disturb a capture (R3) */
     if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
         DRIVER(cuCtxGetCurrent)(&current);
     if (slot != NULL && slot->queues != NULL) {
@@ -342,7 +344,9 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
         if (!stream_is_default(named))
             fence_stream(streams, slot, named, NULL);
     }
-    drain_before_ungated(streams, named, current); /* of other threads, and in streams that wait for the legacy one */
+    drain_before_ungated(
+        streams, named,
+        current); /* launches of other threads, and launches into streams that wait for the legacy stream */
 }
 
 void meter_before_ungated_context(const struct gate *gate, struct streams *streams, CUcontext context) {

@@ -2,9 +2,6 @@
  * short and predicts when the work ends. The meter records fences, waits for them and reads the clock; pace.h decides
  * when.
  *
- * A window is the launches between two fences. A queue is wide while the grant is not metered: its windows are larger.
- * An opening is the time between gate_open and gate_close.
- *
  * Guarantees:
  * - Q1 At most PACE_FENCES windows of a queue are unfinished. PC1, PC4 and PC5 (pace.h) limit their size.
  * - Q2 A launch is held back if the work launched before it is expected to last until the quantum ends. Exceptions: the

@@ -1,18 +1,19 @@
-/* A window grows to PACE_WINDOW_MOST launches while it takes less than WINDOW_SHORT, and shrinks to one launch while it
- * takes more than WINDOW_LONG. With a shorter queue the GPU would run dry whenever the thread wakes up late. With a
- * wide queue the thread can do other work for as long as its windows take.
+/* A window grows to PACE_WINDOW_MOST launches while it takes less than WINDOW_SHORT. It shrinks, to one launch at
+ * least, while it takes more than WINDOW_LONG. With shorter windows, the GPU would become idle whenever the thread
+ * wakes up late. In a wide queue the thread can do other work during its longer windows.
  *
- * A launch that would begin after the end of the quantum waits for the next one (PC2). So the gate leaves less than one
- * launch of each stream when it closes, and the announced end, by which the next holder is granted, is correct.
+ * A launch that would begin after the end of the quantum waits for the next quantum (PC2). So when the gate closes,
+ * less than one launch of each stream is unfinished. The announced end, by which the agent grants the next holder, is
+ * then correct.
  */
 #include "time/queue/pace.h"
 
-/* In ns. */
+/* All in ns. */
 #define WINDOW_SHORT 2000000ull
 #define WINDOW_LONG 5000000ull
 #define WIDE_SHORT 20000000ull
-#define MARGIN 250000ull /* so little before the end of the quantum no launch begins */
-#define LATE 1500000ull  /* a check this much after the last one is late: longer than the longest sleep */
+#define MARGIN 250000ull /* no launch begins less than this before the end of the quantum */
+#define LATE 1500000ull  /* a check that comes this much after the last check is late: longer than the longest sleep */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -22,7 +23,7 @@ static uint64_t most(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* Return how many more launches begin before the quantum ends. */
+/* Return the number of further launches that would begin before the quantum ends. */
 static uint64_t fitting(const struct pace *pace, uint64_t now, uint64_t deadline) {
     uint64_t each = pace->estimate.launch_ns, begins = most(pace->estimate.ends_at, now);
     if (deadline == PACE_NEVER || each == 0)
@@ -40,13 +41,13 @@ bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
     return pace->window.full;
 }
 
-/* Return whether a check shows the end of work that began at `begun` to an eighth of its duration. A thread without a
- * processor checks late (PC7). */
+/* Return whether a check shows the end of work that began at `begun` with an error of at most an eighth of the work's
+ * duration, plus LATE. A thread without a processor checks too late (PC7). */
 static bool in_time(struct pace_look look, uint64_t begun) {
     return look.before != 0 && look.at - look.before <= LATE + (look.at - begun) / 8;
 }
 
-/* Learn how long a launch takes. `sample`: ns, at most; `exact`: and no less. */
+/* Update the duration of a launch. `sample`: ns, an upper bound. `exact`: `sample` is the duration. */
 static void learn(struct pace_estimate *estimate, uint64_t sample, bool exact) {
     if (estimate->launch_ns == 0)
         estimate->launch_ns = sample;
@@ -63,8 +64,8 @@ void pace_others(struct pace *pace, uint64_t co_runs) {
     estimate->co_runs = co_runs;
 }
 
-/* Use the durations of launches that share the GPU, or those of launches alone. Unknown durations start as the other
- * kind's. */
+/* Use the durations of launches that share the GPU, or of launches that run alone. If the duration of one kind is not
+ * known yet, it starts with the duration of the other kind. */
 static void go_by(struct pace_estimate *estimate, bool shared) {
     if (estimate->shared == shared)
         return;
@@ -74,7 +75,7 @@ static void go_by(struct pace_estimate *estimate, bool shared) {
     estimate->shared = shared;
 }
 
-/* Start new measurements for launches from now on. */
+/* Start a new measurement for launches from now on. */
 static void look_anew(struct pace_estimate *estimate) {
     estimate->touched = estimate->co_runs & 1;
     go_by(estimate, estimate->touched);
@@ -104,7 +105,7 @@ bool pace_undrained(const struct pace *pace, uint64_t drained) {
     return pace->queue.unfinished > 0 && drained < pace->queue.fenced_at;
 }
 
-/* A launch takes at least as long as the unfinished work has taken so far. */
+/* The estimate rises so that the unfinished launches take at least the time that they have already taken. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline) {
     struct pace_estimate *estimate = &pace->estimate;
     go_by(estimate, estimate->touched);
@@ -160,7 +161,7 @@ bool pace_launched(struct pace *pace, uint32_t launches) {
 bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline) {
     struct pace_queue *queue = &pace->queue;
     struct pace_estimate *estimate = &pace->estimate;
-    uint8_t place = queue->fences < PACE_FENCES ? queue->fences : PACE_FENCES - 1; /* after a wait in vain: the last */
+    uint8_t place = queue->fences < PACE_FENCES ? queue->fences : PACE_FENCES - 1; /* or the last place */
     queue->sizes[place] = queue->count;
     queue->begun_at[place] = queue->fenced_at;
     queue->unfinished += queue->count;
@@ -170,7 +171,7 @@ bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline) {
     queue->fences = (uint8_t)(place + 1);
     if (queue->fences < PACE_FENCES)
         pace_plan(pace, now, deadline);
-    else if (pace_plan(pace, now, deadline)) /* its thread is free until it launches again */
+    else if (pace_plan(pace, now, deadline)) /* the thread can do other work until its next launch */
         queue->put_off = true;
     else
         return true;
@@ -194,7 +195,8 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
     uint64_t now = seen.at, begun = estimate->waited_at, before = queue->sizes[0] ? queue->sizes[0] : 1,
              full = (now - begun) * window->size / before;
     bool waited = seen.before != 0, exact = in_time(seen, estimate->start_known ? begun : queue->begun_at[0]);
-    bool first = !estimate->start_known && !estimate->seen_late; /* of the opening: it began some time after `begun` */
+    bool first = !estimate->start_known &&
+                 !estimate->seen_late; /* first window of the opening, which began some time after `begun` */
     if (waited && estimate->start_known)
         learn(estimate, (now - begun) / before, exact);
     else if (waited || estimate->launch_ns != 0)
@@ -205,7 +207,7 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
         full = estimate->launch_ns * window->size;
     uint64_t shortest = window->wide ? WIDE_SHORT : WINDOW_SHORT, longest = window->wide ? PACE_WIDE_LONG : WINDOW_LONG;
     for (bool more = true; more && full > longest && window->size > 1; more = waited) {
-        window->size /= 2; /* by half only if no wait took place: the thread may have stood still in between */
+        window->size /= 2; /* only one halving if the thread did not wait: it may have stood still in between */
         full /= 2;
     }
     if (full < shortest && window->size < (window->wide ? PACE_WIDE_MOST : PACE_WINDOW_MOST))

@@ -2,9 +2,7 @@
  * pass until the next fence, when to wait for a fence, and when to hold launches back. Functions get values and return
  * values: no CUDA call, no clock, no allocated memory. tests/property/test_pace.py tests it.
  *
- * A window is the launches between two fences. A wide queue is the queue of a tenant that holds the GPU alone. An
- * opening is the time between gate_open and gate_close. A wait is unsuccessful if it ends before its fence has passed,
- * while the gate is still open.
+ * A wait is unsuccessful if it ends before its fence has passed, while the gate is still open.
  *
  * Guarantees, with Q1 and Q2 of meter.h:
  * - PC1 At most PACE_FENCES fences are pending. At most PACE_WINDOW_MOST launches pass before each fence, in a wide

@@ -1,7 +1,7 @@
 /* Arrays and mipmapped arrays.
  *
- * The driver does not report the bytes of an array. The charge is the space of its rows and layers in the hardware's
- * tiles. A sparse array, or one whose mapping is deferred, takes nothing itself.
+ * The driver does not report the bytes of an array. So the charge is the size of its rows and layers in the hardware's
+ * tiles. A sparse array, or an array with deferred mapping, takes no memory itself.
  */
 #include "driver/entries.h"
 #include "wrappers/memory/physical/virtual.h"
@@ -13,8 +13,8 @@
 
 enum { TILE_WIDTH = 64, TILE_HEIGHT = 8 }; /* bytes, rows: a tile of block-linear memory */
 
-/* Return the bits of one element, all channels together; of compressed formats, whose unit is 4 x 4 pixels, of a
- * pixel. */
+/* Return the bits of one element, all channels together. For compressed formats, whose unit is 4 x 4 pixels, return the
+ * bits per pixel. */
 static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     switch ((int)format) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
@@ -56,7 +56,7 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     }
 }
 
-/* Return a product; if it overflows, more than any GPU has. */
+/* Return the product. If it overflows, return a number larger than any GPU's memory. */
 static uint64_t times(uint64_t a, uint64_t b) {
     return b != 0 && a > (UINT64_MAX >> 16) / b ? UINT64_MAX >> 16 : a * b;
 }
@@ -84,7 +84,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
     return sum;
 }
 
-/* Charge an array. A sparse one is entered too, with no bytes: its mappings end with it. */
+/* Charge an array. A sparse array is also added to the table, with 0 bytes, because its mappings end with it. */
 static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRAY3D_DESCRIPTOR *array,
                       unsigned levels) {
     CUcontext context;

@@ -1,10 +1,10 @@
-/* Contexts: memory that they take beyond requested amounts.
+/* Memory that contexts take beyond the bytes that calls request:
  *
- * - Overhead, whose size the agent has learned: charged once for each process and GPU, from before its first context
- *   there to the end of its last.
+ * - Overhead. The agent has measured its size. It is charged once per process and GPU, from before the first context
+ *   there until after the last one.
  * - Memory that cuCtxSetLimit makes a context reserve.
  *
- * Only the agent sees the memory of modules.
+ * Memory of modules is not charged here; only the agent sees it.
  */
 #include "wrappers/memory/contexts.h"
 
@@ -18,11 +18,12 @@
 #include "wrappers/memory/physical/virtual.h"
 #include "wrappers/memory/refused.h"
 
-/* ms that the first context waits for its overhead from the agent, if unknown: for a connection, and then for WELCOME,
- * which takes that long on busy processors. */
+/* ms for which the first context waits, at most, if the overhead is unknown: CONNECT_TIME_MS for a connection to the
+ * agent, and WELCOME_TIME_MS in all once HELLO is sent. WELCOME takes that long on busy processors. */
 enum { CONNECT_TIME_MS = 200, WELCOME_TIME_MS = 2000 };
 
-/* Charge a context that is about to be made, if it is the first on its GPU. False: the limit does not allow it. */
+/* Before a context is created: charge the overhead if it is the first context on its GPU. Return false if the limit
+ * does not allow it. */
 static bool begin(int place) {
     if (place < 0)
         return true;
@@ -51,7 +52,7 @@ static bool begin(int place) {
     return true;
 }
 
-/* Count a context less; the last one on a GPU gives the overhead back. */
+/* Decrement the number of contexts on a GPU. After the last one, return the charge of the overhead. */
 static void overhead_context_gone(int place) {
     uint64_t bytes = 0;
     if (place < 0)
@@ -86,8 +87,8 @@ void memory_forget_context(CUcontext context) {
     } while (true);
 }
 
-/* Record a created context. A context that is recorded already (a retained primary context), or was not created, does
- * not count again. */
+/* Record a context after the driver's call. If the call failed, or the context is already recorded (a retained primary
+ * context), it is not counted again. */
 static void end(int place, bool made, CUcontext context) {
     struct allocation_table *table = &memory_state()->allocations;
     bool counted = false;
@@ -182,10 +183,10 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     return result;
 }
 
-/* Bytes, 64 TiB: no GPU has as much, so no driver sets it aside. */
+/* Bytes, 64 TiB: no GPU has as much, so no driver reserves more. */
 #define MOST_SET_ASIDE (1ull << 46)
 
-/* Return the bytes that a context sets aside for a limit of that value. */
+/* Return the bytes that a context reserves for a limit with this value. */
 static uint64_t set_aside(CUlimit limit, uint64_t value) {
     CUdevice device;
     int processors = 0, threads = 0;
@@ -200,8 +201,8 @@ static uint64_t set_aside(CUlimit limit, uint64_t value) {
     return most != 0 && value > UINT64_MAX / 2 / most ? UINT64_MAX / 2 : value * most;
 }
 
-/* Set a limit of the current context and charge the memory reserved beyond the default. With limit_lock: reading the
- * value, charging and setting are one step. */
+/* Set a limit of the current context, and charge the memory that it reserves beyond the default. With limit_lock, so
+ * that no other thread changes the limit between the reading, the charge and the setting. */
 static CUresult set_limit(CUlimit limit, size_t value) {
     CUcontext context;
     int place;
@@ -230,7 +231,7 @@ static CUresult set_limit(CUlimit limit, size_t value) {
         uncharge_end(held, false);
         return result;
     }
-    struct allocation *now = charge.allocation; /* it represents both charges from here on */
+    struct allocation *now = charge.allocation; /* from here on it represents both charges */
     uint64_t sum = held_bytes + now->bytes;
     if (DRIVER(cuCtxGetLimit)(&after, limit) == CUDA_SUCCESS) {
         wanted = set_aside(limit, after);

@@ -1,6 +1,7 @@
-/* Memory of graphs: an allocation table entry for each executable graph and device, with its footprint in bytes.
+/* Memory of graphs. Each executable graph has an allocation table entry per device, with its footprint in bytes.
  *
- * The entry is not charged. Its bytes are charged around each launch, as growth of the graph pool.
+ * The entry itself is not charged. Before each launch its bytes are charged as growth of the graph pool. After the
+ * launch, the graph pool counts with the driver's figure (C7, pool_memory.h).
  */
 #include "wrappers/memory/graphmem.h"
 
@@ -10,7 +11,7 @@
 #include "process/process.h"
 #include "memory/pools/footprint.h"
 
-/* Return the key of a graph's memory on one device. A handle has nothing in its upper 16 bits. */
+/* Return the key of a graph's memory on one device. The upper 16 bits of a handle are 0. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
     return (uintptr_t)exec ^ (uint64_t)device << 48;
 }
@@ -20,7 +21,7 @@ void graphmem_expect(CUdevice device) {
 }
 
 void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
-    graphmem_destroyed(exec); /* the handle may have been another graph's */
+    graphmem_destroyed(exec); /* another graph may have had this handle */
     for (struct pool_memory *at = graph_pool_next(NULL); at != NULL; at = graph_pool_next(at)) {
         uint64_t bytes = footprint_of(graph, at->device);
         if (bytes == 0)
@@ -30,7 +31,7 @@ void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
         if (allocation != NULL) {
             allocation->kind = ALLOCATION_GRAPH;
             allocation->key = key_of(exec, at->device);
-            allocation->place = -1; /* not charged: the bytes are charged around each launch */
+            allocation->place = -1; /* not charged: the bytes are charged before each launch */
             allocation->bytes = bytes;
             allocations_add(&memory_state()->allocations, allocation);
         }
@@ -45,8 +46,8 @@ void graphmem_destroyed(CUgraphExec exec) {
         uncharge_end(uncharge_begin(ALLOCATION_GRAPH, key_of(exec, at->device)), true);
 }
 
-/* Return the bytes that a graph may take on a device, and how sure it is that the graph pool has them already: the
- * graph was launched, and nothing was trimmed since. */
+/* Return the bytes that a graph may take on a device. `*reuse`: how certain it is that the graph pool already has them.
+ * It is certain if the graph was launched and nothing was trimmed since. */
 static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enum pool_reuse *reuse) {
     memory_lock();
     struct allocation *allocation =
@@ -57,7 +58,8 @@ static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enu
     return bytes;
 }
 
-/* Note at which count of trims the graph was last launched; after a failure: that it was not. */
+/* Record the pool's number of trims at this launch of the graph. `launched` false: the launch failed, so record that
+ * the graph was not launched. */
 static void note_launch(CUgraphExec exec, const struct pool_memory *memory, bool launched) {
     memory_lock();
     struct allocation *allocation =
@@ -156,8 +158,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, un
     INSTANTIATE(cuGraphInstantiateWithFlags, exec, graph, flags);
 }
 
-/* Instantiate a graph. CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD takes memory at once, so the flag is removed and the upload
- * made after, charged; if that fails, the executable graph is destroyed. */
+/* Instantiate a graph. CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD would make the driver take memory at once. So the flag is
+ * removed, and the upload is charged and made afterwards. If the upload fails, the executable graph is destroyed. */
 static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *),
                                 CUresult (*upload)(CUgraphExec, CUstream), CUgraphExec *exec, CUgraph graph,
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {

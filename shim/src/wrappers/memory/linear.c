@@ -7,8 +7,8 @@
 #include "wrappers/memory/current_gpu.h"
 #include "wrappers/memory/refused.h"
 
-/* Charge linear memory of the current context. Without a pointer for the address, or for no bytes, nothing is charged:
- * the driver reports the error. */
+/* Charge linear memory in the current context. If the pointer for the address is NULL, or the size is 0, nothing is
+ * charged: the driver reports the error. */
 static CUresult begin_linear(struct charge *charge, const void *address, uint64_t bytes) {
     CUcontext context;
     int place;
@@ -18,10 +18,11 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
         return result;
     result = charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
     CUresult current = result != CUDA_SUCCESS ? current_gpu(NULL, &place) : CUDA_SUCCESS;
-    return current != CUDA_SUCCESS ? current : result; /* it may have ended */
+    return current != CUDA_SUCCESS ? current : result; /* the context may have ended during the wait */
 }
 
-/* `valid`: whether the driver takes the other arguments; if it does not, it reports that before a lack of memory. */
+/* `valid`: the driver accepts the other arguments. If it does not, it reports an invalid value rather than a lack of
+ * memory. */
 #define ALLOCATE(symbol, valid, bytes, address, ...)                                                         \
     struct charge charge;                                                                                    \
     CUresult result = begin_linear(&charge, address, bytes);                                                 \
@@ -46,14 +47,14 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned i
     ALLOCATE(cuMemAllocManaged, valid, bytes, address, address, bytes, flags);
 }
 
-/* Return the bytes to charge for pitched memory before the driver has chosen the pitch: an alignment of
+/* Return the bytes to charge for pitched memory before the driver has chosen the pitch: rows are aligned to
  * MEMORY_GRANULARITY. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
     uint64_t pitch = memory_rounded(width, MEMORY_GRANULARITY);
     return height != 0 && pitch > UINT64_MAX / height ? UINT64_MAX / 2 : pitch * height;
 }
 
-/* Change a charge to the bytes that the driver took. False: the limit does not allow them. */
+/* Change a charge to the bytes that the driver took. Return false if the limit does not allow them. */
 static bool adjust(struct charge *charge, uint64_t bytes) {
     struct allocation *allocation = charge->allocation;
     if (allocation == NULL || bytes == allocation->bytes)
@@ -94,7 +95,7 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
     ALLOCATE_PITCH(cuMemAllocPitch, cuMemFree, width, height, address, pitch, address, pitch, width, height, element);
 }
 
-/* Memory of a pool may be freed so too; it is not in the table, but counted with its pool. */
+/* These calls may also free memory of a pool, which is not in the table but counted with its pool. */
 #define FREE(symbol, address)                                                   \
     CUresult result = process_enter();                                          \
     if (result != CUDA_SUCCESS)                                                 \

@@ -1,5 +1,5 @@
-/* NVML's memory figures. A process with a session asks the agent on it; another makes a connection that only
- * observes. */
+/* NVML's memory figures. A process with a session requests them from the agent over that session. Another process opens
+ * a connection that only observes. */
 #include "wrappers/memory/nvml.h"
 
 #include <fcntl.h>
@@ -15,8 +15,8 @@
 #include "memory/state.h"
 #include "process/process.h"
 
-/* As in nvml.h of every driver since 418 (the first) and 510 (the second). */
-typedef int nvml_result; /* 0: success, 13: there is no such function */
+/* As in nvml.h of every driver since version 418 (nvml_memory) and version 510 (nvml_memory_v2). */
+typedef int nvml_result; /* 0: success; 13: no such function */
 typedef void *nvml_device;
 struct nvml_memory {
     unsigned long long total, free, used;
@@ -27,7 +27,7 @@ struct nvml_memory_v2 {
 };
 enum { NVML_SUCCESS = 0, NVML_FUNCTION_NOT_FOUND = 13, NVML_UUID_BYTES = 96 };
 
-#define PATIENCE (200 * SYS_MS) /* for an agent that does not answer */
+#define PATIENCE (200 * SYS_MS) /* ns for which an agent may leave a request unanswered */
 
 EXPORT nvml_result nvmlDeviceGetMemoryInfo(nvml_device device, struct nvml_memory *memory);
 EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2 *memory);
@@ -47,7 +47,7 @@ void *nvml_real(const char *name) {
     return object_find(NVML_FILE, &nvml) ? object_symbol(&nvml, name) : NULL;
 }
 
-/* Receive the next frame, cut to `size`. False if none arrives before the deadline. */
+/* Receive the next frame, truncated to `size` bytes. Return false if none arrives before the deadline. */
 static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
     union {
         struct cmsghdr header;
@@ -71,14 +71,14 @@ static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
     return got >= (long)sizeof(struct shp_header);
 }
 
-/* Send a frame of the first version, in which everything is that is asked here. */
+/* Send a frame of protocol version 1, which has all the fields that are needed here. */
 static bool put(int socket, struct shp_header *frame, uint16_t type, uint32_t size, uint32_t seq) {
     *frame =
         (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MIN, .type = type, .size = size, .seq = seq};
     return sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* Request over a connected socket the tenant's limit on a GPU and its usage. */
+/* Request the tenant's limit and memory use on a GPU over a connected socket. */
 static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     union {
         struct shp_header header;
@@ -117,8 +117,8 @@ static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t 
     return true;
 }
 
-/* Request over a separate connection, which does not count as a process that uses the GPU. For a process without a
- * session. */
+/* Request the tenant's limit and memory use over a separate connection, which does not count as a process that uses the
+ * GPU. Used in a process without a session. */
 static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(directory);
@@ -135,15 +135,15 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
     return came;
 }
 
-/* Return whether NVML itself made the call that returns to that address. Its functions call each other by name, and
- * their results there must be NVML's own, not the tenant's view. */
+/* Return whether NVML itself made the call that returns to this address. NVML's functions call each other by name, and
+ * then need NVML's own figures, not the tenant's. */
 static bool from_within(const void *caller) {
     struct object nvml;
     return object_holding(caller, NVML_FILE, &nvml);
 }
 
-/* Get the same figures as cuMemGetInfo. For a process that uses CUDA. False without an agent, unless one has reported
- * the usage of the tenant's other processes. */
+/* Get the same figures as cuMemGetInfo, in a process that uses CUDA. Return false if no agent is connected and no agent
+ * has reported the use of the tenant's other processes. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     const struct process *process = atomic_load(&the_process);
     int place = -1;
@@ -159,9 +159,9 @@ static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     return memory_view(place, limit, used);
 }
 
-/* Get the tenant's limit and use. False: the driver's figures are to be shown. `used` holds the driver's figure before
- * the call, and keeps it where the tenant's use is not known: so no program is shown free memory that may not be
- * there. */
+/* Get the tenant's limit and memory use. Return false if the program must get the driver's figures. Before the call
+ * `*used` is the driver's figure. It stays so if the tenant's use is not known: the program then never sees more free
+ * memory than there is. */
 static bool tenants_view(nvml_device device, uint64_t *limit, uint64_t *used) {
     nvml_result (*uuid_of)(nvml_device, char *, unsigned) =
         (nvml_result (*)(nvml_device, char *, unsigned))nvml_real("nvmlDeviceGetUUID");
@@ -190,7 +190,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Replace the driver's figures of a GPU by the tenant's, never by larger ones. False: left as they are. */
+/* Replace the driver's figures of a GPU by the tenant's, if these are not larger. Return false if they were not
+ * replaced. */
 static bool show(nvml_device device, unsigned long long *total, unsigned long long *free, unsigned long long *used) {
     uint64_t limit, taken = *used;
     if (!tenants_view(device, &limit, &taken))
@@ -220,6 +221,6 @@ nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2
     nvml_result result = real(device, memory);
     if (result == NVML_SUCCESS && memory != NULL && !from_within(__builtin_return_address(0)) &&
         show(device, &memory->total, &memory->free, &memory->used))
-        memory->reserved = 0; /* the driver's own part is not the tenant's */
+        memory->reserved = 0; /* the tenant does not have the memory that the driver reserves */
     return result;
 }

@@ -1,8 +1,8 @@
 /* Stream-ordered allocation: cuMemAllocAsync and the calls of memory pools.
  *
- * - A pool counts with the bytes that it has reserved of the device (C7).
- * - An allocation that a stream capture records becomes a memory node of the graph (graphmem.h).
- * - An imported pool is charged to the process that made it.
+ * - A pool counts with the bytes that it has reserved on the device (C7, pool_memory.h).
+ * - If a stream capture records an allocation, it becomes a memory node of the graph (graphmem.h).
+ * - An imported pool is charged to the process that created it.
  */
 #include "driver/entries.h"
 #include "driver/own_calls.h"
@@ -13,14 +13,14 @@
 #include "process/process.h"
 #include "wrappers/memory/refused.h"
 
-/* Get the device of a stream without a context in the driver's answer: one that was made for a green context. */
+/* Get the device of a stream of a green context, for which the driver reports no context. */
 static CUresult device_of_green(CUstream stream, CUdevice *device) {
     if (HAS(cuStreamGetDevice) && DRIVER(cuStreamGetDevice)(stream, device) == CUDA_SUCCESS)
         return CUDA_SUCCESS;
     return DRIVER(cuCtxGetDevice)(device);
 }
 
-/* Get the device that a stream is on. */
+/* Get the device of a stream. */
 static CUresult device_of(CUstream stream, CUdevice *device) {
     CUcontext context, current, popped;
     if (atomic_load(&the_process->gate.contexts) == CONTEXTS_ONE) {
@@ -43,14 +43,14 @@ static CUresult device_of(CUstream stream, CUdevice *device) {
     return result;
 }
 
-/* Return the device of the memory node that a capture makes of an allocation: the pool's, if that is known. */
+/* Return the device of the memory node that a capture creates for an allocation: the pool's device if it is known. */
 static CUdevice device_of_node(CUmemoryPool pool, CUdevice device) {
     const struct pool_memory *memory = pool != NULL ? pool_find(pool, device) : NULL;
     return memory != NULL && memory->origin != POOL_ELSEWHERE ? memory->device : device;
 }
 
-/* Charge an allocation from a pool; `pool` NULL: the device's current one. call->memory stays NULL if nothing is
- * counted: then only the driver decides. */
+/* Charge an allocation from a pool; `pool` NULL: the device's current pool. call->memory stays NULL if nothing is
+ * counted; the driver then decides. */
 static CUresult begin(struct pool_call *call, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread) {
     CUdevice device;
@@ -75,7 +75,7 @@ static CUresult begin(struct pool_call *call, const void *address, size_t bytes,
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Free an allocation for which the pool grew beyond the limit, and trim the pool. */
+/* Free an allocation for which the pool grew over the limit, and trim the pool. */
 static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
     CUstreamCaptureMode mode = own_calls_begin();
@@ -125,7 +125,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
 
 typedef CUresult (*free_call)(CUdeviceptr, CUstream);
 
-/* Free memory on a stream. Linear memory may be freed so too. */
+/* Free memory on a stream. The memory may be linear memory. */
 static CUresult free_async(free_call call, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
@@ -149,7 +149,7 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
     return free_async(DRIVER(cuMemFreeAsync_ptsz), address, stream, true);
 }
 
-/* Return whether a pool of these properties takes device memory, and get the device. */
+/* Return whether a pool with these properties takes device memory. If so, get the device. */
 static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
     switch ((int)properties->location.type) {
     case CU_MEM_LOCATION_TYPE_HOST:
@@ -163,7 +163,7 @@ static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
     }
 }
 
-/* Register a pool that the driver has just made. If the kernel gives no memory for that, destroy the pool. */
+/* Register a pool that the driver has just created. If the kernel gives no memory for that, destroy the pool. */
 static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     if (pool_register(pool, device, origin, most) != NULL)
         return CUDA_SUCCESS;
@@ -211,7 +211,7 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     return result;
 }
 
-/* Observe a call that makes a pool a current one, and forget which one was. */
+/* Body of a wrapper of a call that changes a current pool: drop the stored current pools. */
 #define SETS_POOL(symbol, ...)                                                 \
     CUresult result = process_enter();                                         \
     if (result != CUDA_SUCCESS)                                                \

@@ -1,4 +1,4 @@
-/* CUDA's figures of device memory: cuMemGetInfo and cuDeviceTotalMem show the tenant's view.
+/* CUDA's figures of device memory: cuMemGetInfo and cuDeviceTotalMem show the tenant's limit and use.
  *
  * Guarantee: no figure is larger than the driver's.
  */
@@ -14,7 +14,7 @@ bool memory_view(int place, uint64_t *limit, uint64_t *used) {
     return place >= 0 && credits_view(place, limit, used);
 }
 
-/* Lower the driver's figures of a GPU to the tenant's view. Either pointer may be NULL. */
+/* Lower the driver's figures of a GPU to the tenant's. Either pointer may be NULL. */
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
     uint64_t limit = 0, used = 0;
     if (place < 0 && gpus_ungated(memory_state()->gpus))
@@ -44,7 +44,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     return result;
 }
 
-/* The value in the 32 bits of CUDA 3's forms, or the largest that fits. */
+/* Return the value, or UINT32_MAX if it does not fit into the 32 bits of CUDA 3's calls. */
 static unsigned saturated(uint64_t value) {
     return value > UINT32_MAX ? UINT32_MAX : (unsigned)value;
 }

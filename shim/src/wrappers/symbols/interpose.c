@@ -1,8 +1,8 @@
-/* The hook's dlsym and dlvsym: functions that they find in libcuda or NVML are returned as the hook's wrappers.
+/* The hook's dlsym and dlvsym. If they find a function in libcuda or NVML, they return the hook's wrapper instead.
  *
- * Both end in a jump to the next one (the C library's, or that of another library preloaded behind the hook), with the
- * caller's return address unchanged. With RTLD_NEXT the C library searches from that address; a forwarding call would
- * search behind the hook instead of behind the caller.
+ * Other lookups end in a jump to the next dlsym or dlvsym: the C library's, or that of another library preloaded behind
+ * the hook. The caller's return address is unchanged, because with RTLD_NEXT the C library searches from that address.
+ * After a call from the hook, it would search behind the hook instead of behind the caller.
  */
 #include <dlfcn.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "base/sys.h"
 #include "wrappers/symbols/resolve.h"
 
-/* The answer of the C code to the jump; `decided` 0: the real function must answer. */
+/* Result of the C code for the assembler code. `decided` 0: jump to the real function. */
 struct verdict {
     void *answer;
     long decided;
@@ -22,9 +22,9 @@ struct verdict {
 /* One call of dlsym or dlvsym. */
 struct lookup {
     void *handle;
-    const char *symbol, *version; /* version: of dlvsym only */
+    const char *symbol, *version; /* `version` only in dlvsym */
     const void *caller;
-    void *real; /* the next dlsym or dlvsym; NULL: there is none */
+    void *real; /* the next dlsym or dlvsym in the search order; NULL: there is none */
     bool versioned;
 };
 
@@ -32,21 +32,22 @@ __attribute__((visibility("hidden"), used)) void *interpose_real_dlsym, *interpo
 
 static const struct verdict undecided;
 
-/* Return the result of the real function for that symbol. */
+/* Return the real function's result for this symbol. */
 static void *ask(const struct lookup *lookup, const char *symbol) {
     return lookup->versioned
                ? ((void *(*)(void *, const char *, const char *))lookup->real)(lookup->handle, symbol, lookup->version)
                : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
 }
 
-/* Answer NULL, and set an error for dlerror: programs print it without a check. */
+/* Return NULL, and make the real function set an error for dlerror, because programs print dlerror() without a check.
+ */
 static struct verdict refuse(const struct lookup *lookup) {
     ask(lookup, "(a function of libcuda that is not to be had)");
     return (struct verdict){NULL, true};
 }
 
-/* Answer where no libcuda is loaded: other libraries' functions of that name are returned as without the hook, since
- * the hook's own have no driver to call. */
+/* Decide while no libcuda is loaded. If another library defines the function, the result is the same as without the
+ * hook. The hook's own function is not returned, because it has no driver to call. */
 static struct verdict without_driver(const struct lookup *lookup, enum entry entry) {
     bool own;
     if (lookup->handle == NULL)
@@ -58,9 +59,9 @@ static struct verdict without_driver(const struct lookup *lookup, enum entry ent
     return own ? refuse(lookup) : undecided;
 }
 
-/* Answer for RTLD_DEFAULT and RTLD_NEXT, which follow the order of the loaded objects. The hook has its place in that
- * order like any other library: libraries preloaded before it come first. The hook answers itself only if the search
- * would begin behind it and so find the driver's own function. */
+/* Decide for RTLD_DEFAULT and RTLD_NEXT, which search the loaded objects in order. In that order the hook is a library
+ * like any other, so libraries that are preloaded before it come first. The hook returns its wrapper only if the search
+ * would begin behind the hook, and so find the driver's own function. */
 static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -71,7 +72,7 @@ static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     return undecided;
 }
 
-/* Answer for an NVML function that the hook wraps. Functions found in other libraries stay unchanged. */
+/* Decide for an NVML function that the hook wraps. Functions that other libraries define are returned unchanged. */
 static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -87,22 +88,22 @@ static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
 }
 
-/* Answer for "dlsym" or "dlvsym" itself with a handle: the C library's is returned as the hook's. A library behind the
- * hook with a function of that name needs the C library's, which its own calls. */
+/* Decide for the symbols "dlsym" and "dlvsym" with a handle. The C library's function is replaced by the hook's, unless
+ * a library behind the hook also defines it: that library's function needs the C library's. */
 static struct verdict decide_own(const struct lookup *lookup, void *own) {
     void *found = ask(lookup, lookup->symbol), *libc = object_libc_symbol(lookup->symbol);
     bool last = object_next_symbol(lookup->symbol) == libc;
     return (struct verdict){last && found != NULL && found == libc ? own : found, true};
 }
 
-/* Return the hook's own lookup function of that name; NULL: it is none. */
+/* Return the hook's dlsym or dlvsym for this symbol; NULL: the symbol is neither. */
 static void *own_lookup(const char *symbol) {
     if (symbol == NULL || symbol[0] != 'd' || symbol[1] != 'l')
         return NULL;
     return strcmp(symbol, "dlsym") == 0 ? (void *)dlsym : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym : NULL;
 }
 
-/* Answer a lookup. */
+/* Decide a lookup. */
 static struct verdict decide(const struct lookup *lookup) {
     if (lookup->real == NULL)
         return (struct verdict){NULL, true};
@@ -119,7 +120,7 @@ static struct verdict decide(const struct lookup *lookup) {
         return without_driver(lookup, entry);
     if (lookup->handle == NULL || lookup->handle == (void *)-1l) /* RTLD_DEFAULT, RTLD_NEXT */
         return by_order(lookup, entry);
-    /* The C library itself: a dlsym behind the hook might put its own function in front of the driver's. */
+    /* Use the C library's function: a dlsym behind the hook might return its own function instead of the driver's. */
     struct lookup driver = *lookup;
     void *libc = object_libc_symbol(lookup->versioned ? "dlvsym" : "dlsym");
     driver.real = libc != NULL ? libc : lookup->real;
@@ -135,7 +136,7 @@ static struct verdict decide(const struct lookup *lookup) {
     return refuse(lookup);
 }
 
-/* Return the next dlsym or dlvsym, looked for once. */
+/* Return the next dlsym or dlvsym, which is looked up only once. */
 static void *real(void **known, const char *name) {
     void *found = __atomic_load_n(known, __ATOMIC_RELAXED);
     if (found == NULL) {
@@ -162,7 +163,7 @@ __attribute__((visibility("hidden"), used)) struct verdict interpose_dlvsym(void
                                    .versioned = true});
 }
 
-/* The C code takes the caller as its fourth argument, behind those of dlvsym. */
+/* The C code gets the caller's return address as its fourth argument, after the arguments of dlvsym. */
 #if defined(__x86_64__)
 #define TAIL(name)                                                      \
     __asm__(".pushsection .text\n"                                      \

@@ -1,15 +1,16 @@
 /* Both forms of cuGetProcAddress, and the table from entry to wrapper.
  *
- * The driver answers first, by its own rules of versions and streams; then its function is replaced by the hook's
- * wrapper of that function. A gated name is never returned with a pointer unknown to the hook: the wrapper is then
- * found by name, version and flags, as in the driver. A version that the table does not cover is not found.
+ * The driver's answer comes first, by its rules of versions and streams. The hook then replaces the driver's function
+ * by its wrapper. Under a gated name, a function that the hook does not know is never returned: the hook selects a
+ * wrapper by name, version and flags, as the driver does. If the version is newer than the table, the result is "not
+ * found".
  */
 #include "wrappers/symbols/resolve.h"
 
 #include "base/sys.h"
 
-/* A switch, not an array: the compiler makes it from addresses relative to the code, so that the dynamic linker has
- * nothing to relocate. */
+/* A switch, not an array, because the compiler implements it with addresses relative to the code. So the dynamic linker
+ * has nothing to relocate. */
 void *wrapper_of(enum entry entry) {
     switch (entry) {
 #define WRAPPED(class, symbol, name, since, parameters) \
@@ -19,7 +20,7 @@ void *wrapper_of(enum entry entry) {
     }
 }
 
-/* Replace the driver's function by the wrapper. False: there is nothing to hand out. */
+/* Replace the driver's function by its wrapper. Return false if no function may be returned. */
 static bool replace(const char *name, void **function, int version, cuuint64_t flags) {
     if (function == NULL || *function == NULL)
         return true;
@@ -47,7 +48,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version,
     return result != CUDA_SUCCESS || replace(name, function, version, flags) ? result : CUDA_ERROR_NOT_FOUND;
 }
 
-/* "Not found" is a status here, and an error only for a caller that does not ask for the status. */
+/* "Not found" is a status in this form. It is an error only if the caller does not request the status. */
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                                     CUdriverProcAddressQueryResult *status) {
     if (!entries_load() || !HAS(cuGetProcAddress_v2))

@@ -1,9 +1,9 @@
-/* The wrapped begin and end of stream captures: the registry lists the open ones.
+/* Wrapped begin and end of stream captures. The registry lists the open captures.
  *
- * A launch into a capturing stream runs nothing and is not gated. While a capture is open the drain avoids calls that
- * would invalidate it (R3). A capture is recorded before the driver's call that begins it. From then on the drain
- * ignores its stream, because the capture may begin before the drain's next driver call. No lock is held during the
- * call (R4).
+ * A launch into a capturing stream runs nothing, and bypasses the gate. While a capture is open, the drain avoids calls
+ * that would invalidate the capture (R3). A capture is recorded before the driver's call that begins it. From then on
+ * the drain ignores its stream, because the capture may begin before the drain's next driver call. No lock is held
+ * during the driver's call (R4).
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
@@ -13,13 +13,14 @@
 
 /* A capture that is about to begin. */
 struct beginning {
-    CUresult refused; /* not CUDA_SUCCESS: the call's result */
+    CUresult refused; /* CUDA_SUCCESS, or the error that the call must return */
     struct open_capture capture;
 };
 
-/* Record a capture that is about to begin. Launched work of all streams of any context is fenced (R5), because neither
- * a capturing stream nor one that joins it can be queried. The legacy stream never captures, and an event in it would
- * order others (D4). The thread records a fence of its own default stream. */
+/* Record a capture that is about to begin. First record fences behind the launched work of all streams (R5), because
+ * neither a capturing stream nor a stream that joins the capture can be queried. Exception: the legacy stream never
+ * captures, and an event in it would order other streams (D4). The thread itself records the fence of its own default
+ * stream. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
     if (beginning.refused != CUDA_SUCCESS)
@@ -42,7 +43,7 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     return beginning;
 }
 
-/* Forget the capture of that stream. `context` NULL: of whatever context. */
+/* Remove the entry of the capture in this stream. `context` NULL: in any context. */
 static void forget(CUcontext context, CUstream stream) {
     struct streams *streams = &the_process->streams;
     lock(&streams->lock);
@@ -56,14 +57,14 @@ static void forget(CUcontext context, CUstream stream) {
     unlock(&streams->lock);
 }
 
-/* After the driver's call: without a capture the record is dropped. */
+/* After the driver's call: if no capture has begun, remove its entry. */
 static CUresult begun(const struct beginning *beginning, CUresult result) {
     if (result != CUDA_SUCCESS)
         forget(beginning->capture.context, beginning->capture.stream);
     return result;
 }
 
-/* After the driver's call: drop the capture unless it continues. */
+/* After the driver's call: remove the capture's entry, unless the capture continues. */
 static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
     switch (result) {
     case CUDA_ERROR_ILLEGAL_STATE:

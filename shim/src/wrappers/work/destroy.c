@@ -1,7 +1,7 @@
-/* The wrapped calls that end a stream or a context.
+/* Wrapped calls that end a stream or a context.
  *
- * The registry drops the handles before the driver's call (R2), and no lock is held during the call (R4): it may take
- * as long as the work that it waits for.
+ * The registry removes the handles before the driver's call (R2). No lock is held during that call (R4), because it may
+ * wait for the stream's work.
  */
 #include "driver/own_calls.h"
 #include "memory/charge.h"
@@ -9,7 +9,7 @@
 #include "time/streams.h"
 #include "wrappers/memory/contexts.h"
 
-/* Forget the captures of a context; `context` NULL: of a stream. With the lock. */
+/* Remove the entries of all captures of a context; `context` NULL: of a stream. With the lock. */
 static void forget_captures(struct streams *streams, CUcontext context, CUstream stream) {
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);
@@ -18,7 +18,7 @@ static void forget_captures(struct streams *streams, CUcontext context, CUstream
     }
 }
 
-/* Release a stream before it is destroyed: its unfinished work continues, behind an event. */
+/* Remove a stream from the registry before it is destroyed. Its unfinished work continues, with an event behind it. */
 static void let_go(struct streams *streams, CUstream stream) {
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
@@ -50,14 +50,15 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     return destroy_stream(DRIVER(cuStreamDestroy_v2), stream);
 }
 
-/* Return the handle that the allocations of a context are listed under while it may be ending: the driver may give its
- * own to a new context at once. No context has an odd one. */
+/* Return the handle under which a context's allocations are listed while it may be ending. The context's own handle
+ * cannot be used, because the driver may give it to a new context at once. The returned handle is odd, as no context's
+ * handle is. */
 static CUcontext departing(CUcontext context) {
     return (CUcontext)((uintptr_t)context | 1);
 }
 
-/* Wait until no thread is in a call of the hook with a handle of the contexts of that end. A call that takes very long
- * sleeps in a full queue of the driver, and the end of the context may be needed to wake it. */
+/* Wait until no thread is in a driver call of the hook with a handle of the ending contexts, for at most 1 s. A call
+ * that takes longer sleeps in a full queue of the driver, and perhaps only the end of the context wakes it. */
 static void await_calls(struct streams *streams, uint32_t end) {
     bool in_call = end != 0;
     for (uint64_t now = sys_now(), until = now + SYS_SECOND; in_call && now < until; now = sys_now()) {
@@ -71,9 +72,9 @@ static void await_calls(struct streams *streams, uint32_t end) {
     }
 }
 
-/* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of checking the
- * context. A context created in between with the same handle is another one. Return the number of the end; 0: no
- * memory. */
+/* Mark a context as ending, before the driver's call. From now on a drain does not check the context; it waits until
+ * the call has returned. A context that is created with the same handle during the call gets a row of its own. Return
+ * the number of this end; 0: no memory. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;
@@ -92,8 +93,8 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     return end;
 }
 
-/* After the driver's call: the context has ended, or continues as before. `dead`: also ends contexts of its handle that
- * were recorded in between, up to this epoch; 0: none. */
+/* After the driver's call: record whether the context has ended or continues as before. `dead`: highest epoch of
+ * contexts that were recorded with its handle during the call and have ended too; 0: none. */
 static void settle(struct streams *streams, CUcontext context, uint32_t end, bool ended, uint32_t dead) {
     if (context == NULL)
         return;
@@ -107,7 +108,7 @@ static void settle(struct streams *streams, CUcontext context, uint32_t end, boo
         bool noted_amid = known->amid == end, unused = known->for_end && known->streams == NULL;
         if ((known->ending == end && (ended || unused)) || (noted_amid && known->epoch <= dead)) {
             if (unused && known->epoch == streams->epochs)
-                streams->epochs--; /* as if it had not been noted */
+                streams->epochs--; /* as if the context had never been recorded */
             streams_forget_context(streams, known);
         } else if (noted_amid) {
             known->amid = 0;
@@ -141,7 +142,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
     return destroy_context(DRIVER(cuCtxDestroy_v2), context);
 }
 
-/* The calls of CUDA 2: a context ends with the last of its references. */
+/* Calls of CUDA 2. A context ends when its last reference is detached. */
 EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuCtxAttach))
@@ -190,7 +191,7 @@ static bool primary_active(CUdevice device) {
            DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Return how many contexts were ever recorded: later ones have a higher epoch. */
+/* Return the number of contexts recorded so far: contexts that are recorded later have a higher epoch. */
 static uint32_t noted_so_far(struct streams *streams) {
     lock(&streams->lock);
     uint32_t epochs = streams->epochs;
@@ -198,8 +199,8 @@ static uint32_t noted_so_far(struct streams *streams) {
     return epochs;
 }
 
-/* Return the primary context of a device if it is active, else none. For a primary context that the program has
- * retained without the hook's knowledge. */
+/* Return the primary context of a device if it is active, else an empty entry. Used if the program may have retained
+ * the context without the hook's knowledge. */
 static struct primary ask_primary(CUdevice device) {
     struct primary primary = {.context = NULL};
     if (!primary_active(device) || DRIVER(cuDevicePrimaryCtxRetain)(&primary.context, device) != CUDA_SUCCESS)
@@ -210,7 +211,7 @@ static struct primary ask_primary(CUdevice device) {
     return primary;
 }
 
-/* Get the device of a context. False: it cannot be made current. */
+/* Get the device of a context. Return false if the context cannot be made current. */
 static bool device_of_context(CUcontext context, CUdevice *device) {
     CUcontext popped;
     if (context == NULL || !HAS(cuCtxGetDevice) || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
@@ -220,7 +221,8 @@ static bool device_of_context(CUcontext context, CUdevice *device) {
     return known;
 }
 
-/* Memory allocated while the green context was current belongs to the device's primary context, and lives as long. */
+/* Memory that was allocated while the green context was current belongs to the device's primary context, and lives as
+ * long as that context. */
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
@@ -241,8 +243,9 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     return result;
 }
 
-/* Release one reference that is not the last, with a call that ends nothing. Its lock is held, so that the release of
- * the last reference comes later. True: the reference was released. False: the call may end the context `last`; its
+/* Release a reference to the primary context if it is not the last one. The lock primaries_lock is held during the
+ * call, so that another thread's release of the last reference comes later. Return true if the call was made. Return
+ * false if the call, which the caller must make, may end the context: `*last` is then the context's entry, and its
  * references are no longer counted. */
 static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset, struct primary *last,
                         CUresult *result) {
@@ -263,8 +266,9 @@ static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset,
     return one_of_several;
 }
 
-/* After a call that may have ended the primary context: return whether one is active, and whether it is the `same`. A
- * thread that has retained it in between has recorded its number, or waits for the lock with a reference. */
+/* After a call that may have ended the primary context: return whether a primary context is active. `*same`: it is the
+ * context in `last`. A thread that has retained it during the call has recorded its number, or holds a reference and
+ * waits for the lock. */
 static bool primary_lives(CUdevice device, const struct primary *last, bool *same) {
     struct streams *streams = &the_process->streams;
     unsigned long long number = last->number;
@@ -279,9 +283,11 @@ static bool primary_lives(CUdevice device, const struct primary *last, bool *sam
     return active;
 }
 
-/* A release ends the primary context only with its last reference; a reset always. Another thread may retain the
- * context during the call. If it does so before the end, the release does not end the context, or the reset ends that
- * thread's work too. If it does so after the end, it gets another active context with the same handle. */
+/* A release ends the primary context if it releases the last reference. A reset always ends it. Another thread may
+ * retain the context during the call:
+ * - Before the end: a release then does not end the context. A reset also ends the work of that thread.
+ * - After the end: that thread gets a new primary context, perhaps with the same handle.
+ */
 static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool reset) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || call == NULL)
@@ -295,7 +301,7 @@ static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool re
     if (last.context == NULL)
         last = ask_primary(device);
     if (last.context == NULL && reset)
-        last.context = before; /* a thread may retain it before the reset reaches it */
+        last.context = before; /* a thread may retain the context before the reset reaches it */
     uint32_t end = depart(streams, last.context);
     result = call(device);
     uint32_t noted = noted_so_far(streams);

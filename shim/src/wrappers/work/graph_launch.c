@@ -1,9 +1,9 @@
-/* The wrapped launches of graphs, and the calls that end or change one.
+/* Wrapped launches of graphs, and calls that destroy or change an executable graph.
  *
- * A launch under a metered grant that would end after the quantum waits for the next opening of the gate, once: a graph
- * that is longer than any quantum runs at the beginning of one. For a lone tenant, or without a known end of the
- * quantum, no launch waits, and the fast path is the same as for kernels (G2). A graph may take memory when it is
- * launched: that memory is reserved before the gate is entered.
+ * Under a metered grant, a launch that would end after the quantum waits for the next opening of the gate, but only
+ * once. So a graph that is longer than any quantum runs at the beginning of a quantum. If the tenant holds the GPU
+ * alone, or the end of the quantum is not known, no launch waits, and the fast path is the same as for kernels (G2). A
+ * graph may take memory when it is launched. That memory is charged before the thread enters the gate.
  */
 #include "driver/entries.h"
 #include "process/process.h"
@@ -17,7 +17,7 @@ static void forget(CUgraphExec exec) {
 
 typedef CUresult (*launch_call)(CUgraphExec, CUstream);
 
-/* Launch under a metered grant, inside of `passage`, and leave it. */
+/* Launch under a metered grant, inside `passage`, and leave the passage. */
 static CUresult launch_metered(launch_call launch, struct passage *passage, CUgraphExec exec, CUstream stream,
                                bool per_thread, uint64_t duration) {
     struct graphs *graphs = &the_process->graphs;
@@ -39,7 +39,8 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
     return result;
 }
 
-/* Launch through a gate that is closed, metered, or new to the stream. */
+/* Launch if the fast path does not apply: the gate is closed, the grant is metered, or the stream is new to this
+ * opening. */
 static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream stream, bool per_thread) {
     for (bool deferred = false;; deferred = true) {
         struct passage passage = enter(stream, per_thread);

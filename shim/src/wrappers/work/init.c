@@ -1,5 +1,5 @@
-/* The wrapped cuInit: the first CUDA call of most programs. There the hook starts, once the driver has reported a
- * device (H4). */
+/* Wrapped cuInit, which is the first CUDA call of most programs. It starts the hook after the driver has reported a
+ * device (H4, process.h). */
 #include "driver/entries.h"
 #include "process/process.h"
 

@@ -1,9 +1,9 @@
-/* The wrapped launches of kernels: each enters the gate, calls the driver, leaves. G2 states the cost with an open
- * gate. */
+/* Wrapped launches of kernels. Each enters the gate, calls the driver, and leaves the gate. G2 (gate.h) states the cost
+ * while the gate is open. */
 #include "driver/entries.h"
 #include "wrappers/work/passthrough.h"
 
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) /* which does not see what assembler stores */
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) /* ThreadSanitizer does not see the assembler's stores */
 #include "wrappers/work/launch_entry.h"
 #endif
 
@@ -22,7 +22,7 @@
         return passage.refused;                                                                \
     CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;        \
     if (UNLIKELY(result != CUDA_SUCCESS))                                                      \
-        passage.queue = NULL; /* nothing runs, and the stream may be none any more */          \
+        passage.queue = NULL; /* nothing runs, and the stream may not exist */                 \
     passage_leave(&passage);                                                                   \
     return result
 
@@ -49,9 +49,9 @@
 
 #ifdef LAUNCH_ENTRY
 #define BEHIND_ENTRY static __attribute__((used, noinline))
-#pragma GCC diagnostic ignored "-Wunused-parameter" /* assembler uses them */
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* only assembler code uses them */
 
-/* Go on, in place of the entry, after a launch that is due. */
+/* Continue, in place of LAUNCH_ENTRY, after a launch behind which a fence is due. */
 BEHIND_ENTRY CUresult launched(struct slot *slot, struct queue *queue) {
     meter_launched(&the_process->gate, slot, queue);
     return CUDA_SUCCESS;
@@ -70,13 +70,15 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 
-/* One passage for all of its devices, since they are granted together. Each launch's own stream is registered. */
+/* One passage covers the launches on all devices, because the devices are granted together. The stream of each launch
+ * is registered. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
                                                      unsigned int flags) {
     struct passage first = enter_slowly(launches && count > 0 ? launches[0].hStream : NULL, false);
     if (first.refused != CUDA_SUCCESS)
         return first.refused;
-    /* The driver refuses a list with an empty entry, behind which there may be none. */
+    /* The driver refuses a list with an empty entry. Entries after an empty one are not read, because the list may end
+     * there. */
     for (unsigned i = 1; launches != NULL && first.gate != NULL && i < count && launches[i - 1].function != NULL; i++)
         if (!passage_note(first.gate, &the_process->streams, launches[i].hStream, false)) {
             passage_abandon(&first);
@@ -89,7 +91,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launche
     return result;
 }
 
-/* The launches of CUDA 3. */
+/* Launches of CUDA 3. */
 EXPORT CUresult cuLaunch(CUfunction f) {
     THROUGH_GATE(cuLaunch, NULL, false, f);
 }

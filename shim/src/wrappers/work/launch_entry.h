@@ -1,12 +1,17 @@
-/* The entry of cuLaunchKernel on x86-64: the fast path of time/gate/fastpath.h in assembler. A compiler saves six
- * registers for the eleven arguments and copies those on the stack twice; this entry saves two and copies them once.
+/* Entry of cuLaunchKernel on x86-64: the fast path of time/gate/fastpath.h in assembler. cuLaunchKernel has eleven
+ * arguments. A compiler would save six registers and copy the arguments on the stack twice. This entry saves two
+ * registers and copies the arguments once.
  *
- * Guarantee: it does what THROUGH_GATE of launch.c does, or jumps to that function, `any_SYMBOL`, with all arguments as
- * they came. It does so without a slot, with a stream that the first probe of the slot's table does not find, inside a
- * launch, without membarrier, at a word of the gate that is new to the queue, and under a barred grant.
+ * Guarantee: the entry does what THROUGH_GATE of launch.c does, or jumps to the C function `any_SYMBOL` with all
+ * arguments unchanged. It jumps in these cases:
+ * - The thread has no slot, or is inside a launch.
+ * - The first probe of the slot's table does not find the stream.
+ * - The process has no membarrier.
+ * - The gate word is new to the queue.
+ * - The grant is barred.
  *
- * Registers: rax the slot, r10 and r11 free; from `enter` on rbx the slot and rbp its queue. NULL_STREAM is the name
- * that a stream of NULL has in this form of the call.
+ * Registers: rax is the slot; r10 and r11 are free. After the first pushq, rbx is the slot and rbp its queue.
+ * NULL_STREAM is the name of the stream NULL in this form of the call.
  */
 #ifndef SHAREPOD_LAUNCH_ENTRY_H
 #define SHAREPOD_LAUNCH_ENTRY_H
@@ -32,7 +37,8 @@
             [due] "i"(offsetof(struct queue, due)));                                                                   \
     }
 
-/* The five arguments on the stack are 40 bytes, and stay at one distance from its top while they are copied. */
+/* The five arguments on the stack take 40 bytes. Each pushq moves the top of the stack by one argument, so the next
+ * argument has the same offset. */
 #define LAUNCH_ENTRY_CODE(symbol)                                                                                    \
     "   movq    passage_slot@gottpoff(%%rip), %%rax\n"                                                               \
     "   movq    %%fs:(%%rax), %%rax\n"                                                                               \

@@ -1,16 +1,16 @@
-/* The wrapped copies, memsets and moves of managed memory, and decompression by the device: moves.def lists them all.
+/* Wrapped copies, memsets, moves of managed memory, and decompression by the device. moves.def lists them all.
  *
- * A copy between device memories passes the gate, and so does a move to a device. A copy from or to the host does not:
- * it takes no time of the multiprocessors, and a program may load its next batch while it waits for the token. Memsets
- * are kernels of the driver's own, whatever memory they fill.
+ * A copy between device memories passes the gate, and so does a move to a device. A copy from or to the host bypasses
+ * the gate: it does not occupy the multiprocessors, and so a program can load its next batch while it waits for the
+ * token. Memsets pass the gate, whatever memory they fill, because they are kernels of the driver.
  *
- * If the call itself does not show its kind, the hook asks the driver about the pointers, once for each page (C12). A
- * pointer that the driver does not know is pageable host memory.
+ * If a call does not show whether its addresses are device memory, the hook queries the driver, once per page (C12,
+ * kinds.h). An address that the driver does not know is pageable host memory.
  */
 #include "wrappers/work/passthrough.h"
 #include "time/streams.h"
 
-/* Return whether an address is known to be the host's, without a call of the driver. */
+/* Return whether an address is known to be host memory, without a driver call. */
 static bool known_host(uint64_t age, CUdeviceptr address) {
     return kinds_find(&memory_state()->kinds, age, address) == ADDRESS_HOST;
 }
@@ -24,12 +24,13 @@ static bool on_device(uint64_t age, CUdeviceptr address) {
     CUresult result = DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
     bool device = result == CUDA_SUCCESS && type != CU_MEMORYTYPE_HOST;
     own_calls_end(mode);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE) /* else the answer is not about the address */
+    if (result == CUDA_SUCCESS ||
+        result == CUDA_ERROR_INVALID_VALUE) /* any other answer does not depend on the address */
         kinds_note(&memory_state()->kinds, age, address, device ? ADDRESS_DEVICE : ADDRESS_HOST);
     return device;
 }
 
-/* Return whether both addresses are a device's. */
+/* Return whether both addresses are device memory. */
 static bool both_on_device(uint64_t age, CUdeviceptr to, CUdeviceptr from) {
     return !known_host(age, to) && on_device(age, from) && on_device(age, to);
 }
@@ -38,18 +39,19 @@ static uint64_t present_age(void) {
     return kinds_age(&memory_state()->kinds);
 }
 
-/* Return whether a capture records the call: then it runs nothing. No capture elsewhere is disturbed (R3). */
+/* Return whether a capture records the call, which then runs nothing. The query disturbs no capture (R3). */
 static bool captured(CUstream stream, bool per_thread) {
     return atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
 }
 
-/* Return whether a copy of addresses runs between device memories. */
+/* Return whether a copy between these addresses runs between device memories. */
 static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_thread) {
     return !captured(stream, per_thread) && both_on_device(present_age(), to, from);
 }
 
-/* Return whether a batch has a copy between device memories: one makes the batch wait. The driver refuses a batch with
- * an address of 0, behind which there may be no more. */
+/* Return whether a batch contains a copy between device memories; the whole batch then passes the gate. The driver
+ * refuses a batch with an address of 0. Entries after such an address are not read, because the arrays may end there.
+ */
 static bool batch_between(const CUdeviceptr *to, const CUdeviceptr *from, size_t count, CUstream stream,
                           bool per_thread) {
     if (to == NULL || from == NULL || captured(stream, per_thread))
@@ -65,7 +67,8 @@ static bool operand_on_device(uint64_t age, const CUmemcpy3DOperand *operand) {
     return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY || on_device(age, operand->op.ptr.ptr);
 }
 
-/* Return whether the driver refuses an operand, and with it a batch, behind which there may be no more. */
+/* Return whether the driver refuses an operand, and so the whole batch. Entries after such an operand are not read,
+ * because the array may end there. */
 static bool operand_missing(const CUmemcpy3DOperand *operand) {
     return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ? operand->op.array.array == NULL : operand->op.ptr.ptr == 0;
 }
@@ -92,7 +95,8 @@ static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemoryt
     return side_on_device(age, to, to_address) && side_on_device(age, from, from_address);
 }
 
-/* The same of a copy with a descriptor; without a descriptor the driver reports the error. */
+/* Return whether a copy with a descriptor runs between device memories. Without a descriptor the driver reports the
+ * error. */
 #define DESCRIBED(copy, stream, per_thread)                                                               \
     ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType, \
                                          (copy)->srcDevice, stream, per_thread))

@@ -1,4 +1,5 @@
-/* Passage where the fast path does not do: the process is set up first, then the thread enters, and may wait. */
+/* Passage if the fast path does not apply: the process is set up first. Then the thread enters the gate, where it may
+ * wait. */
 #include "wrappers/work/passthrough.h"
 
 __attribute__((noinline)) struct passage enter_slowly(CUstream stream, bool per_thread) {

@@ -1,6 +1,6 @@
-/* The wrapped calls that put work on a stream which does not run on the multiprocessors: copies from and to the host,
- * functions of the program, waits for values, events and semaphores. They bypass the gate. Before each, a fence is
- * recorded behind threads' launches under a metered grant, so that no drain waits for these calls (D3). */
+/* Wrapped calls whose work does not run on the multiprocessors: copies from and to the host, functions of the program,
+ * and waits for values, events and semaphores. They bypass the gate (ungated work). Before each call, the hook records
+ * a fence behind metered launches into the stream, so that no drain waits for the call's work (D3, drain.h). */
 #include "driver/own_calls.h"
 #include "time/streams.h"
 #include "wrappers/work/passthrough.h"
@@ -10,8 +10,9 @@
         PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
     }
 
-/* Fence launches before a wait that the program puts into the stream, then note the wait (Q6): behind it the stream may
- * be full. */
+/* Before a wait that the program puts into the stream: record a fence behind the launches, then record the wait in the
+ * registry (Q6, meter.h). Behind the wait the stream may be full. Return the error that the call must return, or
+ * CUDA_SUCCESS. */
 static CUresult before_wait(CUstream stream, bool per_thread) {
     CUresult refused = process_enter();
     if (refused != CUDA_SUCCESS)
@@ -33,12 +34,13 @@ static CUresult before_wait(CUstream stream, bool per_thread) {
         return result;                                                             \
     }
 
-/* A wait for an event of a capture makes the stream join the capture: its earlier launches are fenced (R5), and the
- * drain ignores the stream during the call. Return whether streams_joined must follow the call. */
+/* A wait for an event of a capture makes the stream join that capture. So the stream's earlier launches are fenced
+ * (R5), and the drain ignores the stream during the call. Return whether streams_joined must follow the call. Set
+ * `*refused` if there is no memory. */
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
         return false;
-    pass_by(stream, per_thread); /* before the stream may capture: then it takes no fence for the drain */
+    pass_by(stream, per_thread); /* first, because a stream that may capture gets no fence for the drain */
     CUstreamCaptureMode mode = own_calls_begin();
     bool joins = !stream_is_capturing(stream, per_thread);
     if (joins && !streams_join(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)))

@@ -1,8 +1,8 @@
-/* Shared physical memory: handles that are exported and imported, and descriptors of address ranges (dma-buf).
+/* Shared physical memory: exported and imported handles, and descriptors of address ranges (dma-buf).
  *
  * Guarantees:
  * - Exported memory stays charged until the last copy of its descriptor is closed, in any process (exports.h).
- * - Memory imported from another process is charged to the process that made it.
+ * - Memory imported from another process is charged to the process that created it.
  */
 #include "driver/entries.h"
 #include "memory/exports.h"
@@ -10,7 +10,8 @@
 #include "memory/state.h"
 #include "process/process.h"
 
-/* Imported memory has no bytes of this process. Importing its own memory may return the handle that it has already. */
+/* Imported memory is not charged to this process. If the process imports its own memory, the driver may return a handle
+ * that the process already has. */
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
                                                CUmemAllocationHandleType type) {
     CUresult result = process_enter();
@@ -32,8 +33,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     return result;
 }
 
-/* Watch a descriptor that the driver has made of pinned memory. If it cannot be watched for lack of
- * descriptors, it is not handed out. */
+/* Watch a descriptor that the driver has created for pinned memory. If this process has too few descriptors to watch
+ * it, close it and return an error. */
 static CUresult watch(struct physical *physical, int *descriptor, CUresult result) {
     if (result == CUDA_SUCCESS && !exports_watch(&physical->exports, *descriptor)) {
         sys_close(*descriptor);
@@ -68,8 +69,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     return result;
 }
 
-/* Pin the memory of a range of addresses: the one piece, or an object to which all pieces are bound. NULL: no known
- * memory, or the kernel gives no memory (`room` false). */
+/* Pin the memory of a range of addresses, and return it: the one piece, or an object to which all pieces are bound.
+ * Return NULL if the memory is not known, or if the kernel gives no memory (`*room` is then false). */
 static struct physical *pin_range(uint64_t address, uint64_t size, bool *room) {
     struct physical *first = NULL, *all = NULL, *piece;
     memory_lock();

@@ -1,7 +1,7 @@
-/* Multicast objects: handles without bytes of their own.
+/* Multicast objects: handles that take no memory themselves.
  *
  * Physical memory that is bound to an object stays charged until it is unbound or the object has ended. The object ends
- * with its last handle and its last mapping.
+ * when its last handle and its last mapping have ended.
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -21,13 +21,13 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CU
     return result;
 }
 
-/* Bindings of one call between begin and end. */
+/* Bindings of one call, between its begin and its end. */
 struct binds {
-    struct physical *object;  /* pinned; NULL: not known, nothing is counted */
-    struct binding *bindings; /* each counts as a mapping already */
+    struct physical *object;  /* pinned object; NULL: it is not known, and nothing is counted */
+    struct binding *bindings; /* each binding already counts as a mapping */
 };
 
-/* Hand the bindings to the object if the driver made them; otherwise free them. */
+/* Move the bindings to the object if the driver made them. Otherwise free them. */
 static void end(struct binds *binds, bool bound) {
     struct binding *bindings = binds->bindings;
     if (binds->object == NULL)
@@ -64,7 +64,7 @@ static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle o
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Begin to bind a range of addresses, which may lie in several mappings. */
+/* Begin to bind a range of addresses, which may contain several mappings. */
 static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle object, uint64_t at, uint64_t address,
                               uint64_t bytes) {
     *binds = (struct binds){0};
@@ -121,7 +121,7 @@ EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUde
          flags);
 }
 
-/* Unbinds the memory of that GPU within that range of the object. */
+/* Unbind the memory of this GPU within this range of the object. */
 EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t from, size_t size) {
     struct binds binds = {0};
     CUresult result = process_enter();
@@ -145,6 +145,6 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     }
     memory_unlock();
     result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
-    end(&binds, result != CUDA_SUCCESS); /* the object has them again, or they have ended */
+    end(&binds, result != CUDA_SUCCESS); /* the object gets the bindings back, or they have ended */
     return result;
 }

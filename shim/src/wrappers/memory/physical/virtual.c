@@ -1,8 +1,7 @@
-/* Virtual memory management: physical memory (cuMemCreate), its handles and mappings.
+/* Virtual memory management: physical memory (cuMemCreate), its handles and its mappings.
  *
- * Guarantees:
- * - Bytes are charged before they are allocated. The charge ends with the last handle and the last mapping, into an
- *   address range or into a sparse array (physical.h).
+ * Guarantee: bytes are charged before they are allocated. The charge ends when the last handle and the last mapping
+ * have ended. A mapping is into an address range or a sparse array (physical.h).
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -14,7 +13,7 @@
 #include "wrappers/memory/refused.h"
 #include "wrappers/memory/physical/virtual.h"
 
-/* Refuse to make physical memory; with the driver's code if its arguments are invalid as well. */
+/* Return the error for a refused cuMemCreate: the driver's error if its arguments are also invalid. */
 static CUresult refuse(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                        unsigned long long flags) {
     size_t step = 0;
@@ -52,7 +51,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     return result;
 }
 
-/* Count one more reference by a handle, known or not. `spare`: an allocation for an unknown one. With the lock. */
+/* Count one more reference by a handle. `spare`: allocation to use if the handle is not in the table; freed otherwise.
+ * With the lock. */
 static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct allocation *spare) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     if (allocation != NULL) {
@@ -91,7 +91,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return result;
 }
 
-/* The handle leaves the table before the driver releases it (C3). */
+/* The handle leaves the table before the driver releases it (C3, memory/state.h). */
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRelease))
@@ -121,13 +121,14 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return result;
 }
 
-/* Mapping of one call between begin and end; both NULL: the handle is unknown and nothing is counted. */
+/* Mapping of one call, between its begin and its end. Both members NULL: the handle is unknown, and nothing is counted.
+ */
 struct mapping {
     struct allocation *allocation;
     struct physical *physical;
 };
 
-/* Pin the memory of a handle for a mapping. False: the kernel gives no memory. */
+/* Pin the memory of a handle for a mapping. Return false if the kernel gives no memory. */
 static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle handle) {
     memory_lock();
     struct allocation *of = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
@@ -139,7 +140,8 @@ static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle 
     return of == NULL || mapping->allocation != NULL;
 }
 
-/* Enter the mapping if the driver made it, and unpin. `allocation`: its kind, key, bytes and array. */
+/* Add the mapping to the table if the driver made it, and remove the pin. `allocation`: kind, key, bytes and array of
+ * the mapping. */
 static void end_mapping(struct mapping *mapping, bool made, struct allocation allocation) {
     struct physical *physical = mapping->physical;
     if (physical == NULL)
@@ -185,12 +187,12 @@ static bool begins_in(const struct allocation *allocation, const void *of) {
     return allocation->kind == ALLOCATION_MAPPING && allocation->key - range->from < range->size;
 }
 
-/* Remove the mappings that begin in a range from the table; return them as a list. */
+/* Remove the mappings that begin in a range from the table, and return them as a list. */
 static struct allocation *take_range(uint64_t address, uint64_t size) {
     struct allocation_table *table = &memory_state()->allocations;
     struct allocation *list = NULL;
     memory_lock();
-    if (size / MAPPING_STEP >= table->bucket_count) { /* a walk over the table is shorter */
+    if (size / MAPPING_STEP >= table->bucket_count) { /* reading the whole table is faster */
         list = allocations_take_all(table, begins_in, &(struct range){address, size});
     } else {
         for (uint64_t done = 0; done < size;) {
@@ -235,7 +237,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     return result;
 }
 
-/* Return a hash of the array and of its part. */
+/* Return a hash of the array and of the mapped part. */
 static uint64_t part(const CUarrayMapInfo *map) {
     uint64_t words[12] = {(uintptr_t)map->resource.array, (uint64_t)map->subresourceType};
     if (map->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL) {
@@ -258,15 +260,15 @@ static uint64_t part(const CUarrayMapInfo *map) {
     return hash;
 }
 
-/* Map or unmap parts of arrays. A part refers to its memory until that same part is unmapped or mapped again, or the
- * array is destroyed. A program that unmaps in other pieces is charged too long rather than too short. */
+/* Map or unmap parts of arrays. A part refers to its memory until exactly this part is unmapped or mapped again, or
+ * until the array is destroyed. If a program unmaps in other pieces, the charge ends too late rather than too early. */
 static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream), CUarrayMapInfo *list, unsigned count,
                           CUstream stream) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || call == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     for (unsigned i = 0; list != NULL && i < count; i++)
-        if (list[i].resource.array == NULL) /* the driver refuses the list, of which there may be no more */
+        if (list[i].resource.array == NULL) /* the driver refuses the list, which may end here */
             return call(list, count, stream);
     struct mapping *mappings = list && count ? sys_map(count * sizeof *mappings) : NULL;
     if (list != NULL && count != 0 && mappings == NULL)
