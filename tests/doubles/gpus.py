@@ -1,8 +1,8 @@
-"""State of the simulated GPUs, from Python: make the state file, read it, release hung kernels.
+"""State of the simulated GPUs, from Python: create the state file, read it, release hung kernels.
 
-`create_state(path, devices)` makes the file that `FAKE_CUDA_STATE` names. `read_state(path)` returns the device time
-and memory of each process that used it, of ended processes too (until their places are needed again). The layout is
-that of `libcuda/device/state.h`.
+`create_state(path, devices)` creates the file that `FAKE_CUDA_STATE` names. `read_state(path)` returns the device time
+and memory of each process that has used it. Ended processes are included until their places are needed again. The
+layout is that of `libcuda/device/state.h`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAYOUT = 5
 MAX_DEVICES = 16
 MAX_CLIENTS = 256
 QUEUE_DEPTH = 1024
-"""Unfinished operations that one stream holds (device/fake.h); a launch beyond them waits in the driver."""
+"""Unfinished operations that one stream can hold (device/fake.h). A further launch waits in the driver."""
 
 KINDS = ("linear", "managed", "array", "pool", "virtual", "graph", "module", "context")
 
@@ -32,7 +32,7 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
 _STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
-"""Part of the layout that is read here; behind it is a table of the memory that processes share."""
+"""Bytes of the layout that are read here. A table of shared memory follows them."""
 _SHARES_BYTES = 512 * (48 + 2 * MAX_CLIENTS)
 _CLIENT_LOCK_BYTE = 1 << 25
 _F_OFD_GETLK = 36
@@ -52,7 +52,7 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class Usage:
-    """Use that one client has made of one device. Times in ns, `last_end` on CLOCK_MONOTONIC; memory in bytes."""
+    """One client's use of one device. Times in ns, `last_end` on CLOCK_MONOTONIC; memory in bytes."""
 
     submitted: int
     kernels: int
@@ -61,9 +61,11 @@ class Usage:
     memory: int
     peak: int
     copies: int
-    """Transfers with host memory; `submitted` does not count them."""
+    """Number of transfers with host memory, which `submitted` does not count."""
     misused: int
-    """Of the first device: calls with handles whose context has ended, and calls while the library ends."""
+    """Only of the first device: number of calls with a handle of an ended context, and of calls while the library
+    ends.
+    """
     kinds: dict[str, int]
     """Bytes of `memory` by kind, see KINDS."""
 
@@ -81,7 +83,7 @@ class ClientState:
 
     label: str
     pid: int
-    """Pid as the process itself sees it."""
+    """Pid that the process itself sees."""
     alive: bool
     usage: dict[str, Usage]
     """Use by UUID of the device."""
@@ -95,7 +97,7 @@ class State:
     clients: tuple[ClientState, ...]
 
     def client(self, label: str) -> ClientState:
-        """Return the client of that label. KeyError unless there is exactly one."""
+        """Return the client with this label. KeyError unless there is exactly one."""
         found = [client for client in self.clients if client.label == label]
         if len(found) != 1:
             raise KeyError(
@@ -104,7 +106,7 @@ class State:
         return found[0]
 
     def busy_ns(self, label: str, gpu: str | None = None) -> int:
-        """Return the device time, ns, of all clients of a label, on one device or all."""
+        """Return the device time in ns of all clients with a label, on one device or on all."""
         return sum(
             usage.busy_ns
             for client in self.clients
@@ -119,11 +121,12 @@ def _uuid_bytes(gpu: str) -> bytes:
 
 
 def create_state(path: Path | str, devices: Sequence[tuple[str, str, int]], *, context_bytes: int = 0) -> Path:
-    """Make a state file that every user may use; an older one is replaced.
+    """Create a state file that every user may use. An older file is replaced.
 
     Args:
         devices: UUID, model and bytes of memory of each device.
-        context_bytes: Bytes that a process's contexts together take of a device, beside what its calls ask for.
+        context_bytes: Bytes that a process's contexts together take on a device, in addition to the bytes that calls
+            request.
     """
     if not 0 < len(devices) <= MAX_DEVICES:
         raise ValueError(f"{len(devices)} devices; the double has 1 to {MAX_DEVICES}")
@@ -185,12 +188,14 @@ def submitted_at(path: Path | str, pid: int, device: int = 0) -> int:
 
 
 def memory_at(path: Path | str, pid: int, device: int = 0) -> int:
-    """Return the offset in the file of a process's `memory` (8 bytes), likewise."""
+    """Return the offset in the file of a process's `memory` (8 bytes), in the same way."""
     return _usage_at(path, pid, device) + 4 * 8
 
 
 def _usage_at(path: Path | str, pid: int, device: int) -> int:
-    """Return the offset of a process's usage; the living process's, if an ended one had the same pid."""
+    """Return the offset of a process's usage. If an ended process had the same pid, it is that of the living
+    process.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         content = os.pread(descriptor, _STATE_BYTES, 0)
@@ -207,7 +212,7 @@ def _usage_at(path: Path | str, pid: int, device: int) -> int:
 
 
 def release_hung_kernels(path: Path | str) -> None:
-    """Let every hung kernel end, now and later."""
+    """End every hung kernel, now and in future."""
     with Path(path).open("r+b") as file:
         file.seek(12)
         file.write(struct.pack("=I", 1))

@@ -1,13 +1,13 @@
-"""API server double as a process of its own, with scheduler, kubelets and agents: the in-memory control plane of the
+"""API server double as a separate process, with scheduler, kubelets and agents: the in-memory control plane of the
 benchmarks.
 
     python -m doubles.apiserver --port 23000 --nodes 320 --gpus 8
 
-Every shape of an object is accepted: checking schemas takes milliseconds. Paths for the benchmark:
+Objects of any shape are accepted, because checking a schema takes milliseconds. Paths for the benchmark:
 
-    GET  /double/calls              calls so far, by client, verb and resource
+    GET  /double/calls              number of calls so far, by client, verb and resource
     POST /double/foreign?count=N    adds Pods that are no tenants
-    POST /double/swing?milli=N      lets usage move by up to N thousandths
+    POST /double/swing?milli=N      lets usage change by up to N thousandths
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _REMEMBERED = 50_000
-"""Changes that a watch may lie behind before it gets 410."""
+"""Number of changes by which a watch may be behind before it gets 410."""
 _YOUNG = 50_000
-"""New objects between two collections of garbage, which look at these alone. A full collection of 700 nodes stopped the
-double for half a second, as no API server stops, and was the longest of all latencies at 20 SharePods a second."""
+"""New objects between two collections of garbage, which examine only these objects. A full collection with 700 nodes
+stopped the double for half a second. A real API server does not stop like that, and at 20 SharePods a second it was the
+longest of all latencies.
+"""
 _BOOKMARK_S = 60.0
-"""Seconds between two bookmarks, as the real API server has it."""
+"""Seconds between two bookmarks, as in the real API server."""
 
 
 class Front:
@@ -84,7 +86,7 @@ class Front:
             await _answer(send, json.dumps(refused.status()).encode(), refused.code)
 
     async def _watch(self, events: Any, receive: Receive, send: Send) -> None:
-        """Send events until they end or the client has gone."""
+        """Send events until they end or the client has disconnected."""
         first = await anext(events)  # 410 before the stream begins
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": first, "more_body": True})

@@ -1,9 +1,9 @@
-"""Strategy of ResourceClaims: what the API server refuses of a changed claim, and what it drops. Pure.
+"""Update strategy of ResourceClaims: changes that the API server refuses, and fields that it drops. Pure.
 
 Guarantees, as of Kubernetes 1.36:
-- The spec never changes. An allocation appears and disappears whole.
+- The spec never changes. An allocation is added and removed as a whole.
 - A claim is reserved only while it is allocated.
-- `status.devices` has entries of allocated devices alone; those of devices that are no longer allocated are dropped.
+- `status.devices` has entries only of allocated devices; entries of other devices are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 def stored(before: Json | None, after: Json) -> Json:
-    """Return a claim as it is stored. Raises `Refused` (422)."""
+    """Return the claim as the API server stores it. Raises `Refused` (422)."""
     name = after["metadata"]["name"]
     if before is not None and before.get("spec") != after.get("spec"):
         raise invalid(f'ResourceClaim.resource.k8s.io "{name}" is invalid: spec: Invalid value: field is immutable')

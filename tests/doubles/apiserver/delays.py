@@ -1,9 +1,10 @@
-"""Random delays from a seed: calls, their answers and the events of watches overtake each other, as on a busy cluster.
+"""Random delays from a seed: calls, their answers and events of watches overtake each other, as on a busy cluster.
 
 Guarantees:
-- Most are short; one in `_LONG_EVERY` is long enough for whole lives to go by, at another place each time.
-- Events of one watch keep their order, as they do on one connection; those of two kinds do not.
-- The same seed gives the same delays in the same order. Which call meets which is up to the event loop.
+- Most delays are short. One in `_LONG_EVERY` is long enough for an object to be created, placed and deleted; its
+  position is random.
+- Events of one watch keep their order, as on one connection. Events of two resources may not.
+- The same seed gives the same delays in the same order. The event loop determines which call gets which delay.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import asyncio
 import random
 
 _SHORT_S = 0.005
-"""Longest of the short delays in seconds: some turns of the operator's event loop."""
+"""Longest short delay in seconds: some iterations of the operator's event loop."""
 _LONG_S = 0.15
-"""Longest of the long ones: an object is created, placed and deleted meanwhile."""
+"""Longest long delay in seconds: an object is created, placed and deleted within it."""
 _LONG_EVERY = 12
 
 

@@ -1,4 +1,4 @@
-"""Refusals of the double, as the API server words them."""
+"""Refusals of the double, in the API server's words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
-    """A request that is answered with a Status instead of an object."""
+    """Request that is answered with a Status object because it fails."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, retry_after: int | None = None, fields: tuple[str, ...] = ()
@@ -19,7 +19,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
         self.message = message
         self.retry_after = retry_after
         self.fields = fields
-        """Fields of the object that are named as the cause."""
+        """Fields of the object that the answer names as the cause."""
 
     def status(self) -> Json:
         """The body of the answer."""

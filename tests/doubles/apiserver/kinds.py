@@ -1,4 +1,4 @@
-"""The resources that the double serves, and the schemas of the CRDs among them."""
+"""Resources that the double serves, and the schemas of the CRDs among them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ Json: TypeAlias = dict[str, Any]
 
 _CRDS = Path(__file__).parents[3] / "crds"
 _LONGEST_FAULT = 300
-"""Characters of a schema fault that go into the answer."""
+"""Most characters of a schema fault in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One resource: where it is served, and how its objects behave."""
+    """One resource: its path, and the behaviour of its objects."""
 
     prefix: str
     plural: str
     kind: str
     namespaced: bool = True
     status: bool = False
-    """True if the kind has a status subresource: object and status are written apart."""
+    """True if the kind has a status subresource: spec and status are then written by separate calls."""
     graceful: bool = False
-    """A delete of a bound object only marks it, until `Storage.finish_deletion`: Pods."""
+    """True for Pods: a delete of a bound object only marks it, until `Storage.finish_deletion`."""
     schema: Json | None = None
-    """OpenAPI schema of a CRD; None: every shape is accepted."""
+    """OpenAPI schema of a CRD; None: objects of any shape are accepted."""
     strategy: Callable[[Json | None, Json], Json] | None = None
-    """Returns an object as it is stored, by the object before (None: created); may raise `Refused`."""
+    """Function from the object before (None: it is created) and the new object to the stored object. May raise
+    `Refused`.
+    """
 
     @property
     def api_version(self) -> str:
@@ -43,7 +45,7 @@ class Kind:
         return self.prefix.removeprefix("/apis/").removeprefix("/api/")
 
     def fault(self, item: Json) -> str | None:
-        """Return what the schema refuses of an object; None if nothing."""
+        """Return the fault that the schema finds in an object; None: there is none."""
         if self.schema is None:
             return None
         error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(self.schema).iter_errors(item))
@@ -53,7 +55,9 @@ class Kind:
         return f"{field}: Invalid value: {error.message[:_LONGEST_FAULT]}"
 
     def pruned(self, item: Json) -> Json:
-        """The object without the fields that its schema does not know, as a CRD's objects are stored."""
+        """Return the object without the fields that its schema does not know, as the API server stores objects of a
+        CRD.
+        """
         return _prune(item, self.schema, top=True) if self.schema is not None else item
 
 
@@ -105,5 +109,5 @@ KINDS = (
 
 
 def without_schemas() -> tuple[Kind, ...]:
-    """The kinds with every shape accepted: checking one object takes milliseconds."""
+    """Return the kinds without schemas, because checking one object takes milliseconds."""
     return tuple(replace(kind, schema=None) for kind in KINDS)

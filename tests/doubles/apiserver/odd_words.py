@@ -1,4 +1,4 @@
-"""Odd words of watches: lines that no API server says, but a proxy, a bug or another version of one may."""
+"""Unusual lines of watches: no API server sends them, but a proxy, a bug or another version of an API server may."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _REJECTED = "the server rejected our request due to an error in our request"
 
 
 def json_patch(item: Json, operations: list[Json]) -> Json:
-    """Apply all operations or none. Raises `Refused` (422) if a `test` fails or a path does not exist."""
+    """Apply all operations, or none. Raises `Refused` (422) if a `test` fails or a path does not exist."""
     root = {"": copied(item)}
     for operation in operations:
         kind = operation.get("op")
@@ -104,10 +104,10 @@ def merge_patch(item: Any, patch: Any) -> Any:
 
 
 def apply(item: Json, body: Json, owners: dict[Path, str], manager: str, *, force: bool) -> Json:
-    """Server-side apply of `body` by `manager`; `owners` (leaf to manager) is brought up to date.
+    """Server-side apply of `body` by `manager`. `owners` (manager by leaf) is updated.
 
-    Fields that the manager set before and no longer names are removed. Raises `Refused` (409) if another manager owns
-    a field with another value, unless `force`.
+    Fields that the manager set before, and that `body` lacks, are removed. Raises `Refused` (409) if another manager
+    owns a field with another value, unless `force`.
     """
     wanted = dict(_leaves(body, ()))
     result: Json = copied(item)

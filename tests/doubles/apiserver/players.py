@@ -1,12 +1,13 @@
-"""Scheduler, kubelets and agents of the double, in its own process: what they write costs no HTTP.
+"""Scheduler, kubelets and agents of the double, in its process: their writes need no HTTP.
 
 Guarantees:
-- The scheduler binds each Pod without a scheduling gate to the node of its pin; without a pin, to the next in turn.
-- Kubelets report a bound Pod as running and ready, and remove one that is deleted.
-- Agents put each change of a ledger in force within a second, with at most one write per node and second.
-- Agents report a row that is released as drained.
-- Agents renew their Leases each `RENEW_S`.
-- Agents write usage per node each `USAGE_S`, once it is told to move.
+- The scheduler binds each Pod without a scheduling gate to the node that the Pod's affinity names, else to the next
+  node in turn.
+- Kubelets report a bound Pod as running and ready, and remove a deleted Pod.
+- Agents apply each change of a ledger within a second, with at most one write per node and second.
+- Agents report a released row as drained.
+- Agents renew their Leases every `RENEW_S`.
+- Agents write usage per node every `USAGE_S`, after `swing` was called.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from .storage import Change, Storage
 
 NAMESPACE = "sharepod-system"
 RENEW_S = 5.0
-"""Seconds between two renewals of an agent's Lease, as the real agent has it."""
+"""Seconds between two renewals of an agent's Lease, as in the real agent."""
 USAGE_S = 30.0
-"""Seconds between two writes of usage of one node, as the real agent has it."""
+"""Seconds between two writes of a node's usage, as in the real agent."""
 _PACE_S = 1.0
-"""Least seconds between two writes of one agent, as the real agent has it."""
+"""Least seconds between two writes of one agent, as in the real agent."""
 _MEMORY = 80 << 30
-"""Bytes of one GPU, as of a large one."""
+"""Bytes of one GPU: those of a large GPU."""
 _TICK_S = 0.1
-"""Seconds between two looks at which Leases and usages are due: spreads both evenly."""
+"""Seconds between two checks for due Leases and usage: it spreads both evenly."""
 
 
 class Players:
-    """Players on one storage. `start` and `stop` them inside an event loop.
+    """Scheduler, kubelets and agents on one storage. Call `start` and `stop` inside an event loop.
 
     Args:
-        storage: Where they read and write.
-        kinds: The kinds of the storage, by plural.
+        storage: Storage that they read and write.
+        kinds: Kinds of the storage, by plural.
     """
 
     def __init__(self, storage: Storage, kinds: dict[str, Kind]) -> None:
@@ -60,7 +61,7 @@ class Players:
         self._beating = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
-        """End."""
+        """Stop all tasks."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -104,7 +105,9 @@ class Players:
             self._write("pods", "foreign", made["metadata"]["name"], _running())
 
     def swing(self, milli: int) -> None:
-        """Let the usage of each tenant move by up to so many thousandths at each writing; 0: usage stands still."""
+        """Let the usage of each tenant change by up to so many thousandths at each write; 0: the usage does not
+        change.
+        """
         self._swing = milli
 
     # What they see
@@ -120,11 +123,11 @@ class Players:
 
     @staticmethod
     def _soon(what: Any, *args: Any) -> None:
-        """Do it after the write that was seen."""
+        """Do it after the write of which the storage has notified."""
         asyncio.get_running_loop().call_soon(what, *args)
 
     def _pod(self, seen: Json) -> None:
-        """Do the next step of a Pod: bind, run, or remove it."""
+        """Do the next step of a Pod: bind it, start it, or remove it."""
         metadata, spec = seen["metadata"], seen["spec"]
         where, kind = (metadata.get("namespace", ""), metadata["name"]), self._kinds["pods"]
         if metadata.get("deletionTimestamp"):
@@ -140,7 +143,7 @@ class Players:
             self._write("pods", *where, _running())
 
     def _report(self, node: str) -> None:
-        """Write what the agent of a node sees of its ledger, or do so when it may."""
+        """Write the agent's view of a node's ledger, now or as soon as the interval between writes allows."""
         now = asyncio.get_running_loop().time()
         if now < self._due.get(node, 0.0):
             self._behind.add(node)
@@ -182,7 +185,7 @@ class Players:
                 self._report(node)
 
     def _spread(self, period: float) -> Iterator[list[str]]:
-        """Yield the nodes that are due at each tick, each once in a period."""
+        """Yield the nodes that are due at each tick. Each node is due once per period."""
         ticks = round(period / _TICK_S)
         for tick in itertools.count():
             yield self._nodes[tick % ticks :: ticks]

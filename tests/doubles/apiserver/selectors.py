@@ -14,7 +14,9 @@ Test: TypeAlias = Callable[[Json], bool]
 
 
 def matches(item: Json, labels: str, fields: str) -> bool:
-    """Return whether an object is selected. Raises `Refused` (400) for a selector of a form that is not served."""
+    """Return whether an object matches the selectors. Raises `Refused` (400) for a form of selector that is not
+    supported.
+    """
     return all(test(item) for test in _tests(labels, fields)) if labels or fields else True
 
 

@@ -1,4 +1,4 @@
-"""The double over HTTP: routes, content types, pages, watch streams, and faults on demand."""
+"""The double over HTTP: routes, content types, pages, watch streams, and faults that a test requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .storage import Change, Storage
 
 _APPLY = "application/apply-patch+yaml"
 _LISTS = 16
-"""Lists that are read page by page at the same time: more than a test has clients."""
+"""Lists that may be read page by page at the same time: more than a test has clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Call:
 class Fault:
     """Fault of the next `times` calls that match.
 
-    `hold`: the call waits until this is set, before it takes effect. `refusal`: the answer instead of an effect.
-    `lose_answer`: the call takes effect and the connection is cut before its answer. `hold_answer`: it takes effect,
-    and its answer is sent once this is set.
+    `hold`: the call waits until this event is set, before it takes effect. `refusal`: the call has no effect, and this
+    is its answer. `lose_answer`: the call takes effect, and the connection is closed before its answer. `hold_answer`:
+    the call takes effect, and its answer is sent after this event is set.
     """
 
     matches: Callable[[Call], bool]
@@ -61,9 +61,9 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Watching:
-    """One watch under way. `since`: everything up to this version was sent; `news`: set when there is more to send;
-    `behind`: there may be more to send from before `news` was looked at; `cut`: it is to end; `words`: sent before its
-    next events, or its end, as they are.
+    """One open watch. `since`: all events up to this version were sent. `news`: set when there are more events to send.
+    `behind`: there may be more events to send before `news` is waited for. `cut`: the watch must end. `words`: raw
+    lines to send before its next events or its end.
     """
 
     kind: Kind
@@ -77,26 +77,26 @@ class Watching:
 
 @dataclass(slots=True)
 class ApiServer:
-    """An API server in memory. Tests write through `storage`, clients through HTTP at `url`."""
+    """API server in memory. Tests write through `storage`, clients through HTTP at `url`."""
 
     storage: Storage = field(default_factory=Storage)
     kinds: tuple[Kind, ...] = KINDS
     bookmark_s: float = 0.0
-    """Seconds between two bookmarks of a watch that asks for them; 0: one after each batch of events."""
+    """Seconds between two bookmarks of a watch that requests bookmarks; 0: a bookmark after each batch of events."""
     url: str = ""
     calls: list[Call] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     disrupted: set[tuple[str, str]] = field(default_factory=set)
     """Pods (namespace, name) whose eviction a PodDisruptionBudget forbids."""
     unserved: set[str] = field(default_factory=set)
-    """Plurals of resources that are not served: their CRD is not applied."""
+    """Plurals of resources that are not served, because their CRD is not applied."""
     delays: Delays | None = None
-    """How long calls wait before they take effect, their answers afterwards, and events; None: not at all."""
+    """Delays of calls before they take effect, of their answers, and of events; None: no delays."""
     silent: set[str] = field(default_factory=set)
-    """Plurals of resources whose open watches send nothing more, and do not end: half-open connections."""
+    """Plurals of resources whose open watches send nothing more and do not end, like half-open connections."""
     _watches: set[Watching] = field(default_factory=set)
     _pages: dict[str, list[Json]] = field(default_factory=dict)
-    """What is left to be read of lists, by their token."""
+    """Remaining pages of lists, by token."""
     _tokens: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -113,27 +113,27 @@ class ApiServer:
                 watch.since = change.version
 
     def fail(self, verb: str, plural: str, **fault: Any) -> Fault:
-        """Let a fault befall the next calls of this verb to this resource; returns the fault."""
+        """Add a fault of the next calls of this verb to this resource, and return it."""
         made = Fault(lambda call: (call.verb, call.kind.plural) == (verb, plural), **fault)
         self.faults.append(made)
         return made
 
     def cut_watches(self, plural: str | None = None, *, error: Refused | None = None) -> None:
-        """End all watches, or those of one resource, as a restarting server does; with `error`, by an ERROR event."""
+        """End all watches, or the watches of one resource, as a restarting server does. `error`: by an ERROR event."""
         for watch in self._watches:
             if plural in (None, watch.kind.plural):
                 watch.cut, watch.error = True, error
                 watch.news.set()
 
     def send_words(self, plural: str, words: bytes, *, ends: bool = False) -> None:
-        """Say this in all watches of one resource; `ends`: and end them."""
+        """Send this text in all watches of one resource. `ends`: end these watches afterwards."""
         for watch in self._watches:
             if plural == watch.kind.plural:
                 watch.words, watch.cut = words, ends
                 watch.news.set()
 
     def made(self, verb: str, plural: str) -> list[Call]:
-        """The calls of this verb to this resource so far."""
+        """Return the calls of this verb to this resource so far."""
         return [call for call in self.calls if (call.verb, call.kind.plural) == (verb, plural)]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -171,11 +171,11 @@ class ApiServer:
             await self.delays.pass_by()
 
     def discovered(self, path: str) -> Json | None:
-        """Return the answer to a question of API discovery; None if it is none."""
+        """Return the answer to a discovery request; None: it is no discovery request."""
         return discovery.answer(path, self.kinds)
 
     def parse(self, method: str, path: str, query: dict[str, str], content: str, body: bytes) -> Call | None:
-        """Return the call that a request makes; None for a question of API discovery. Raises `Refused`."""
+        """Return the call that a request makes; None for a discovery request. Raises `Refused`."""
         for kind in self.kinds:
             rest = path.removeprefix(f"{kind.prefix}/")
             if rest == path:
@@ -207,7 +207,7 @@ class ApiServer:
         return None
 
     def do(self, call: Call) -> tuple[bytes, int]:
-        """Carry out a call; return its answer and HTTP status. Raises `Refused`."""
+        """Execute a call. Return its answer and HTTP status. Raises `Refused`."""
         if call.verb == "list":
             return self._list(call), 200
         answer, code = self._one(call)
@@ -233,7 +233,9 @@ class ApiServer:
         raise Refused(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     def _list(self, call: Call) -> bytes:
-        """One page. A later page is of the same moment as the first; its token ends when the changes are compacted."""
+        """Return one page of a list. Later pages show the same version as the first. Their token becomes invalid when
+        the changes are compacted.
+        """
         query, kind = call.query, call.kind
         if token := query.get("continue"):
             version = int(base64.b64decode(token).split(b".")[0])
@@ -308,8 +310,8 @@ class ApiServer:
         return response
 
     async def watch(self, call: Call) -> AsyncIterator[bytes]:
-        """Yield events, some lines at a time (first none), until the client's timeout, a cut, or an error; bookmarks
-        too, if asked for. Raises `Refused` (410).
+        """Yield events, some lines at a time (the first time none), until the client's timeout, a cut, or an error;
+        also bookmarks, if requested. Raises `Refused` (410).
         """
         kind, query, loop = call.kind, call.query, asyncio.get_running_loop()
         since = int(query.get("resourceVersion") or self.storage.version)
@@ -356,7 +358,7 @@ class ApiServer:
 
 
 async def _within(news: asyncio.Event, seconds: float) -> bool:
-    """Wait for news; return whether there were any in time."""
+    """Wait for news. Return whether there were any within the time."""
     try:
         async with asyncio.timeout(seconds):
             await news.wait()
@@ -370,8 +372,9 @@ def _line(name: str, text: bytes) -> bytes:
 
 
 def _read(content: str, body: bytes) -> Any:
-    """Read a body: what is applied as YAML, as the API server does, where that could differ from JSON. Raises
-    `ValueError` and `YAMLError`."""
+    """Read a body. An apply is read as YAML, as by the API server, if that could differ from JSON. Raises `ValueError`
+    and `YAMLError`.
+    """
     if content == _APPLY and (b"\\u" in body or not body.isascii()):
         return yaml.load(body, Loader=yaml.CSafeLoader)
     return json.loads(body) if body else None
@@ -391,7 +394,7 @@ def _selectors(query: dict[str, str]) -> tuple[str, str]:
 
 @asynccontextmanager
 async def api_server() -> AsyncIterator[ApiServer]:
-    """A running double; its watches end with it."""
+    """Running double, whose watches end with it."""
     double = ApiServer()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", double.handle)

@@ -1,13 +1,15 @@
-"""Objects of the double, their versions, and what changed when.
+"""Objects of the double, their versions, and their changes.
 
 Guarantees:
-- One resourceVersion counts the writes to all objects. A write that changes nothing gets no new one.
-- `uid` and `creationTimestamp` are the storage's. `generation` counts changes outside metadata and status.
-- A precondition (uid, resourceVersion) that does not hold changes nothing: 409.
-- A write to an object leaves its status alone, a write to its status everything else.
-- A watcher sees each change after its version once, in order, as its selectors see it; 410 after a compaction.
-- Objects go in and out as copies, unless `copies` is False: then nobody may change an object that went in or came out.
-- The stored objects themselves are never changed.
+- One resourceVersion counts the writes to all objects. A write that changes nothing gets no new version.
+- The storage sets `uid` and `creationTimestamp`. `generation` counts changes outside metadata and status.
+- If a precondition (uid, resourceVersion) does not hold, the write changes nothing and fails with 409.
+- A write to an object does not change its status. A write to the status changes nothing else.
+- A watcher sees each change after its version once, in order, filtered by its selectors. After a compaction it gets
+  410.
+- Objects are copied when they are stored and when they are returned. With `copies=False` they are not copied, and no
+  caller may change them.
+- Stored objects are never changed.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from .errors import already_exists, bad_request, conflict, expired, invalid, not
 from .kinds import Json, Kind
 
 _SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp")
-"""Metadata that no client sets."""
+"""Metadata that clients cannot set."""
 _TEXTS = 50_000
-"""Objects whose text is kept, so that all watchers and lists send the same bytes: some 100 MB."""
+"""Number of objects whose text is kept, so that all watchers and lists send the same bytes: about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write: the object before (None: created) and after (None: deleted) it; `last` is what a watch shows."""
+    """One write: the object before (None: it was created) and after (None: it was deleted) the write. `last`: the
+    object that a watch shows.
+    """
 
     version: int
     kind: Kind
@@ -51,11 +55,11 @@ class Backup:
 
 
 class Storage:
-    """All objects. `admit(kind, before, after)` may refuse a write by raising `Refused`.
+    """Store of all objects of the double. `admit(kind, before, after)` may refuse a write by raising `Refused`.
 
     Args:
-        copies: False where speed counts and no caller changes an object.
-        remembered: Changes that are kept for watches; None: all.
+        copies: Return copies of objects. Pass False for speed if no caller changes an object.
+        remembered: Number of changes that are kept for watches; None: all.
     """
 
     def __init__(self, *, copies: bool = True, remembered: int | None = None) -> None:
@@ -63,9 +67,9 @@ class Storage:
         self._remembered = remembered
         self._objects: defaultdict[str, dict[tuple[str, str], Json]] = defaultdict(dict)
         self._sorted: dict[str, list[Json]] = {}
-        """By kind: its objects by namespace and name, as of now."""
+        """By kind: its present objects by namespace and name."""
         self._spoiled: dict[str, bytes] = {}
-        """By uid: the spec as text, of objects that a reader may choke on."""
+        """By uid: text that is shown as the spec of objects that a reader may fail to parse."""
         self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
         """Objects and their texts by resourceVersion."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
@@ -75,21 +79,21 @@ class Storage:
         self._changed = asyncio.Event()
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
-        """Called with each change, once it is stored."""
+        """Functions that are called with each change after it is stored."""
         self.admit: Callable[[Kind, Json | None, Json], None] = lambda kind, before, after: None
 
     @property
     def version(self) -> int:
-        """The resourceVersion of the last write."""
+        """resourceVersion of the last write."""
         return self._version
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """One object. Raises `Refused` (404)."""
+        """Return one object. Raises `Refused` (404)."""
         found: Json = self._copy(self._find(kind, namespace, name))
         return found
 
     def select(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> list[Json]:
-        """The selected objects by namespace and name; an empty namespace selects from all."""
+        """Return the selected objects by namespace and name. An empty namespace selects from all namespaces."""
         if kind.plural not in self._sorted:
             self._sorted[kind.plural] = [item for _, item in sorted(self._objects[kind.plural].items(), key=_name)]
         return [
@@ -99,7 +103,7 @@ class Storage:
         ]
 
     def text(self, item: Json) -> bytes:
-        """An object as JSON; that of a stored one is kept."""
+        """Return an object as JSON. The text of a stored object is kept."""
         if (spec := self._spoiled.get(str(item["metadata"].get("uid")))) is not None:
             head = {"apiVersion": item.get("apiVersion"), "kind": item.get("kind"), "metadata": item["metadata"]}
             return b'%s,"spec":%s}' % (json.dumps(head)[:-1].encode(), spec)
@@ -141,7 +145,7 @@ class Storage:
     def update(
         self, kind: Kind, namespace: str, name: str, change: Callable[[Json], Json], *, status: bool = False
     ) -> Json:
-        """Store what `change` makes of the object, or of its status. uid and resourceVersion in what it returns are
+        """Store the result of `change` for the object, or for its status. uid and resourceVersion in the result are
         preconditions.
         """
         before = self._find(kind, namespace, name)
@@ -168,7 +172,7 @@ class Storage:
     def delete(
         self, kind: Kind, namespace: str, name: str, uid: str | None = None, resource_version: str | None = None
     ) -> Json:
-        """Delete an object; one with finalizers, and a Pod that is bound and has not ended, is only marked."""
+        """Delete an object. An object with finalizers, and a bound Pod that has not ended, are only marked."""
         before = self._find(kind, namespace, name)
         self._check(kind, before, uid, resource_version)
         metadata = before["metadata"]
@@ -183,11 +187,11 @@ class Storage:
         return self._remove(kind, before)
 
     def finish_deletion(self, kind: Kind, namespace: str, name: str) -> None:
-        """Remove an object that is marked, as the kubelet does with a Pod once its containers have ended."""
+        """Remove a marked object, as the kubelet does with a Pod after its containers have ended."""
         self._remove(kind, self._find(kind, namespace, name))
 
     def spoil(self, item: Json, spec: bytes) -> None:
-        """Show an object with this text as its spec: one that is too deep or too large for a reader."""
+        """Show an object with this text as its spec: a spec that is too deep or too large for a reader."""
         self._spoiled[item["metadata"]["uid"]] = spec
 
     def backup(self) -> Backup:
@@ -195,7 +199,7 @@ class Storage:
         return Backup(self._version, {plural: dict(items) for plural, items in self._objects.items()})
 
     def restore(self, backup: Backup) -> None:
-        """Go back to a backup, its version included. What was written since has never been."""
+        """Restore a backup, with its version. Later writes are lost."""
         self._version = backup.version
         self._objects = defaultdict(dict, {plural: dict(items) for plural, items in backup.objects.items()})
         self.history = [change for change in self.history if change.version <= backup.version]
@@ -203,18 +207,18 @@ class Storage:
         self._texts.clear()
 
     def compact(self) -> None:
-        """Forget all changes up to now: a watch from an earlier version gets 410."""
+        """Drop all changes up to now: a watch from an earlier version gets 410."""
         self._compacted = self._version
 
     async def wait(self, since: int) -> None:
-        """Wait until something was written after version `since`."""
+        """Wait until a write after version `since`."""
         while self._version <= since:
             await self._changed.wait()
 
     def changes(self, kind: Kind, namespace: str, since: int, labels: str, fields: str) -> list[tuple[str, Json]]:
-        """The watch events (type, object) after a version, as these selectors see them. Raises `Refused` (410).
+        """Return the watch events (type, object) after a version, filtered by these selectors. Raises `Refused` (410).
 
-        The objects are the stored ones: they are not to be changed.
+        The objects are the stored ones, and must not be changed.
         """
         if since < self._compacted:
             raise expired(f"too old resource version: {since} ({self._compacted})")
@@ -323,7 +327,7 @@ def _name(entry: tuple[tuple[str, str], Json]) -> tuple[str, str]:
 
 
 def metadata_is_done(item: Json) -> bool:
-    """Return whether an object that is being deleted has lost its last finalizer."""
+    """Return whether an object that is being deleted has no finalizer left."""
     metadata = item["metadata"]
     graceful = (item.get("spec") or {}).get("nodeName") is not None
     return bool(metadata.get("deletionTimestamp")) and not metadata.get("finalizers") and not graceful

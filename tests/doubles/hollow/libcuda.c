@@ -1,6 +1,6 @@
-/* Hollow driver: every call returns at once, so that the time of a call is the hook's. For benchmarks/hook_overhead.py
- * and benchmarks/memory.py. HOLLOW_GPU: the UUID of its devices, 32 hexadecimal digits; HOLLOW_DEVICES: how many, 1.
- */
+/* Hollow driver: every call returns at once, so the time of a call is the hook's time. Used by
+ * benchmarks/hook_overhead.py and benchmarks/memory.py. HOLLOW_GPU: UUID of its devices, 32 hexadecimal digits.
+ * HOLLOW_DEVICES: number of devices, by default 1. */
 #include <cuda.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -33,7 +33,7 @@ NOTHING(cuGraphLaunch, CUgraphExec exec, CUstream stream)
 NOTHING(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 NOTHING(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 
-/* The same under names that no hook knows: what a call costs without one. */
+/* The same functions under names that the hook does not know: they show the cost of a call without the hook. */
 CUresult hollow_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, CUstream stream, void **parameters, void **extra)
     __attribute__((alias("cuLaunchKernel"), visibility("default")));
@@ -101,7 +101,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* Every address is a new one. */
+/* Each allocation gets a new address. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *allocated, size_t bytes) {
     static CUdeviceptr next = 0x700000000000;
     *allocated = next;
@@ -122,8 +122,8 @@ EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *current, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* Pool memory: addresses whose upper half says how much was allocated. The pool grows in steps of 32 MiB and keeps what
- * it has. */
+/* Pool memory: the upper half of an address is the number of allocated bytes. The pool grows in steps of 32 MiB, and
+ * never shrinks. */
 static _Atomic uint64_t pool_used, pool_reserved;
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *allocated, size_t bytes, CUstream stream) {

@@ -1,19 +1,19 @@
-"""Generator of the parts of the double that follow from the headers alone: `generate.py DIRECTORY [VERSION]`.
+"""Generator of the parts of the double that depend only on the headers: `generate.py DIRECTORY [VERSION]`.
 
-The headers cuda.h and cudaTypedefs.h are read through the compiler's preprocessor, so that every form of every function
-is there under the name of its symbol. (The headers of CUDA 13 still hold all forms of 11.8 and 12.) Files written into
+The headers cuda.h and cudaTypedefs.h are read through the compiler's preprocessor, so every form of every function is
+found under the name of its symbol. (The headers of CUDA 13 still contain all forms of 11.8 and 12.) Files written into
 DIRECTORY:
 
-    per_thread.c   every _ptds and _ptsz form that the header declares: a call of the plain form which takes the default
-                   stream to be the thread's own
-    stubs.c        every symbol, weak: says CUDA_ERROR_NOT_SUPPORTED where no C file here defines it
+    per_thread.c   every _ptds and _ptsz form that the header declares: it calls the plain form, with the thread's own
+                   default stream as the default stream
+    stubs.c        every symbol, weak: returns CUDA_ERROR_NOT_SUPPORTED if no C file here defines it
     entries.c      the exports: each symbol counts the call, takes the driver's lock, and calls the function here
     inside.map     for objcopy: the names that these functions have behind entries.c
-    names.c        for cuGetProcAddress: name, the version of CUDA in which a form appeared, its symbol; and the names
-                   of errors
-    exports.map    what is exported: the symbols of this VERSION (11080, ...) of CUDA; without one, all of the headers'
+    names.c        for cuGetProcAddress: each name, the CUDA version in which a form appeared, and its symbol; and the
+                   names of errors
+    exports.map    the exported symbols: those of this VERSION of CUDA (11080, ...), or all of the headers without one
 
-Run by tests/doubles/Makefile. CC names the compiler, CUDA_INCLUDE the headers' directory.
+tests/doubles/Makefile runs it. CC is the compiler, CUDA_INCLUDE the headers' directory.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def stubs(symbols: set[str], declared: set[str]) -> str:
 
 
 def _said(error: str) -> str:
-    """Return the text of cuGetErrorString; the driver's own words belong to NVIDIA."""
+    """Return the text of cuGetErrorString. It is our own text, because the driver's text belongs to NVIDIA."""
     return "no error" if error == "CUDA_SUCCESS" else error.removeprefix("CUDA_ERROR_").lower().replace("_", " ")
 
 

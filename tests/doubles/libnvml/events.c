@@ -1,7 +1,8 @@
 /* Xid events of the double of NVML.
  *
- * FAKE_NVML_EVENTS: a file to which a test appends lines "UUID XID"; without it no device has events. An event set
- * hears of what is appended after it was made, on the devices that are registered with it, each event once.
+ * FAKE_NVML_EVENTS: file to which a test appends lines "UUID XID". Without it, no device has events. An event set
+ * receives each line once, if the line was appended after the set was created and its device is registered with the
+ * set.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ struct event {
     unsigned gpu_instance, compute_instance;
 };
 
-/* `heard`: bytes of the file that need no more reading. `watched`: the registered devices. */
+/* `heard`: bytes of the file that are already processed. `watched`: the registered devices. */
 struct set {
     long heard;
     void *watched[FAKE_DEVICES];

@@ -1,7 +1,10 @@
-/* Instances of MIG in the double of NVML: with FAKE_NVML_MIG_MODE=1 every device is divided into two of one slice each.
+/* MIG instances in the double of NVML: with FAKE_NVML_MIG_MODE=1 every device is divided into two instances of one
+ * slice each.
  *
- * Guarantees: what NVIDIA's device plugin asks of instances is answered as by a driver; without FAKE_NVML_MIG_MODE no
- * device can be divided. Nothing runs on an instance.
+ * Guarantees:
+ * - Queries of NVIDIA's device plugin about instances return the same as with a real driver.
+ * - Without FAKE_NVML_MIG_MODE, no device can be divided.
+ * - No process runs on an instance.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +13,8 @@
 #include "device/state.h"
 #include "nvml.h"
 
-/* INSTANCES of each device; PROFILE: the one profile there is, of one slice (0), for GPU and compute instances alike.
- */
+/* INSTANCES: number per device. PROFILE: the only profile, of one slice (0), for both GPU instances and compute
+ * instances. */
 enum { INSTANCES = 2, PROFILE = 0, FIRST_ID = 7, SLICE_MIB = 4864 };
 
 struct attributes {
@@ -44,7 +47,7 @@ struct compute_profile {
     unsigned id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
 };
 
-/* Handles of instances are addresses in here; those of their GPU and compute instances are the same. */
+/* Handles of instances are addresses in this array. Their GPU and compute instances have the same handles. */
 static const char handles[FAKE_DEVICES][INSTANCES];
 
 bool fake_mig_mode(void) {

@@ -19,8 +19,8 @@
 #include "device/state.h"
 #include "nvml.h"
 
-/* SAMPLE_EACH: ns between two samples of utilization. PCI_DOMAIN: of every device; no machine has a bus in it.
- * TOPOLOGY_NODE: two devices on one NUMA node. */
+/* SAMPLE_EACH: ns between two samples of utilization. PCI_DOMAIN: PCI domain of every device, in which no real machine
+ * has a bus. TOPOLOGY_NODE: level of two devices on one NUMA node. */
 enum { SAMPLE_EACH = 100000000, PCI_DOMAIN = 0xffff, TOPOLOGY_NODE = 40 };
 
 struct memory {
@@ -80,14 +80,14 @@ static uint64_t reserved(void) {
     return value == NULL ? 0 : strtoull(value, NULL, 10);
 }
 
-/* Wait for as long as the file FAKE_NVML_HANG is there, as a driver does whose GPU is sick. */
+/* Wait while the file FAKE_NVML_HANG exists, like the driver of a failed GPU. */
 static void hang(void) {
     const char *file = getenv("FAKE_NVML_HANG");
     while (file != NULL && faccessat(AT_FDCWD, file, F_OK, AT_EACCESS) == 0)
         nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
 }
 
-/* Return the device of a handle; -1 if it is none. */
+/* Return the device of a handle; -1: it is no handle. */
 static int device_of(const void *handle) {
     if (users == 0 || handle == NULL)
         return -1;
@@ -239,7 +239,7 @@ EXPORT int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *out) 
 EXPORT int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     if (device_of(handle) < 0 || major == NULL || minor == NULL)
         return NVML_INVALID_ARGUMENT;
-    *major = 9, *minor = 0; /* as the double of the driver says */
+    *major = 9, *minor = 0; /* the same as in the double of the driver */
     return NVML_SUCCESS;
 }
 
@@ -251,11 +251,11 @@ EXPORT int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
                                                                                     : NVML_INSUFFICIENT_SIZE;
 }
 
-/* An instance of MIG has 16 GiB here, all free. */
+/* A MIG instance has 16 GiB here, all of it free. */
 static bool figures(const void *handle, struct memory_v2 *out) {
     int device = device_of(handle);
     unsigned instance;
-    (void)fake_mig_instance(handle, &device, &instance); /* its memory is not told apart from its device's */
+    (void)fake_mig_instance(handle, &device, &instance); /* its memory is not distinguished from its device's memory */
     if (device < 0 && (users == 0 || handle != &mig))
         return false;
     out->total = device < 0 ? 16ull << 30 : fake_state_device(device)->memory;
@@ -277,7 +277,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *out) {
     return NVML_SUCCESS;
 }
 
-/* As in the drivers of CUDA 12.2 to 12.5: by the exported form, which a preloaded library may have replaced. */
+/* As in the drivers of CUDA 12.2 to 12.5, this calls the exported form, which a preloaded library may have replaced. */
 EXPORT int nvmlDeviceGetMemoryInfo(void *handle, struct memory *out) {
     struct memory_v2 found = {.version = sizeof found | 2u << 24};
     int result = out == NULL ? NVML_INVALID_ARGUMENT : nvmlDeviceGetMemoryInfo_v2(handle, &found);
@@ -326,7 +326,7 @@ EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *co
     return none_listed(handle, count);
 }
 
-/* Utilization: 100 if the device is at work now, else 0. The real one averages over its last period. */
+/* Utilization: 100 if the device is working now, else 0. The real function returns the average of its last period. */
 EXPORT int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *out) {
     int device = device_of(handle);
     struct timespec now;
@@ -351,16 +351,16 @@ EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *one, unsigned *two,
     return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
 }
 
-/* The last samples of a device: of each process the part of the time since the samples before. */
+/* The last samples of a device: for each process, its part of the time since the samples before. */
 struct samples {
     uint64_t at;                                   /* CLOCK_MONOTONIC, ns */
-    uint64_t stamp;                                /* CLOCK_REALTIME, us, as the real one's */
-    struct process_utilization rows[FAKE_CLIENTS]; /* of the processes that were at work */
+    uint64_t stamp;                                /* CLOCK_REALTIME in us, like the real driver's time stamps */
+    struct process_utilization rows[FAKE_CLIENTS]; /* samples of the processes that have worked */
     unsigned count;
     uint64_t busy_ns[FAKE_CLIENTS];
 };
 
-/* Take samples anew, unless the last ones are young. */
+/* Take new samples, unless the last ones are recent. */
 static const struct samples *sample(int device) {
     static struct samples of[FAKE_DEVICES];
     struct samples *samples = &of[device];
@@ -387,8 +387,8 @@ static const struct samples *sample(int device) {
     return samples;
 }
 
-/* Utilization by process: one sample of each process that was at work. The real one has several a second, and those of
- * processes that have ended. */
+/* Utilization by process: one sample for each process that has worked. The real function returns several samples a
+ * second, and also samples of ended processes. */
 EXPORT int nvmlDeviceGetProcessUtilization(void *handle, struct process_utilization *out, unsigned *count,
                                            unsigned long long since) {
     int device = device_of(handle);

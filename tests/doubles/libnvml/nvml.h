@@ -1,4 +1,4 @@
-/* What the sources of this double share. */
+/* Functions that the sources of this double share. */
 #pragma once
 
 #include <stdbool.h>
@@ -21,11 +21,11 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out);
 /* Return the device of a handle; -1 if it is none. */
 int fake_nvml_device(const void *handle);
 
-/* Return whether every device is divided into instances of MIG. */
+/* Return whether every device is divided into MIG instances. */
 bool fake_mig_mode(void);
 
-/* Return the handle of an instance of a device; NULL if it has none. */
+/* Return the handle of an instance of a device; NULL: the device has no such instance. */
 void *fake_mig_handle(int device, unsigned instance);
 
-/* Return whether a handle is an instance's, and which instance of which device it is. */
+/* Return whether a handle is that of an instance. If so, get its device and its number. */
 bool fake_mig_instance(const void *handle, int *device, unsigned *instance);

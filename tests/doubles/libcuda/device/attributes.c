@@ -1,13 +1,12 @@
-/* Attributes of the simulated devices: those of an H100 with 80 GB (SXM), by its data sheet and what its driver says,
- * but for what the double has by itself.
- */
+/* Attributes of the simulated devices: the values of an H100 with 80 GB (SXM), from its data sheet and driver.
+ * Exceptions are the attributes for which the double has values of its own. */
 #include "device/attributes.h"
 
 #include <stddef.h>
 
 #include "device/limits.h"
 
-/* Values by number, as in CUdevice_attribute. Numbers without a value are 0: what the device does not have. */
+/* Values by number of CUdevice_attribute. Numbers without a value are 0: the device lacks that feature. */
 static const int values[] = {
     [CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024,
     [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X] = 1024,

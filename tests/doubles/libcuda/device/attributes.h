@@ -1,11 +1,11 @@
-/* Attributes of the simulated devices, all alike. */
+/* Attributes of the simulated devices, which are all alike. */
 #ifndef FAKECUDA_ATTRIBUTES_H
 #define FAKECUDA_ATTRIBUTES_H
 
 #include <cuda.h>
 #include <stdbool.h>
 
-/* Get an attribute. False: there is none of that number. */
+/* Get an attribute. Return false if there is no attribute with this number. */
 bool fake_attribute(CUdevice_attribute attribute, int *value);
 
 #endif

@@ -1,10 +1,10 @@
-/* Functions of the program that stand in streams: called one at a time, in a thread of their own. */
+/* Calls functions of the program that are operations of streams: one at a time, in a thread of the double. */
 #include <stdlib.h>
 
 #include "device/fake.h"
 
 static pthread_cond_t calling = PTHREAD_COND_INITIALIZER; /* a function is due */
-static struct stream *called;                             /* whose operation is due to be called; NULL: none */
+static struct stream *called;                             /* stream whose function is due to be called; NULL: none */
 static struct op due;
 static void (*over)(struct stream *stream);
 static bool running;
@@ -15,7 +15,7 @@ void fake_start_thread(void *(*run)(void *)) {
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     if (pthread_create(&thread, &detached, run, NULL) != 0)
-        abort(); /* a test double without its device is no use to any test */
+        abort(); /* without its device thread the double is of no use to a test */
 }
 
 static void *call_functions(void *unused) {

@@ -14,7 +14,7 @@ enum { STACK_DEPTH = 16 };
 
 static bool initialized, forked, ended;
 static struct context *contexts;
-static uint64_t ids; /* of contexts ever made */
+static uint64_t ids; /* number of contexts made so far */
 static struct context primary[FAKE_DEVICES];
 static __thread struct context *stack[STACK_DEPTH];
 static __thread int depth;
@@ -50,8 +50,8 @@ EXPORT CUresult cuInit(unsigned int flags) {
     return result;
 }
 
-/* Take the time that a variable of the environment says: FAKE_CUDA_END_MS for the end of a context or of the library,
- * when all is gone already; FAKE_CUDA_RELEASE_MS for a release of a primary context that does not end it. */
+/* Wait for the time in an environment variable. FAKE_CUDA_END_MS: the end of a context or of the library, after
+ * everything in it has ended. FAKE_CUDA_RELEASE_MS: a release of a primary context that does not end it. */
 void fake_take_time(const char *variable) {
     const char *ms = getenv(variable);
     if (initialized && ms != NULL)
@@ -63,7 +63,7 @@ void fake_misused(void) {
         fake_state_usage(0)->misused++;
 }
 
-/* Runs with the other destructors of the program, or of a library that goes: what the driver has is gone. */
+/* Runs with the other destructors of the program, or of a library that is unloaded: the driver's state ends. */
 __attribute__((destructor)) static void end_library(void) {
     ended = true;
     fake_take_time("FAKE_CUDA_END_MS");
@@ -158,7 +158,7 @@ static void end_context(struct context *context) {
         }
 }
 
-/* Return the default stream of this thread in the context, made if need be. It outlives the thread. */
+/* Return the default stream of this thread in the context, created if necessary. The stream outlives the thread. */
 static struct stream *own_default(struct context *context) {
     static uint64_t threads;
     static __thread uint64_t thread;
@@ -236,7 +236,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
     return CUDA_SUCCESS;
 }
 
-/* A green context is a context that is not made current with its making. Its part of the device is not simulated. */
+/* A green context is a context that is not current after its creation. Its part of the device is not simulated. */
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice ordinal, unsigned int flags) {
     int device;
     pthread_mutex_lock(&fake_lock);

@@ -1,19 +1,19 @@
-/* The work of each device and the thread that moves it.
+/* The work of each device, and the thread that schedules it.
  *
  * Guarantees:
- * - Operations of a stream run in order, those of different streams beside each other, but for the rules of the legacy
- *   stream. Kernels that run at once share the device's time equally, those of higher priority first. Copies with host
- *   memory run beside them, one at a time.
- * - With FAKE_CUDA_ORDER=strict a device does one thing at a time, in the order of submission, for tests that need
- *   exact times; only events do not wait for other streams.
- * - Kernels of several processes take turns in slices of FAKE_CUDA_SLICE_US. A slice of another process than the last
- *   one begins after FAKE_CUDA_SWITCH_US, which no process has used. A process that dies takes back all of its queue
- * but at most a slice and what the timeline is filled ahead.
- * - With FAKE_CUDA_AHEAD_MS=N the timeline is filled N ms ahead: so much of what a process has launched runs, as on
- *   hardware, while the process stands still.
- * - Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not delayed by a late
- *   wake-up of the thread.
- * - Functions of the program (calls.c) hold up their stream alone.
+ * - Operations of a stream run in order. Operations of different streams run in parallel, except by the rules of the
+ *   legacy stream. Kernels that run at the same time share the device's time equally; kernels of higher priority run
+ *   first. Copies with host memory run in parallel to kernels, one at a time.
+ * - With FAKE_CUDA_ORDER=strict a device runs one operation at a time, in the order of submission, for tests that need
+ *   exact times. Only events do not wait for other streams.
+ * - Kernels of several processes take turns in slices of FAKE_CUDA_SLICE_US. Before a slice of another process, the
+ *   device is idle for FAKE_CUDA_SWITCH_US, which counts as no process's use. When a process dies, its queue is
+ *   dropped, except at most a slice and the scheduled part of the timeline.
+ * - With FAKE_CUDA_AHEAD_MS=N the timeline is scheduled N ms ahead: that much of a process's launched work runs, as on
+ *   hardware, while the process is stopped.
+ * - No thread spins: kernels occupy the timeline while the thread sleeps. A late wake-up of the thread does not delay a
+ *   kernel's start.
+ * - Functions of the program (calls.c) block only their own stream.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,36 +22,36 @@
 
 #include "device/fake.h"
 
-/* In ns: the timeline is filled so far ahead, by default; a turn of a process, and of a stream in it; the thread's
- * naps. */
+/* In ns: how far ahead the timeline is scheduled by default; the turn of a process, and of a stream in it; the thread's
+ * sleep times. */
 enum {
     AHEAD_NS = 500 * 1000,
-    SLICE_NS = 2 * 1000 * 1000, /* FAKE_CUDA_SLICE_US says otherwise */
+    SLICE_NS = 2 * 1000 * 1000, /* FAKE_CUDA_SLICE_US changes it */
     STREAM_SLICE_NS = 250 * 1000,
     RETIRE_NS = 200 * 1000,
     HANG_POLL_NS = 2 * 1000 * 1000,
-    MEETING_NS = 200 * 1000 /* of the device, between two looks of a collective at its peers */
+    MEETING_NS = 200 * 1000 /* device time between two checks of a collective whether its peers have arrived */
 };
 enum { MOST_LOOKED_AT = 64 };
 
 struct queue {
     struct stream *listed; /* streams with unfinished work */
-    unsigned count;        /* of them */
-    uint64_t cursor;       /* when the last committed slice of this process ends */
-    uint64_t copied;       /* when the copy engine has done what it has */
-    uint64_t turn_left;    /* ns of the process's turn that are not committed yet */
+    unsigned count;        /* their number */
+    uint64_t cursor;       /* end of the last committed slice of this process */
+    uint64_t copied;       /* end of the copy engine's scheduled work */
+    uint64_t turn_left;    /* ns of the process's turn that are not scheduled yet */
     uint64_t turns, orders;
 };
 
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved; /* something was committed or retired */
-static pthread_cond_t wake;  /* the thread has something new to look at */
+static pthread_cond_t wake;  /* the thread has something new to schedule */
 static struct queue queues[FAKE_DEVICES];
 static bool running, strict;
 static uint64_t ahead_ns = AHEAD_NS, slice_ns = SLICE_NS;
-static uint64_t switch_ns;    /* that the device takes to change to another process */
-static uint64_t asleep_until; /* the thread sleeps until then; 0: it does not */
-static unsigned blocked;      /* launches that wait for room */
+static uint64_t switch_ns;    /* ns that the device takes to change to another process */
+static uint64_t asleep_until; /* time until which the thread sleeps; 0: it does not sleep */
+static unsigned blocked;      /* number of launches that wait for room */
 static bool progress;         /* something was committed or retired since the last broadcast */
 
 static struct timespec timespec_of(uint64_t moment) {
@@ -75,19 +75,20 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Return whether the legacy stream of its context waits for that stream, and it for the legacy stream. */
+/* Return whether the legacy stream of its context waits for this stream, and this stream for the legacy stream. */
 static bool blocking(const struct stream *stream) {
     const struct context *context = stream->context;
     return stream != &context->legacy && stream != &context->marks && !(stream->flags & CU_STREAM_NON_BLOCKING);
 }
 
-/* Return whether `other` has operations from before `op` that are not on the timeline yet. */
+/* Return whether `other` has operations that were submitted before `op` and are not on the timeline yet. */
 static bool behind(const struct op *op, const struct stream *other) {
     const struct op *next = next_op(other);
     return next != NULL && next->order < op->order;
 }
 
-/* Return whether all that the stream's next operation waits for is on the timeline; `end`: when that is over. */
+/* Return whether all work for which the stream's next operation waits is on the timeline. `end`: when that work ends.
+ */
 static bool may_begin(const struct queue *queue, const struct op *op, uint64_t *end) {
     struct stream *stream = op->stream;
     struct context *context = stream->context;
@@ -112,7 +113,7 @@ static bool may_begin(const struct queue *queue, const struct op *op, uint64_t *
     return true;
 }
 
-/* Return whether the order of submission lets the operation begin: always, but in strict order. */
+/* Return whether the order of submission allows the operation to begin: always, except in strict order. */
 static bool in_order(const struct queue *queue, const struct op *op) {
     if (!strict || op->kind == OP_EVENT)
         return true;
@@ -140,7 +141,7 @@ static void put_on_timeline(struct op *op, uint64_t end) {
     }
 }
 
-/* Take note that the function of the stream's next operation has returned. */
+/* Record that the function of the stream's next operation has returned. */
 static void function_returned(struct stream *stream) {
     stream->calling = false;
     put_on_timeline(next_op(stream), fake_now());
@@ -148,7 +149,7 @@ static void function_returned(struct stream *stream) {
     pthread_cond_signal(&wake);
 }
 
-/* Return when a wait for an event's record ends; UINT64_MAX: it is not on the timeline. */
+/* Return the time at which a wait for an event's record ends; UINT64_MAX: the record is not on the timeline. */
 static uint64_t record_end(const struct op *op) {
     const struct event *event = op->event;
     if (event->magic == MAGIC_DEAD)
@@ -158,7 +159,7 @@ static uint64_t record_end(const struct op *op) {
     return event->committed - op->generation < EVENT_RECORDS ? event->ends[op->generation % EVENT_RECORDS] : event->end;
 }
 
-/* Put the stream's next operation on the timeline if it can be and is no kernel. `due`: when to look again. */
+/* Put the stream's next operation on the timeline, if it may begin and is no kernel. `due`: time of the next check. */
 static bool advance(struct queue *queue, int device, struct stream *stream, uint64_t now, uint64_t *due) {
     struct op *op = next_op(stream);
     uint64_t end;
@@ -210,12 +211,12 @@ static bool advance(struct queue *queue, int device, struct stream *stream, uint
     return true;
 }
 
-/* Return whether the device goes to `one` rather than to `other`. */
+/* Return whether the device runs `one` before `other`. */
 static bool goes_first(const struct stream *one, const struct stream *other) {
     return one->priority != other->priority ? one->priority < other->priority : one->served < other->served;
 }
 
-/* Return whether all ranks of a collective have come. */
+/* Return whether all ranks of a collective have arrived. */
 static bool met(struct op *op) {
     if (!op->arrived)
         atomic_fetch_add(op->meeting, 1);
@@ -223,11 +224,12 @@ static bool met(struct op *op) {
     return atomic_load(op->meeting) >= op->met_at || fake_state_released();
 }
 
-/* Give a slice of the device to one of the kernels that can run now. `due`: when to look again. */
+/* Give a slice of the device to one of the kernels that can run now. `due`: time of the next check. */
 static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *due) {
     struct stream *chosen = NULL;
     uint64_t first = UINT64_MAX, end, able = 0;
-    for (int pass = 0; pass < 2; pass++) /* when one can begin; then which of those that can by then */
+    for (int pass = 0; pass < 2; pass++) /* first find the time at which a kernel can begin; then choose among the
+                                            kernels that can begin by then */
         for (struct stream *stream = queue->listed; stream != NULL; stream = stream->listed_next) {
             const struct op *op = next_op(stream);
             if (op == NULL || op->kind != OP_KERNEL || !in_order(queue, op) || !may_begin(queue, op, &end))
@@ -243,7 +245,7 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
         return false;
     uint64_t start = later(queue->cursor, first);
     struct op *op = next_op(chosen);
-    if (op->meeting != NULL && start > now) { /* how long it lasts is not known ahead */
+    if (op->meeting != NULL && start > now) { /* its duration is not known in advance */
         *due = earlier(*due, start);
         return false;
     }
@@ -273,7 +275,8 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
     return true;
 }
 
-/* Put on the timeline what can be, at most ahead_ns and a turn ahead of now. Return when to look again. */
+/* Put operations that may begin on the timeline, at most ahead_ns and a turn ahead of now. Return the time of the next
+ * check. */
 static uint64_t commit(struct queue *queue, int device, uint64_t now) {
     uint64_t due;
     bool more;
@@ -288,7 +291,7 @@ static uint64_t commit(struct queue *queue, int device, uint64_t now) {
     return due;
 }
 
-/* Take note of what is over. Return when something more will be. */
+/* Record operations that have ended. Return the time at which the next one ends. */
 static uint64_t retire(struct queue *queue, uint64_t now) {
     uint64_t due = UINT64_MAX;
     for (struct stream **at = &queue->listed; *at != NULL;) {
@@ -368,13 +371,13 @@ void fake_submit(struct stream *stream, struct op op) {
     int device = stream->context->device;
     struct queue *queue = &queues[device];
     op.stream = stream;
-    if (stream->context->ending || !stream->context->alive) { /* its end has overtaken the call */
+    if (stream->context->ending || !stream->context->alive) { /* the context has ended during the call */
         if (op.kind == OP_RETURN)
             op.call(op.argument);
         return;
     }
     if (op.kind == OP_KERNEL && op.left == 0 && queue->listed == NULL) {
-        fake_state_usage(device)->kernels++; /* an empty kernel on an idle device: over before anyone can look */
+        fake_state_usage(device)->kernels++; /* an empty kernel on an idle device ends before any check could see it */
         return;
     }
     if (!running)

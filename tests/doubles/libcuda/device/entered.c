@@ -1,7 +1,7 @@
-/* What each call of the driver does first, see entries.c of generate.py: it is counted, and takes the driver's lock for
- * FAKE_CUDA_LOCK_NS, by default for no time. Threads that call at once wait for each other so long, as on a real
- * driver. The lock is held while nothing is waited for, and before what the call does.
- */
+/* First step of each driver call, see entries.c of generate.py: the call is counted, and takes the driver's lock for
+ * FAKE_CUDA_LOCK_NS, by default for no time. Threads that call at the same time wait for each other this long, as on a
+ * real driver. No thread waits for anything else while it holds the lock. The lock is released before the rest of the
+ * call. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -9,17 +9,17 @@
 
 static __thread unsigned long long calls;
 static _Atomic unsigned long long next_ticket,
-    served; /* the driver's lock: threads have it in the order in which they come */
+    served; /* the driver's lock, which threads get in the order of their arrival */
 
-/* Not CUDA: calls of the driver so far in this thread. */
+/* Not a function of CUDA: returns the number of driver calls of this thread so far. */
 EXPORT unsigned long long fake_driver_calls(void);
 EXPORT unsigned long long fake_driver_calls(void) {
     return calls;
 }
 
-/* Return the value of the variable of the environment, read with the first call. */
+/* Return the value of the environment variable, which is read at the first call. */
 static uint64_t lock_ns(void) {
-    static _Atomic uint64_t known; /* and 1 */
+    static _Atomic uint64_t known; /* value plus 1; 0: not read yet */
     if (known == 0) {
         const char *text = getenv("FAKE_CUDA_LOCK_NS");
         known = (text != NULL ? strtoull(text, NULL, 10) : 0) + 1;

@@ -1,7 +1,8 @@
 /* Common declarations of the double: contexts, streams, events, the queue of a device, stream capture.
  *
- * Every call that CUDA declares in a _ptds or _ptsz form has one function here; the other form is generated and sets
- * fake_per_thread around it. Every function that is not written here is a generated stub (generate.py).
+ * CUDA declares some calls also in a _ptds or _ptsz form. Each such call has one function here. The other form is
+ * generated, and sets fake_per_thread during the call. Functions that are not written here are generated stubs
+ * (generate.py).
  */
 #ifndef FAKECUDA_FAKE_H
 #define FAKECUDA_FAKE_H
@@ -34,7 +35,7 @@ enum {
     MAGIC_EXTERNAL,
     MAGIC_DEAD /* an event or a stream whose context has ended */
 };
-/* Unfinished operations that one stream holds; a launch beyond them blocks, as on a real driver. */
+/* Unfinished operations that one stream can hold. A further launch blocks, as on a real driver. */
 enum { QUEUE_DEPTH = 1024 };
 
 /* One stream capture. */
@@ -46,7 +47,7 @@ struct capture {
     struct graph *graph;
     bool owns_graph; /* the graph was made for this capture, not given to it */
     bool invalid, over;
-    struct node *recaptured; /* recapture of an existing graph: the node that the next one has to equal */
+    struct node *recaptured; /* in a recapture of a graph: the node to which the next recorded node must be equal */
     bool recaptures;
     CUgraphRecaptureCallback mismatch;
     void *argument;
@@ -59,32 +60,32 @@ struct stream {
     int priority;
     uint64_t id; /* 0: a default stream */
     struct context *context;
-    struct op *ops; /* a ring of `room`; an operation stands at its number modulo that */
+    struct op *ops; /* ring buffer of `room` operations, each at the index of its number modulo `room` */
     size_t room;
-    uint64_t submitted, committed, finished; /* operations: accepted, on the timeline, over */
+    uint64_t submitted, committed, finished; /* numbers of operations: accepted, on the timeline, ended */
     uint64_t end;                            /* end of the last committed operation, ns */
-    uint64_t served;                         /* the turn in which it last had the device */
-    bool calling;                            /* its next operation is a function of the program, which runs */
+    uint64_t served;                         /* number of the turn in which the stream last had the device */
+    bool calling;                            /* its next operation is a function of the program, which is running */
     bool green;                              /* made for a green context */
-    uint64_t thread;                         /* whose default stream it is; 0: of no thread */
+    uint64_t thread;                         /* thread whose default stream it is; 0: of no thread */
     bool listed;                             /* in the engine's list of streams with unfinished work */
     struct stream *listed_next;
     struct capture *capture;
     struct stream *next;
 };
 
-/* Records of an event that are remembered: a wait may be for one that is not the last. */
+/* Number of records of an event that are kept, because a wait may be for an earlier record than the last. */
 enum { EVENT_RECORDS = 16 };
 
 struct event {
     unsigned magic;
     unsigned flags;
     struct context *context;
-    uint64_t recorded, committed; /* records: asked for, on the timeline */
+    uint64_t recorded, committed; /* numbers of records: requested, on the timeline */
     uint64_t end;
-    uint64_t ends[EVENT_RECORDS]; /* of the last records, by number */
-    struct capture *capture;      /* last recorded in this capture sequence */
-    struct event *next, **from;   /* of the same context; what points to this one */
+    uint64_t ends[EVENT_RECORDS]; /* ends of the last records, by number */
+    struct capture *capture;      /* the capture sequence in which the event was last recorded */
+    struct event *next, **from;   /* next event of the same context; pointer to this event */
 };
 
 struct context {
@@ -92,20 +93,20 @@ struct context {
     int device;
     unsigned flags;
     unsigned references;
-    uint64_t id; /* never another context's, of whatever handle */
+    uint64_t id; /* unique number: no other context has it, even with the same handle */
     bool alive;
-    bool ending; /* its end waits for its work: nothing new is put into it */
-    bool green;  /* its memory is the primary context's, if there is one */
+    bool ending; /* the context waits for its work before it ends: no new work is accepted */
+    bool green;  /* its memory belongs to the primary context, if there is one */
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged;           /* device memory that the context itself takes */
     _Atomic uint64_t faults_at; /* ns: when a kernel reads memory that is none; 0: none has */
     struct stream legacy;
-    struct stream *per_thread; /* default streams of the threads that have used theirs */
-    struct stream marks;       /* events behind all of the context's work */
+    struct stream *per_thread; /* default streams of threads that have used them */
+    struct stream marks;       /* carries events that are behind all work of the context */
     uint64_t blocking_end;     /* end of the committed work of all streams that the legacy stream waits for, ns */
-    struct event *events;      /* die with the context */
+    struct event *events;      /* they end with the context */
     struct stream *streams;
-    struct stream *destroyed; /* streams that the program has destroyed; they may still have work */
+    struct stream *destroyed; /* streams that the program has destroyed, and which may still have work */
     struct context *next;
 };
 
@@ -117,7 +118,7 @@ enum op_kind {
     OP_WAIT,
     OP_VALUE, /* waits for a word of memory, or writes one */
     OP_HOST,  /* calls a function of the program */
-    OP_RETURN /* gives memory back */
+    OP_RETURN /* frees memory */
 };
 
 /* A word of memory that a stream waits for or writes. */
@@ -133,12 +134,12 @@ struct op {
     struct stream *stream;
     struct event *event;
     struct value *value;
-    uint64_t generation;  /* OP_EVENT, OP_WAIT: number of the event's record */
-    uint64_t order;       /* number among the operations of the device */
+    uint64_t generation;  /* of OP_EVENT and OP_WAIT: number of the event's record */
+    uint64_t order;       /* number of the operation on its device */
     void (*call)(void *); /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
     uint64_t ready, left, end;
-    _Atomic uint64_t *meeting; /* OP_KERNEL: as of struct work; NULL: it lasts as long as is left */
+    _Atomic uint64_t *meeting; /* of OP_KERNEL: as in struct work; NULL: the kernel lasts as long as `left` */
     uint64_t met_at;
     bool arrived; /* it has added 1 */
     bool faults;  /* it reads memory that is none, at its end */
@@ -151,16 +152,17 @@ struct work {
     uint64_t device_ns, copy_ns; /* time on the device; time of a transfer beside it */
     CUhostFn function;
     void *argument;
-    _Atomic uint64_t *meeting; /* a kernel that lasts until this number is `met_at` at least, and adds 1 to it */
+    _Atomic uint64_t *meeting; /* of a collective: the kernel adds 1 to this number, and lasts until the number is at
+                                  least `met_at` */
     uint64_t met_at;
 };
 
-/* The one lock of the double, which need not scale. */
+/* The only lock of the double, which need not scale. */
 extern pthread_mutex_t fake_lock;
 /* True inside a _ptds or _ptsz form: the default stream is the thread's own. */
 extern __thread bool fake_per_thread;
 
-/* entered.c: count a call of the driver; `locks`: it takes the driver's lock. Without fake_lock. */
+/* entered.c: count a driver call. `locks`: the call takes the driver's lock. Called without fake_lock. */
 void fake_entered(bool locks);
 /* Return the error that each call gets once a kernel has faulted in the current context: it is sticky. */
 CUresult fake_fault(void);
@@ -168,25 +170,25 @@ CUresult fake_fault(void);
 CUresult fake_found(CUresult result);
 
 /* context.c */
-CUresult fake_enter(struct context **context); /* initialized, and with a current context */
+CUresult fake_enter(struct context **context); /* check that the library is initialized and a context is current */
 /* Return the primary context of a device, alive or not. */
 CUcontext fake_primary(int device);
 CUresult fake_enter_stream(CUstream handle, struct stream **stream);
 CUresult fake_initialized(void);
-/* Count a call with a handle whose context has ended, or made while the library ends. */
+/* Count a call that has a handle of an ended context, or that is made while the library ends. */
 void fake_misused(void);
 CUresult fake_find_device(CUdevice ordinal, int *device);
 int fake_ordinal_of(int device);
 bool fake_is(const void *handle, unsigned magic);
 void fake_add_stream(struct context *context, struct stream *stream);
 
-/* engine.c; all with fake_lock, which a wait and a full queue let go of */
+/* engine.c; called with fake_lock. A wait, and a full queue, release fake_lock for a time. */
 void fake_submit(struct stream *stream, struct op op);
-void fake_settle(int device); /* takes note of what is over */
-void fake_wait_moved(void);   /* waits until some work has begun or is over */
+void fake_settle(int device); /* record operations that have ended */
+void fake_wait_moved(void);   /* wait until some work has begun or ended */
 void fake_engine_forked(void);
 
-/* waits.c; all but the first two with fake_lock, which the waits let go of */
+/* waits.c; called with fake_lock, except the first two. A wait releases fake_lock for a time. */
 uint64_t fake_now(void);
 void fake_sleep_until(uint64_t moment);
 void fake_wait_stream(struct stream *stream);
@@ -194,27 +196,27 @@ void fake_wait_event(struct event *event);
 void fake_wait_context(struct context *context);
 bool fake_stream_idle(struct stream *stream);
 bool fake_event_done(struct event *event);
-void fake_stream_grow(struct stream *stream);    /* makes room for more operations */
-void fake_stream_dropped(struct stream *stream); /* the program has destroyed it */
+void fake_stream_grow(struct stream *stream);    /* make room for more operations */
+void fake_stream_dropped(struct stream *stream); /* the program has destroyed the stream */
 
 /* calls.c */
 void fake_start_thread(void *(*run)(void *));
-/* Have the function of a stream's operation called; `returned` is called after it, with fake_lock. False: another one
- * is being called. With fake_lock. */
+/* Have the function of a stream's operation called. `returned` is called after it, with fake_lock. Return false if
+ * another function is running. Called with fake_lock. */
 bool fake_call(struct stream *stream, const struct op *op, void (*returned)(struct stream *stream));
 void fake_calls_forked(void);
 
 /* event.c; with fake_lock */
 void fake_events_of_context_gone(struct context *context);
 
-/* values.c; with fake_lock. Do what the operation says; false: it is to be waited for. */
+/* values.c; with fake_lock. Do what the operation requests. Return false if it must wait. */
 bool fake_value(const struct value *value);
 
 /* moments.c; without fake_lock */
 enum fake_moment { MOMENT_LAUNCHED, MOMENT_ENDING, MOMENT_ENDED, FAKE_MOMENTS };
 void fake_moment(enum fake_moment moment);
 
-/* context.c. Take the milliseconds that a variable of the environment says. */
+/* context.c: wait for the milliseconds in an environment variable. */
 void fake_take_time(const char *variable);
 
 /* capture.c; with fake_lock */
@@ -222,17 +224,18 @@ CUresult fake_unsafe_call(void);                       /* a call that stream cap
 CUresult fake_sync_call(struct context *context);      /* a call that waits for all of a context */
 CUresult fake_stream_sync_call(struct stream *stream); /* a call that waits for a stream */
 CUresult fake_order_call(struct stream *stream);       /* work put on a stream outside of capture */
-CUresult fake_not_captured(struct stream *stream);     /* a call that a capturing stream does not take */
+CUresult fake_not_captured(struct stream *stream);     /* a call that fails on a capturing stream */
 void fake_capture_context_gone(struct context *context);
 
 struct node;
-/* Add a node to the capture of a stream. A mismatch on recapture calls the program back, without fake_lock. */
+/* Add a node to the capture of a stream. On a mismatch during recapture, call the program's callback, without
+ * fake_lock. */
 CUresult fake_capture_node(struct stream *stream, const struct node *node);
 
-/* launch.c; with fake_lock. Record the work in the stream's capture, or submit it; it counts as a launch if it takes
- * device time. */
+/* launch.c; with fake_lock. Record the work in the stream's capture, or submit it. Work that takes device time counts
+ * as a launch. */
 CUresult fake_submit_work(struct stream *stream, const struct work *work);
-/* Submit work outside of any capture, without a look at other captures. */
+/* Submit work without recording it and without a check for captures. */
 void fake_put_work(struct stream *stream, const struct work *work);
 
 /* symbols.c */

@@ -1,8 +1,9 @@
-/* Memory that a context itself takes of its device, and the limits that change it.
+/* Memory that a context itself takes on its device, and the limits that change it.
  *
- * The first context of a process on a device takes what the state file says, given back with the last. A printf FIFO
- * and a heap larger than at first (1 MiB, 8 MiB) take their bytes above that, a stack larger than 1 KiB its bytes above
- * that for each thread that the device can hold. A stack is rounded up to STACK_STEP bytes.
+ * The first context of a process on a device takes the bytes in the state file. They are freed with the process's last
+ * context there. A printf FIFO larger than 1 MiB and a heap larger than 8 MiB take the bytes above these sizes. A stack
+ * larger than 1 KiB takes the bytes above that for each thread that the device can hold. Stack sizes are rounded up to
+ * STACK_STEP bytes.
  */
 #include "device/limits.h"
 

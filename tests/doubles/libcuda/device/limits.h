@@ -6,10 +6,10 @@
 
 enum { FAKE_PROCESSORS = 132, FAKE_THREADS_PER_PROCESSOR = 2048 };
 
-/* Take a context's memory. False if the device has not as much left. */
+/* Take a context's memory. Return false if the device has too little left. */
 bool fake_context_charge(struct context *context);
 void fake_context_release(struct context *context);
-/* Forget all contexts, in a child of fork. */
+/* Drop all contexts, in a child of fork. */
 void fake_contexts_forgotten(void);
 
 #endif

@@ -1,17 +1,17 @@
-/* Moments inside calls of the driver, at which a test has a function of its own called: in the thread of the call, with
- * no lock held. So a test says what happens in between, where it would else have to wait for an accident. */
+/* Moments inside driver calls at which a function of the test is called: in the thread of the call, without a lock. So
+ * a test determines what happens at that moment, and need not wait for a coincidence. */
 #include <string.h>
 
 #include "device/fake.h"
 
 static const char *const names[FAKE_MOMENTS] = {
     [MOMENT_LAUNCHED] = "launched", /* the kernel is on its stream */
-    [MOMENT_ENDING] = "ending",     /* a call that may end a context has begun, and done nothing */
-    [MOMENT_ENDED] = "ended",       /* it has done all, and is about to return */
+    [MOMENT_ENDING] = "ending",     /* a call that may end a context has begun, and has changed nothing */
+    [MOMENT_ENDED] = "ended",       /* such a call has finished its work, and is about to return */
 };
 static void (*_Atomic functions[FAKE_MOMENTS])(void);
 
-/* Not CUDA: have the function called at that moment of each such call; NULL: no more. */
+/* Not a function of CUDA: call `function` at this moment of each such call; NULL: no longer. */
 EXPORT int fake_at(const char *name, void (*function)(void));
 EXPORT int fake_at(const char *name, void (*function)(void)) {
     for (int i = 0; i < FAKE_MOMENTS; i++)

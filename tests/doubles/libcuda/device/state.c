@@ -1,4 +1,4 @@
-/* The shared state file: who uses it, and the memory and time of its devices. See state.h. */
+/* The shared state file: its users, and the memory and time of its devices. See state.h. */
 #include "device/state.h"
 
 #include <errno.h>
@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Open-file-description locks on bytes that the file need not have: one for memory, one for the life of each record. */
+/* Open-file-description locks, on bytes that need not exist in the file: one for memory, and one per record, which is
+ * held while its process lives. */
 enum { MEMORY_LOCK_BYTE = 1 << 24, CLIENT_LOCK_BYTE = 1 << 25 };
 
 static struct fake_state *state;
@@ -49,8 +50,8 @@ static void add(struct fake_usage *usage, int kind, uint64_t bytes) {
         usage->peak = usage->memory;
 }
 
-/* Count what its maker has let go of with the process that alone has it open, or free its place. With the memory
- * lock. */
+/* After its maker has released it: assign shared memory to the only process that has it open. If no process has it
+ * open, free its place in the table. With the memory lock. */
 static void count(struct fake_share *share) {
     unsigned openers = 0, counted = 0;
     for (unsigned i = 0; i < FAKE_CLIENTS; i++)
@@ -72,7 +73,7 @@ static void count(struct fake_share *share) {
         memset(share, 0, sizeof *share);
 }
 
-/* Take a dead process out of the table. Its own memory counts no more. With the memory lock. */
+/* Remove a dead process from the table of shared memory. Its own memory no longer counts. With the memory lock. */
 static void reap_shares(unsigned dead) {
     for (int i = 0; i < FAKE_SHARES; i++) {
         struct fake_share *share = &state->shares[i];
@@ -134,7 +135,7 @@ static void format_uuid(const uint8_t *uuid, char *text) {
         at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
 }
 
-/* Return the device that a text names, by index or by the beginning of its UUID; -1: none, or more than one. */
+/* Return the device that a text names by index or by the beginning of its UUID; -1: no device, or several. */
 static int named(const char *text, const int *devices, int count) {
     int found = -1;
     char *end;
@@ -153,7 +154,8 @@ static int named(const char *text, const int *devices, int count) {
     return found;
 }
 
-/* Devices of CUDA_VISIBLE_DEVICES, in its order, up to the first unknown one; none if one is named twice. */
+/* Select the devices of CUDA_VISIBLE_DEVICES, in its order, up to the first unknown device. If a device is named twice,
+ * select none. */
 static void choose(const char *list) {
     int before[FAKE_DEVICES], count = 0, chosen = 0;
     for (; count < FAKE_DEVICES && visible[count] >= 0; count++) {
@@ -176,7 +178,8 @@ static void choose(const char *list) {
     free(copy);
 }
 
-/* Devices that have a file of their UUID's name in the folder FAKE_CUDA_DEVICES, as real ones have device nodes. */
+/* Select the devices for which the folder FAKE_CUDA_DEVICES has a file with their UUID as its name. Real devices have
+ * device nodes. */
 static int find_marked(const char *folder) {
     int count = 0;
     for (int i = 0; i < (int)state->device_count; i++) {
@@ -188,7 +191,7 @@ static int find_marked(const char *folder) {
     return count;
 }
 
-/* Devices of FAKE_CUDA_VISIBLE: those of the container, as NVIDIA_VISIBLE_DEVICES names them. */
+/* Select the devices of FAKE_CUDA_VISIBLE: the container's devices, as in NVIDIA_VISIBLE_DEVICES. */
 static void find_visible(const char *choice) {
     const char *list = getenv("FAKE_CUDA_VISIBLE"), *folder = getenv("FAKE_CUDA_DEVICES");
     int all[FAKE_DEVICES], count = 0;
@@ -300,7 +303,7 @@ bool fake_state_released(void) {
     return state->release != 0;
 }
 
-/* One word has the end and the client, so that no lock is needed. */
+/* The end and the client are in one word, so no lock is needed. */
 uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length, uint64_t switch_ns) {
     _Atomic uint64_t *timeline = &state->devices[device].timeline;
     uint64_t record = (uint64_t)(self - state->clients), before = *timeline, end;

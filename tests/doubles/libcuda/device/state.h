@@ -1,9 +1,9 @@
-/* State of the simulated devices: one file, mapped shared by every process that uses the double.
+/* State of the simulated devices: one file, which every process that uses the double maps shared.
  *
  * Guarantees:
- * - The memory and the record of a process are free when it dies, in whatever way and pid namespace: the kernel drops
- *   its file locks. What another process has open is that one's from then on.
- * - Device time is handed out without locks, so that a process killed at any instruction leaves the timeline usable.
+ * - When a process dies, its memory and its record are free, however it dies and whatever its pid namespace, because
+ *   the kernel drops its file locks. Memory that another process has open is that process's from then on.
+ * - Device time is assigned without locks, so a process that is killed at any instruction leaves the timeline usable.
  *
  * tests/doubles/gpus.py reads and writes the same layout.
  */
@@ -40,38 +40,39 @@ struct fake_device {
     uint8_t uuid[16];
     char model[64];
     uint64_t memory;
-    /* End of all work on the device's timeline, CLOCK_MONOTONIC ns, shifted by FAKE_CLIENT_BITS; in the bits below the
-     * record of the client whose work that is. 0: the device was never used. */
+    /* End of all work on the device's timeline, CLOCK_MONOTONIC ns, shifted by FAKE_CLIENT_BITS. The low bits are the
+     * record of the client of the last work. 0: the device was never used. */
     _Atomic uint64_t timeline;
 };
 
 struct fake_usage {
-    _Atomic uint64_t submitted; /* kernels and graphs accepted by a launch call */
-    _Atomic uint64_t kernels;   /* finished, or on the timeline */
+    _Atomic uint64_t submitted; /* number of kernels and graphs accepted by a launch call */
+    _Atomic uint64_t kernels;   /* number of them that are finished or on the timeline */
     _Atomic uint64_t busy_ns;   /* their device time */
-    _Atomic uint64_t last_end;  /* CLOCK_MONOTONIC, ns: end of the last of them */
+    _Atomic uint64_t last_end;  /* CLOCK_MONOTONIC, ns: end of the last kernel */
     _Atomic uint64_t memory;    /* bytes of device memory now: the sum of `kinds` */
     _Atomic uint64_t peak;
-    _Atomic uint64_t copies;  /* transfers beside the device, accepted */
-    _Atomic uint64_t misused; /* of the first device: calls that fake_misused counted */
+    _Atomic uint64_t copies;  /* number of accepted transfers with host memory, which take no device time */
+    _Atomic uint64_t misused; /* of the first device only: number of calls that fake_misused has counted */
     _Atomic uint64_t kinds[FAKE_KINDS];
 };
 
 struct fake_client {
     char label[FAKE_LABEL_BYTES];
-    uint32_t pid;  /* as the process sees it */
-    uint32_t used; /* 0: never; the record of a process that ended stays until its place is needed */
+    uint32_t pid;  /* pid as the process itself sees it */
+    uint32_t used; /* 0: never used. The record of an ended process stays until its place is needed */
     struct fake_usage usage[FAKE_DEVICES];
 };
 
 /* Memory that other processes may open. With the memory lock. */
 struct fake_share {
-    uint64_t bytes;       /* 0: an unused place */
-    uint64_t id, group;   /* within the process that made it; what has one group ends together */
-    uint32_t maker, pid;  /* its record */
+    uint64_t bytes;       /* 0: this place is unused */
+    uint64_t id, group;   /* id within the process that made it; memory with the same group ends together */
+    uint32_t maker, pid;  /* record and pid of that process */
     int32_t device, kind; /* enum fake_kind */
-    uint32_t left;        /* its maker has let go of it, or is dead */
-    uint32_t counted;     /* record of the process that has it now, plus 1; 0: the maker, or no one alone */
+    uint32_t left;        /* its maker has released it, or is dead */
+    uint32_t counted;     /* record, plus 1, of the process to which the memory counts now; 0: the maker, or no process
+                             because several have it open */
     uint16_t openings[FAKE_CLIENTS];
 };
 
@@ -91,14 +92,14 @@ _Static_assert(sizeof(struct fake_device) == 96, "tests/doubles/gpus.py has the 
 _Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/doubles/gpus.py has the same layout");
 _Static_assert(sizeof(struct fake_share) == 48 + 2 * FAKE_CLIENTS, "tests/doubles/gpus.py has the same layout");
 
-/* Map the file that FAKE_CUDA_STATE names and take a record in it. False if there is none, or it is no state file. */
+/* Map the file in FAKE_CUDA_STATE and take a record in it. Return false if there is no file, or it is no state file. */
 bool fake_state_attach(void);
-/* Map the file for reading: without a record, and with every device of FAKE_CUDA_VISIBLE. */
+/* Map the file for reading only: this process gets no record, and sees every device of FAKE_CUDA_VISIBLE. */
 bool fake_state_watch(void);
-/* Forget the parent's mapping and locks, in a child of fork. */
+/* Drop the parent's mapping and locks, in a child of fork. */
 void fake_state_detach(void);
-/* Return a visible device by its ordinal: of the devices of FAKE_CUDA_VISIBLE those of CUDA_VISIBLE_DEVICES, in that
- * order; -1 beyond the last. */
+/* Return a visible device by its ordinal; -1: the ordinal is too high. Visible are the devices of CUDA_VISIBLE_DEVICES,
+ * in that order, among the devices of FAKE_CUDA_VISIBLE. */
 int fake_state_visible(int ordinal);
 struct fake_device *fake_state_device(int device);
 const struct fake_client *fake_state_client(unsigned record);
@@ -109,22 +110,22 @@ bool fake_state_released(void);
 /* Get this process's record; return whether the process of a record still lives. */
 void fake_state_self(uint32_t *record, uint32_t *pid);
 bool fake_state_lives(uint32_t record, uint32_t pid);
-/* Put `length` ns on the device's timeline, not before `ready`; return their end. `switch_ns` go before them, and count
- * as no client's use, where the last work on the timeline is another client's. */
+/* Put `length` ns on the device's timeline, not before `ready`, and return their end. If the last work on the timeline
+ * is another client's, `switch_ns` precede them, and count as no client's use. */
 uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length, uint64_t switch_ns);
-/* Return the end of all work on the device's timeline, CLOCK_MONOTONIC ns; 0: there was none. */
+/* Return the end of all work on the device's timeline, CLOCK_MONOTONIC ns; 0: there was no work. */
 uint64_t fake_state_busy_until(int device);
-/* Take memory of the device. False if there is not as much left. */
+/* Take memory of the device. Return false if too little is left. */
 bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes);
 void fake_state_give(int device, enum fake_kind kind, uint64_t bytes);
-/* Let other processes open memory of this one; return its place in the table, the same each time for the same `id`;
- * -1: the table is full. */
+/* Let other processes open memory of this process. Return its place in the table, which is always the same for the same
+ * `id`; -1: the table is full. */
 int fake_state_share(int device, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group);
-/* Open memory that a process shares, and keep it. False: that process has let go of it, or is dead. */
+/* Open memory that a process shares, and keep it. Return false if that process has released it, or is dead. */
 bool fake_state_open(int place, uint32_t maker, uint32_t pid, uint64_t id);
 void fake_state_close(int place);
-/* Let go of all shared memory of a group, before its bytes are given back. Memory that is open stays taken: it is the
- * process's that alone has it open, and, as on a real driver, no process's while several have. */
+/* Release all shared memory of a group, before its bytes are freed. Memory that is open elsewhere stays taken. It
+ * counts to the only process that has it open. If several have it open, it counts to none, as on a real driver. */
 void fake_state_leave(uint64_t group);
 /* Free the memory of dead processes. */
 void fake_state_reap(void);

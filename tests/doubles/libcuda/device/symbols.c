@@ -1,4 +1,5 @@
-/* cuGetProcAddress of the double: every name of the headers, by the version of CUDA in which its forms appeared. */
+/* cuGetProcAddress of the double: it finds every name of the headers, by the CUDA version in which its forms appeared.
+ */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +51,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, cuui
     return cuGetProcAddress_v2(name, out, version, flags, NULL);
 }
 
-/* No table is known. */
+/* The double has no export table. */
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     if (table == NULL || id == NULL)
         return CUDA_ERROR_INVALID_VALUE;

@@ -44,7 +44,7 @@ void fake_wait_event(struct event *event) {
     sleep_unlocked(event->end);
 }
 
-/* The first stream that was destroyed with work on it which is not on the timeline yet. */
+/* Return the first destroyed stream that has operations which are not on the timeline yet. */
 static struct stream *destroyed_and_busy(const struct context *context) {
     struct stream *stream = context->destroyed;
     while (stream != NULL && stream->committed == stream->submitted)
@@ -78,7 +78,7 @@ bool fake_event_done(struct event *event) {
     return event->committed == event->recorded && event->end <= fake_now();
 }
 
-/* The ring goes with the last operation; the small struct stays, since events may have pointed to it. */
+/* The ring buffer is freed after the last operation. The small struct stays, because events may point to it. */
 void fake_stream_dropped(struct stream *stream) {
     if (stream->finished < stream->submitted)
         return;

@@ -1,9 +1,9 @@
-/* Rights of devices: on each other's contexts (peer access), and on pools. */
+/* Access rights of devices: to each other's contexts (peer access), and to pools. */
 #include "memory/pool.h"
 
 #include <stdlib.h>
 
-/* Context whose memory another one may use. */
+/* Context whose memory another context may use. */
 struct peer {
     const struct context *of, *by;
     struct peer *next;
@@ -18,7 +18,7 @@ static struct peer **find(const struct context *of, const struct context *by) {
     return at;
 }
 
-/* Get the current context and the one of a handle, which has to be of another device. */
+/* Get the current context and the context of a handle, which must be of another device. */
 static CUresult both(CUcontext handle, struct context **own, struct context **other) {
     CUresult result = fake_enter(own);
     *other = (struct context *)handle;
@@ -60,7 +60,7 @@ EXPORT CUresult cuCtxDisablePeerAccess(CUcontext handle) {
     return peer != NULL ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }
 
-/* Return the flags of a device on a pool: its own may always read and write. */
+/* Return the access flags of a device for a pool. The pool's own device may always read and write. */
 static CUmemAccess_flags *access_of(struct pool *pool, const CUmemLocation *location) {
     int device;
     if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || fake_find_device(location->id, &device) != CUDA_SUCCESS)

@@ -1,8 +1,8 @@
-/* Arrays and mipmapped arrays: device memory that has a handle and no address.
+/* Arrays and mipmapped arrays: device memory with a handle and without an address.
  *
- * A level takes rows of width x channels x the format's size, rounded up to 64 bytes, of which there are a multiple of
- * 8 if it is higher than 1, times its depth, layers or faces; the whole of it rounded up to 512. Arrays that are sparse
- * or of deferred mapping take nothing by themselves.
+ * Bytes of a level: a row has width x channels x bytes of the format, rounded up to 64. A level higher than 1 has a
+ * multiple of 8 rows. Rows are multiplied by depth, layers or faces. The sum is rounded up to 512. Sparse arrays, and
+ * arrays with deferred mapping, take no memory themselves.
  */
 #include "memory/array.h"
 
@@ -19,17 +19,17 @@ struct array {
     struct context *context;
     int device;
     CUDA_ARRAY3D_DESCRIPTOR shape;
-    uint64_t bytes;       /* taken of the device */
-    struct array *levels; /* of a mipmapped array, or the array's planes */
+    uint64_t bytes;       /* bytes taken on the device */
+    struct array *levels; /* levels of a mipmapped array, or planes of an array */
     unsigned level_count;
-    bool part; /* a level or a plane: ends with what it belongs to */
+    bool part; /* a level or a plane, which ends together with its array */
     struct array *next;
 };
 
 static struct array *arrays;
 
 struct format {
-    unsigned bytes, block; /* of an element of one channel, or of a block of 4 x 4 elements of all */
+    unsigned bytes, block; /* bytes of an element of one channel; bytes of a block of 4 x 4 elements of all channels */
 };
 
 static struct format format_of(CUarray_format format) {
@@ -137,7 +137,7 @@ static struct array array_of(struct context *context, unsigned magic, const CUDA
         .magic = magic, .context = fake_memory_owner(context), .device = context->device, .shape = *shape};
 }
 
-/* `elsewhere`: it takes nothing, its memory is another interface's. */
+/* `elsewhere`: the array takes no memory, because another interface has its memory. */
 static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, bool elsewhere) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -238,7 +238,7 @@ static CUresult create_levels(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPT
         longest = shape->Depth;
     unsigned most = 1;
     while (longest >>= 1)
-        most++; /* more levels than the sizes can be halved are not made */
+        most++; /* the sizes cannot be halved more often than this */
     return create((struct array **)out, shape, levels < most ? levels : most, elsewhere);
 }
 

@@ -1,7 +1,7 @@
-/* Descriptors of address ranges (dma-buf): memory stays until the last copy of a descriptor is closed, in whatever
- * process, also when the program has freed it or its context has ended.
+/* Descriptors of address ranges (dma-buf). Memory stays taken until the last copy of a descriptor is closed, in any
+ * process, even if the program has freed the memory or its context has ended.
  *
- * As with a real driver, a range lies in one allocation of cuMemAlloc, or is completely mapped.
+ * As with a real driver, a range is within one allocation of cuMemAlloc, or is completely mapped.
  */
 #include "memory/dmabuf.h"
 
@@ -15,10 +15,10 @@ enum { HOST_PAGE = 4096, DMABUF_MAGIC = 0x31464244 };
 /* Linear memory of which descriptors were made. */
 struct described {
     unsigned descriptors;
-    struct range freed; /* as it was when it was freed; no bytes: it was not */
+    struct range freed; /* the range when it was freed; 0 bytes: it is not freed */
 };
 
-/* What one descriptor is of: linear memory or pieces of physical memory. */
+/* Content of one descriptor: linear memory, or pieces of physical memory. */
 struct dmabuf {
     struct described *linear;
     size_t count;
@@ -64,7 +64,7 @@ static struct dmabuf *describe_linear(struct range *range) {
     return dmabuf;
 }
 
-/* NULL: some of it is not mapped. */
+/* NULL: a part of the range is not mapped. */
 static struct dmabuf *describe_mapped(CUdeviceptr address, uint64_t bytes) {
     size_t count = 0;
     uint64_t done = 0;

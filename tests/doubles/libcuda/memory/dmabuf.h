@@ -4,8 +4,8 @@
 
 #include "memory/ranges.h"
 
-/* Return whether a descriptor keeps the bytes of linear memory that is being freed: then they are given back with its
- * last copy. With fake_lock. */
+/* Return whether a descriptor keeps the bytes of linear memory that is being freed. They are then freed with its last
+ * copy. With fake_lock. */
 bool fake_dmabuf_keeps(struct range *range);
 
 #endif

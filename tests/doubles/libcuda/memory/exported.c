@@ -1,8 +1,9 @@
-/* Descriptors of exported memory: one end of a socket pair, whose other end the double keeps.
+/* Descriptors of exported memory: a descriptor is one end of a socket pair, whose other end the double keeps.
  *
- * What the content is stays in the socket's queue and is only looked at. The kept end hangs up when the last copy of
- * the other is closed: in this process, in one that got it over a socket, or in one that was forked. An importer sends
- * one end of another pair, its lease, and keeps the other: so it keeps the memory without the descriptor.
+ * The description of the memory stays in the socket's queue, where it is read without being removed. When the last copy
+ * of the descriptor is closed, the kept end reports a hang-up. Copies are in this process, in a process that received
+ * one over a socket, or in a forked child. An importer sends one end of another socket pair (a lease), and keeps the
+ * other end. So the importer keeps the memory without the descriptor.
  */
 #include "memory/exported.h"
 
@@ -18,14 +19,14 @@
 
 #include "device/fake.h"
 
-/* What was exported by one descriptor. */
+/* Memory that was exported by one descriptor. */
 struct export {
-    unsigned ends; /* the descriptor and the leases */
+    unsigned ends; /* number of open ends: the descriptor and the leases */
     void (*over)(void *);
     void *of;
 };
 
-/* An end that the double keeps, of the descriptor or of a lease. */
+/* An end that the double keeps: of the descriptor or of a lease. */
 struct kept {
     int end;
     struct export *export;
@@ -46,7 +47,7 @@ static bool keep(int end, struct export *export) {
     return false;
 }
 
-/* Pass a descriptor along with one byte, or receive one; -1: none came. */
+/* Send a descriptor together with one byte, or receive one. Return the received descriptor; -1: none was received. */
 static int pass(int socket, int descriptor, bool sends) {
     union {
         struct cmsghdr header;

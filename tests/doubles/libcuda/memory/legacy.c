@@ -1,10 +1,9 @@
-/* The forms of CUDA 3.1 and before, whose addresses and sizes have 32 bits: memory below 4 GiB, and calls of today's
- * form.
- */
+/* The forms of CUDA 3.1 and earlier, with addresses and sizes of 32 bits: they use memory below 4 GiB and call the
+ * present forms. */
 #include "memory/array.h"
 #include "memory/memory.h"
 
-/* A size of today's that the old form has to fit. */
+/* Convert a size to the 32 bits of the old form. */
 static unsigned int low(size_t bytes) {
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned int)bytes;
 }
@@ -29,7 +28,7 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned int bytes) {
             *out = (CUdeviceptr_v1)kept->address;
         } else {
             fake_state_give(context->device, FAKE_LINEAR, rounded);
-            result = CUDA_ERROR_OUT_OF_MEMORY; /* addresses are used once, and there are 4 GiB of them */
+            result = CUDA_ERROR_OUT_OF_MEMORY; /* each address is used only once, and there are 4 GiB of addresses */
         }
     }
     pthread_mutex_unlock(&fake_lock);

@@ -1,6 +1,6 @@
-/* Device memory of the double that one call takes and another gives back, and host memory that the device sees.
+/* Device memory that one call takes and another frees, and host memory that the device sees.
  *
- * Sizes are rounded up to 512 bytes. A context that ends takes its memory along.
+ * Sizes are rounded up to 512 bytes. The memory of a context ends with the context.
  */
 #include "memory/memory.h"
 
@@ -154,7 +154,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevic
     return result;
 }
 
-/* Host memory: at its own address, of no device. `owned`: what cuMemFreeHost has to free. */
+/* Add host memory, at its own address and on no device. `owned`: memory that cuMemFreeHost must free. */
 static CUresult add_host(void *memory, size_t bytes, void *owned) {
     struct context *context;
     CUresult result = fake_enter(&context);

@@ -1,4 +1,5 @@
-/* Multicast objects: handles that take no memory. What is bound to one stays until it is unbound or the object ends. */
+/* Multicast objects: handles that take no memory. Memory that is bound to an object stays taken until it is unbound or
+ * the object ends. */
 #include "memory/multicast.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@ enum { MOST_DEVICES = FAKE_DEVICES };
 
 struct object {
     struct physical *physical; /* its handle */
-    unsigned wanted, count;    /* devices */
+    unsigned wanted, count;    /* number of devices: requested, added */
     int devices[MOST_DEVICES];
     struct object *next;
 };
@@ -38,7 +39,7 @@ static bool has(const struct object *object, int device) {
     return false;
 }
 
-/* Free the object's bindings within a range; `device` -1: of all devices. Return their number. */
+/* Free the object's bindings within a range (`device` -1: on all devices). Return their number. */
 static unsigned unbind(const struct physical *object, int device, uint64_t from, uint64_t bytes) {
     unsigned count = 0;
     for (struct binding **at = &bindings; *at != NULL;) {
@@ -117,7 +118,7 @@ static CUresult bind(CUmemGenericAllocationHandle handle, size_t at, struct phys
         at > object->physical->bytes || bytes > object->physical->bytes - at || !has(object, bound->device))
         return CUDA_ERROR_INVALID_VALUE;
     if (object->count < object->wanted)
-        return CUDA_ERROR_SYSTEM_NOT_READY; /* all devices have to be there first */
+        return CUDA_ERROR_SYSTEM_NOT_READY; /* all devices must be added first */
     for (const struct binding *other = bindings; other != NULL; other = other->next)
         if (other->object == object->physical && other->device == bound->device && other->at < at + bytes &&
             at < other->at + other->bytes)

@@ -4,7 +4,7 @@
 
 #include "memory/virtual.h"
 
-/* Unbind everything from a multicast object without references and mappings. Does nothing for other handles. */
+/* If a multicast object has no references and mappings, unbind all its memory. Other handles are unchanged. */
 void fake_multicast_gone(const struct physical *object);
 
 #endif

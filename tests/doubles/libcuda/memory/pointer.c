@@ -1,4 +1,4 @@
-/* Attributes of addresses: cuPointerGetAttribute and its like. */
+/* Attributes of addresses: cuPointerGetAttribute and similar calls. */
 #include <string.h>
 
 #include "memory/ranges.h"
@@ -41,7 +41,7 @@ EXPORT CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute
     return result;
 }
 
-/* Unlike the call above, an address that is not known is no error: its attributes are 0. */
+/* Unlike in cuPointerGetAttribute, an unknown address is no error here: its attributes are 0. */
 EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **values,
                                        CUdeviceptr address) {
     CUresult result = fake_initialized();

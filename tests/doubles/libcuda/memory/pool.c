@@ -1,10 +1,10 @@
-/* Stream-ordered memory of the double: pools that hold more than they have given out.
+/* Stream-ordered memory of the double: pools, which may have more memory than their allocations.
  *
- * A pool grows by what is missing, in chunks of 32 MiB (FAKE_CUDA_POOL_CHUNK says otherwise), and by the 2 MiB that are
- * enough if that is too much for the device or the pool's own limit. Memory that was freed on a stream serves that
- * stream at once, others when the work before the free is over. What is above the release threshold goes back to the
- * device when the host waits for a stream, an event or a context. A pool that can be exported gives nothing back before
- * its end, as CUDA documents: trimming it does nothing, and its threshold is ignored.
+ * A pool grows by the missing bytes, in chunks of 32 MiB (FAKE_CUDA_POOL_CHUNK changes that). If a chunk is too much
+ * for the device or for the pool's own limit, it grows in steps of 2 MiB. Memory that was freed on a stream serves that
+ * stream at once, and other streams after the work before the free has ended. Memory above the release threshold is
+ * returned to the device when the host waits for a stream, an event or a context. As CUDA documents, a pool that can be
+ * exported returns no memory before its end: a trim does nothing, and the threshold is ignored.
  */
 #include "memory/pool.h"
 
@@ -19,7 +19,7 @@ enum { DEFAULT_CHUNK = 32 << 20 };
 /* Memory on its way back to the pool. */
 struct freed {
     struct pool *pool;
-    int opened; /* of an imported pool: its place in the table of shared memory */
+    int opened; /* of an imported pool: place of the memory in the table of shared memory */
     struct stream *stream;
     uint64_t bytes;
     struct freed *next;
@@ -54,7 +54,7 @@ static void give(struct pool *pool, uint64_t bytes) {
         fake_state_give(pool->device, FAKE_POOL, bytes);
 }
 
-/* Give unused memory above `keep` bytes back to the device, in whole pages. */
+/* Return unused memory above `keep` bytes to the device, in whole pages. */
 static void trim(struct pool *pool, uint64_t keep) {
     bool ended = pool->destroyed && pool->used + pool->returning == 0;
     if (pool->handles != CU_MEM_HANDLE_TYPE_NONE && !ended)
@@ -105,7 +105,7 @@ static bool grow(struct pool *pool, uint64_t missing) {
     return false;
 }
 
-/* Memory that other streams have freed and that this one has to wait for. */
+/* Return the bytes that other streams have freed and for which this stream must wait. */
 static uint64_t out_of_reach(const struct pool *pool, const struct stream *stream) {
     uint64_t bytes = 0;
     for (const struct freed *freed = pool->freed; freed != NULL; freed = freed->next)
@@ -190,7 +190,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemory
     return allocate(out, bytes, pool, false, stream);
 }
 
-/* Free memory of any call on a stream: it goes back when the work before is over. */
+/* Free memory of any kind on a stream: it is freed after the earlier work of the stream has ended. */
 static void free_later(void *of) {
     fake_memory_return(of);
 }
@@ -285,7 +285,7 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute a
     else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(const cuuint64_t *)value;
     else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH && *(const cuuint64_t *)value == 0)
-        pool->reserved_high = pool->reserved; /* marks can only be set back */
+        pool->reserved_high = pool->reserved; /* high-water marks can only be reset */
     else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH && *(const cuuint64_t *)value == 0)
         pool->used_high = pool->used;
     else if (attribute >= 1 && attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
@@ -313,7 +313,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
     return CUDA_SUCCESS;
 }
 
-/* A destroyed pool holds its allocations until they are freed. */
+/* A destroyed pool keeps its allocations until they are freed. */
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     pthread_mutex_lock(&fake_lock);
     struct pool *pool = fake_pool_of(handle);

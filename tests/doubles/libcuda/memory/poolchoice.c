@@ -1,4 +1,4 @@
-/* Which pool is a device's default and which its current one. */
+/* A device's default pool and current pool. */
 #include "memory/pool.h"
 
 static struct pool *defaults[FAKE_DEVICES], *currents[FAKE_DEVICES];
@@ -50,7 +50,8 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool handle) {
     return result;
 }
 
-/* CUDA 13's, by location and type: of those, the double has pools of a device's pinned memory. */
+/* The calls of CUDA 13, which select a pool by location and type. The double supports pools of a device's pinned
+ * memory. */
 static bool ordinary(const CUmemLocation *location, CUmemAllocationType type) {
     return location != NULL && location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
 }

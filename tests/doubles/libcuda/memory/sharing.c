@@ -1,9 +1,9 @@
-/* Memory of another process: CUDA IPC, pools and their allocations, and memory of another interface (external).
+/* Memory of another process: CUDA IPC, pools and their allocations, and memory of another interface (external memory).
  *
- * Whoever made the memory holds it; opening or importing takes nothing. A handle is good while the process that made it
- * lives and has the memory, and not in that process itself. Memory that is open elsewhere when its maker frees it, or
- * dies, stays taken until it is closed, as NVIDIA's kernel module counts references; what CUDA documents is less: the
- * importers are to close it first.
+ * The memory counts to the process that made it. Opening or importing it takes nothing. A handle is valid in other
+ * processes, while the process that made it lives and has the memory. If its maker frees memory that is open elsewhere,
+ * or dies, the memory stays taken until it is closed, because NVIDIA's kernel module counts references. CUDA documents
+ * less: importers must close the memory first.
  */
 #include "memory/sharing.h"
 
@@ -22,7 +22,7 @@ _Static_assert(sizeof(struct shared) <= sizeof(CUmemFabricHandle), "fits into a 
 
 enum { IPC_MAGIC = 0x31435049, POOL_MAGIC = 0x314c4f50, POINTER_MAGIC = 0x31525450 };
 
-/* Handle that a context has opened, with the number of times. */
+/* Handle that a context has opened, with the number of opens. */
 struct opened {
     struct shared what;
     struct range *range;
@@ -69,7 +69,7 @@ int fake_describe_in_file(const void *content, size_t bytes) {
     return -1;
 }
 
-/* A container has an IMEX channel only if it is given one. */
+/* A container has an IMEX channel only if one is assigned to it. */
 CUresult fake_fabric_permitted(void) {
     const char *value = getenv("FAKE_CUDA_IMEX");
     return value != NULL && strcmp(value, "1") == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
@@ -133,7 +133,7 @@ void fake_sharing_of_context_gone(struct context *context) {
         fake_range_remove(range);
 }
 
-/* NULL: its maker has freed it. */
+/* NULL: the process that made the memory has freed it. */
 static struct opened *open_handle(const struct shared *shared, struct context *context) {
     struct opened *opened = openings;
     while (opened != NULL && (opened->range->context != context || memcmp(&opened->what, shared, sizeof *shared) != 0))
@@ -263,7 +263,7 @@ EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr 
     return result;
 }
 
-/* Freed like any allocation of a pool, which gives nothing back here. */
+/* The memory is freed like any allocation of a pool, which returns nothing in this process. */
 EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CUmemPoolPtrExportData *content) {
     struct context *context;
     struct shared shared;
@@ -293,7 +293,7 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CU
     return result;
 }
 
-/* The descriptor is the driver's from then on. */
+/* From now on the descriptor belongs to the driver. */
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *what) {
     struct context *context;
     CUresult result = fake_enter(&context);

@@ -7,21 +7,21 @@
 /* Contents of a handle or descriptor, in the 64 bytes that CUDA gives it. */
 struct shared {
     uint64_t magic;
-    uint32_t client, pid; /* process that holds the memory */
+    uint32_t client, pid; /* process to which the memory counts */
     int32_t device;
-    int32_t place; /* in the table of shared memory; -1: it is not in it */
+    int32_t place; /* place in the table of shared memory; -1: not in the table */
     uint64_t address, bytes, asked, id;
 };
 
-/* Describe something of this process. */
+/* Return a description of an object of this process. */
 struct shared fake_describe(uint64_t magic, int device);
-/* Enter memory that is described into the table of shared memory. False: the table is full. */
+/* Add described memory to the table of shared memory. Return false if the table is full. */
 bool fake_describe_share(struct shared *shared, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group);
-/* Open memory that is described, and keep it until fake_state_close(shared->place). False: it is gone. */
+/* Open described memory, and keep it until fake_state_close(shared->place). Return false if it no longer exists. */
 bool fake_open_shared(const struct shared *shared);
-/* Make a descriptor whose receiver can read these bytes; -1 if no descriptor is left. */
+/* Return a descriptor whose receiver can read these bytes; -1: too many open files. */
 int fake_describe_in_file(const void *content, size_t bytes);
-/* Write a handle of the fabric, or read one; CUDA_ERROR_NOT_PERMITTED without a channel (FAKE_CUDA_IMEX=1). */
+/* Check whether fabric handles are permitted: CUDA_ERROR_NOT_PERMITTED without an IMEX channel (FAKE_CUDA_IMEX=1). */
 CUresult fake_fabric_permitted(void);
 CUresult fake_describe_in_fabric(void *out, const struct shared *shared);
 CUresult fake_read_from_fabric(struct shared *shared, const void *handle);

@@ -1,7 +1,8 @@
-/* Physical memory mapped to arrays that have none of their own: sparse ones tile by tile, others of deferred mapping.
+/* Physical memory mapped to arrays without memory of their own: to sparse arrays tile by tile, and to arrays with
+ * deferred mapping.
  *
- * A tile keeps its memory until it is unmapped, mapped to something else, or its array ends. The operations take effect
- * with the call, as everything that only changes books does here, not when the stream gets there.
+ * A tile keeps its memory until the tile is unmapped or mapped to other memory, or its array ends. The operations take
+ * effect during the call, like all accounting in the double, and not when the stream reaches them.
  */
 #include "memory/sparse.h"
 
@@ -16,7 +17,7 @@ enum { TILE = 64 << 10 };
 struct tile {
     const void *array;
     CUarraySparseSubresourceType type;
-    unsigned place[8]; /* as the program names it */
+    unsigned place[8]; /* coordinates by which the program names the tile */
     struct physical *physical;
     struct tile *next;
 };
@@ -66,7 +67,7 @@ static bool valid(const CUarrayMapInfo *what) {
 static void apply(const CUarrayMapInfo *what) {
     struct tile wanted = tile_of(what);
     struct tile **at = &tiles;
-    if (what->memOperationType == CU_MEM_OPERATION_TYPE_MAP) { /* first, if it is the same memory */
+    if (what->memOperationType == CU_MEM_OPERATION_TYPE_MAP) { /* before the unmapping, in case it is the same memory */
         wanted.physical = fake_physical_held(what->memHandle.memHandle);
         fake_physical_map(wanted.physical);
     }

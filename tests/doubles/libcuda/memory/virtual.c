@@ -1,10 +1,10 @@
-/* Virtual memory management of the double: physical memory by handles, addresses apart from it.
+/* Virtual memory management of the double: physical memory by handles, and addresses separate from it.
  *
- * A handle's bytes, multiples of 2 MiB, go back with the last of its references (creation, retain, import), mappings
- * and descriptors. Values of handles that are gone are used again. What is exported is a descriptor, which keeps the
- * memory, or a handle of the fabric, which does not. Whoever imports it gets a handle that costs nothing there, and
- * that keeps the memory: by a descriptor where it was made; by a handle of the fabric, and once its maker is dead, as
- * the importer's.
+ * A handle's bytes, a multiple of 2 MiB, are freed with its last reference (creation, retain, import), mapping and
+ * descriptor. Values of ended handles are used again. Memory is exported as a descriptor, which keeps the memory, or as
+ * a fabric handle, which does not. The importing process gets a handle that takes no memory there and keeps the memory.
+ * With a descriptor, the memory continues to count to the process that made it. With a fabric handle, it counts to the
+ * importer once its maker is dead.
  */
 #include "memory/virtual.h"
 
@@ -24,7 +24,7 @@ struct mapping {
     struct mapping *next;
 };
 
-/* Contents of an exported descriptor. A handle of the fabric has `shared` alone. */
+/* Content of an exported descriptor. A fabric handle contains only `shared`. */
 struct exported {
     struct shared shared;
     CUmemAllocationProp properties;
@@ -69,7 +69,7 @@ static void drop_if_unused(struct physical *physical) {
     unused = physical;
 }
 
-/* The last copy of a descriptor is closed. With fake_lock. */
+/* Called when the last copy of a descriptor is closed. With fake_lock. */
 static void no_longer_exported(void *of) {
     struct physical *physical = of;
     physical->exports--;
@@ -163,7 +163,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t align
     uint64_t aligned = alignment > PAGE_BYTES ? alignment : PAGE_BYTES;
     pthread_mutex_lock(&fake_lock);
     struct range *kept = wanted % aligned == 0 ? fake_range_add(range, aligned, wanted) : NULL;
-    if (kept == NULL) /* the address is a wish */
+    if (kept == NULL) /* the address is only a preference */
         kept = fake_range_add(range, aligned, 0);
     *out = kept->address;
     pthread_mutex_unlock(&fake_lock);
@@ -216,7 +216,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
     return result;
 }
 
-/* Return the bytes of the mappings that lie wholly within a range. */
+/* Return the bytes of all mappings that are completely within a range. */
 static uint64_t mapped_within(CUdeviceptr address, uint64_t bytes) {
     uint64_t sum = 0;
     for (const struct mapping *mapping = mappings; mapping != NULL; mapping = mapping->next)
@@ -225,7 +225,7 @@ static uint64_t mapped_within(CUdeviceptr address, uint64_t bytes) {
     return sum;
 }
 
-/* Unmap a range, which has to be mapped completely and by whole mappings. */
+/* Unmap a range, which must consist of whole mappings. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)
@@ -326,7 +326,7 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,
     return result;
 }
 
-/* Make a descriptor, or a handle of the fabric, of physical memory. */
+/* Create a descriptor or a fabric handle of physical memory. */
 static CUresult export_physical(void *out, struct physical *physical, CUmemAllocationHandleType type) {
     bool fabric = type == CU_MEM_HANDLE_TYPE_FABRIC;
     struct exported content = {.shared = fake_describe(fabric ? FABRIC_MAGIC : EXPORT_MAGIC, physical->device),
@@ -368,7 +368,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     return result;
 }
 
-/* A handle of the fabric keeps nothing by itself: it is good while its maker has the memory. */
+/* A fabric handle itself keeps no memory: it is valid while its maker has the memory. */
 static CUresult import_fabric(CUmemGenericAllocationHandle *out, const void *handle) {
     struct shared shared;
     CUresult result = fake_read_from_fabric(&shared, handle);

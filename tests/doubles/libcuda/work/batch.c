@@ -1,7 +1,8 @@
-/* Batches of copies, prefetches and discards, and decompression: one call, one operation of the stream.
+/* Batches of copies, prefetches and discards, and decompression: one call is one operation of the stream.
  *
- * The time is that of the sum of the bytes, by the rates of transfer.c; a batch with one copy from or to host memory
- * counts as one beside the device. Copies in batches refuse the legacy default stream, as the headers say.
+ * Its time is the time of all its bytes, by the rates of transfer.c. If one copy of a batch is from or to host memory,
+ * the whole batch counts as a transfer with host memory. As the headers specify, copies in batches refuse the legacy
+ * default stream.
  */
 #include "memory/array.h"
 #include "work/transfer.h"
@@ -35,7 +36,7 @@ EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *s
                                    size_t *failed, CUstream stream) {
     CUresult result = cuMemcpyBatchAsync_v2(to, from, sizes, count, attributes, firsts, attribute_count, stream);
     if (result != CUDA_SUCCESS && failed != NULL)
-        *failed = SIZE_MAX; /* the call as a whole */
+        *failed = SIZE_MAX; /* the call as a whole fails */
     return result;
 }
 
@@ -50,7 +51,8 @@ EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr to, CUdeviceptr from, si
     return fake_submit_transfer(stream, fake_copy_work(host, size));
 }
 
-/* Return whether a side is host memory; `element`: bytes, of arrays. `valid` false: no such operand. */
+/* Return whether a side is host memory. `element`: bytes of an array's element. `valid` false: there is no such
+ * operand. */
 static bool operand(const CUmemcpy3DOperand *side, uint64_t *element, bool *valid) {
     if (side->type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
         *valid &= fake_is(side->op.array.array, MAGIC_ARRAY);
@@ -99,7 +101,7 @@ EXPORT CUresult cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsign
     return boxes(1, op, flags, stream);
 }
 
-/* Prefetches: only managed memory has a place to go to. To a device it is the device's time, to the host a copy. */
+/* Prefetch managed memory: to a device it takes device time, to the host it is a copy. */
 static CUresult prefetch(CUdeviceptr *addresses, const size_t *sizes, size_t count, bool to_host, CUstream stream) {
     CUresult result = fake_initialized();
     uint64_t bytes = 0;

@@ -6,7 +6,7 @@
 
 static int live_events;
 
-/* Not CUDA: events that were created and not destroyed. */
+/* Not a function of CUDA: returns the number of events that were created and not destroyed. */
 EXPORT int fake_live_events(void);
 EXPORT int fake_live_events(void) {
     return live_events;
@@ -40,7 +40,7 @@ void fake_events_of_context_gone(struct context *context) {
     context->events = NULL;
 }
 
-/* Return whether the handle is an event's that lives. */
+/* Return whether the handle is that of an existing event. */
 static bool is_event(const struct event *event) {
     if (fake_is(event, MAGIC_DEAD))
         fake_misused();
@@ -115,7 +115,7 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
     return result;
 }
 
-/* The double needs a current context; CUDA does not say whether the driver does. */
+/* The double needs a current context. CUDA does not document whether the driver does. */
 static CUresult event_call(CUevent handle, bool wait) {
     struct event *event = (struct event *)handle;
     struct context *current;
@@ -182,7 +182,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
     if (event->capture != NULL && event->capture->over)
         result = CUDA_ERROR_CAPTURED_EVENT;
     else if (event->capture != NULL && stream->capture == NULL)
-        stream->capture = event->capture; /* joins the capture sequence */
+        stream->capture = event->capture; /* the stream joins the capture sequence */
     else if (event->capture != stream->capture) {
         if (stream->capture != NULL)
             stream->capture->invalid = true;
@@ -196,7 +196,8 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
     return result;
 }
 
-/* All streams of the context wait, and those that are made later do not: as if they were made behind the event. */
+/* All streams of the context wait. Streams that are created later do not wait, as if they were created after the event.
+ */
 EXPORT CUresult cuCtxWaitEvent(CUcontext handle, CUevent event_handle) {
     struct context *context = (struct context *)handle;
     struct event *event = (struct event *)event_handle;

@@ -1,7 +1,6 @@
-/* What a program asks of a function before it launches it: attributes and occupancy, as on a GPU with 64 K registers,
- * 227 KiB of shared memory and 2,048 threads for each multiprocessor. A function takes 32 registers a thread and no
- * shared memory of its own.
- */
+/* Properties that a program queries of a function before a launch: attributes and occupancy. They are those of a GPU
+ * with 64 K registers, 227 KiB of shared memory and 2,048 threads per multiprocessor. A function uses 32 registers per
+ * thread and no shared memory of its own. */
 #include "work/module.h"
 
 enum { MOST_THREADS = 1024, REGISTERS = 32, MOST_SHARED = 227 << 10, THREADS_RESIDENT = 2048, BLOCKS_RESIDENT = 32 };
@@ -28,7 +27,7 @@ EXPORT CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
     return fake_function_attribute(function, CU_FUNC_ATTRIBUTE_NUM_REGS, NULL, &ignored);
 }
 
-/* Return the blocks of that size that a multiprocessor holds at once. */
+/* Return the number of blocks of this size that fit on a multiprocessor at the same time. */
 static int resident(int threads, size_t shared) {
     int blocks = THREADS_RESIDENT / ((threads + 31) / 32 * 32);
     if (shared > 0 && MOST_SHARED / shared < (size_t)blocks)

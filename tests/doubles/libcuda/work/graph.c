@@ -1,7 +1,7 @@
-/* Graphs of the double: nodes in the order in which they came, and one operation for a launch of all of them.
+/* Graphs of the double: nodes in the order in which they were added. A launch of a graph is one operation.
  *
- * A launch occupies the device for the sum of its kernels, fills and copies on it, then takes the time of its transfers
- * with host memory, then calls its host functions.
+ * A launch first occupies the device for the sum of its kernels, fills and copies there. Then it takes the time of its
+ * transfers with host memory, and then calls its host functions.
  */
 #include "work/graph.h"
 
@@ -12,7 +12,7 @@
 
 struct exec {
     unsigned magic;
-    struct graph *graph; /* as it was when instantiated or updated */
+    struct graph *graph; /* copy of the graph, made when it was instantiated or updated */
     struct fake_footprint memory;
 };
 
@@ -148,7 +148,8 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
     return CUDA_SUCCESS;
 }
 
-/* The same nodes in the same order may differ in what they do; anything else is another topology. */
+/* The nodes must have the same types in the same order; their parameters may differ. Anything else is another topology.
+ */
 static CUresult update(CUgraphExec exec_handle, CUgraph handle, CUgraphExecUpdateResult *detail) {
     struct exec *exec = (struct exec *)exec_handle;
     struct graph *graph = (struct graph *)handle;
@@ -240,7 +241,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     pthread_mutex_lock(&fake_lock);
     struct sums sums = {.on_device.type = CU_GRAPH_NODE_TYPE_KERNEL};
     add_up(exec->graph, &sums);
-    if (stream->capture != NULL) { /* a child graph of what is captured */
+    if (stream->capture != NULL) { /* a child graph of the captured graph */
         struct node node = {.work.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = fake_graph_clone(exec->graph)};
         result = fake_capture_node(stream, &node);
     } else {

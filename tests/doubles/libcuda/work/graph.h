@@ -12,7 +12,7 @@ struct node {
     CUdeviceptr address; /* memory nodes */
     uint64_t bytes;
     int device;
-    bool freed; /* allocation: a later node of the graph frees it, and its addresses may serve the next allocation */
+    bool freed; /* of an allocation: a later node of the graph frees it, so the next one may get its addresses */
     struct node *next;
 };
 

@@ -1,8 +1,8 @@
 /* Device memory that graphs allocate.
  *
- * An allocation node has its addresses from the beginning; once the graph has freed them, a later node of the graph may
- * get the same ones. An executable graph takes the pages of 2 MiB in which its allocations lie when it is first
- * launched or uploaded, and keeps them. When it is destroyed they stay reserved for the next graph of the device until
+ * An allocation node gets its addresses when it is created. After the graph has freed them, a later node of the graph
+ * may get the same addresses. At its first launch or upload, an executable graph takes the 2 MiB pages that contain its
+ * allocations, and keeps them. After it is destroyed, the pages stay reserved for the next graph of the device until
  * cuDeviceGraphMemTrim.
  */
 #include "work/graphmemory.h"
@@ -40,7 +40,8 @@ void fake_graph_frees(struct graph *graph, CUdeviceptr address) {
         newest->freed = true;
 }
 
-/* Get the page numbers of the graph's allocations, one for each page of each; return how many. `out` may be NULL. */
+/* Get the page numbers of the graph's allocations, one entry per page and allocation. Return the number of entries.
+ * `out` may be NULL. */
 static size_t pages_of(const struct graph *graph, uint64_t *out, int *device) {
     size_t count = 0;
     for (const struct node *node = graph->first; node != NULL; node = node->next) {

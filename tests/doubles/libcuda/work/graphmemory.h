@@ -7,23 +7,23 @@
 struct graph;
 struct node;
 
-/* Need of one executable graph of a device's graph memory. */
+/* Part of a device's graph memory that one executable graph needs. */
 struct fake_footprint {
     int device;
     uint64_t bytes;
     bool mapped;
 };
 
-/* Get the pages in which the graph's allocations lie. */
+/* Get the pages that contain the graph's allocations. */
 void fake_footprint_of(const struct graph *graph, struct fake_footprint *out);
-/* Give a node that allocates `asked` bytes its addresses: those of an allocation that the graph has freed, or fresh
+/* Assign addresses to a node that allocates `asked` bytes: those of an allocation that the graph has freed, or new
  * ones. */
 void fake_graph_place(struct graph *graph, struct node *node, uint64_t asked, struct context *context);
-/* Note that a node of the graph frees the allocation at an address. */
+/* Record that a node of the graph frees the allocation at an address. */
 void fake_graph_frees(struct graph *graph, CUdeviceptr address);
-/* Take the memory, once. */
+/* Take the memory at the first call; later calls do nothing. */
 CUresult fake_footprint_map(struct fake_footprint *footprint);
-/* Leave the memory of an ended executable graph to the device's graph memory. */
+/* Return the memory of a destroyed executable graph to the device's graph memory. */
 void fake_footprint_drop(struct fake_footprint *footprint);
 
 #endif

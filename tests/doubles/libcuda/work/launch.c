@@ -1,4 +1,4 @@
-/* Launches of the double: kernels of every form, and how work of any kind gets onto a stream. */
+/* Launches of the double: kernels in every form of the call, and the submission of work of any kind to a stream. */
 #include "work/graph.h"
 #include "work/module.h"
 
@@ -62,7 +62,7 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, voi
     return config == NULL ? CUDA_ERROR_INVALID_VALUE : launch(f, config->hStream, arguments);
 }
 
-/* One launch for each device, each on a stream of its own context. */
+/* One launch per device, each in a stream of its own context. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
                                                      unsigned int flags) {
     CUresult result = fake_initialized();
@@ -71,7 +71,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launche
         result = CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; result == CUDA_SUCCESS && i < count; i++) {
         struct stream *stream = (struct stream *)launches[i].hStream;
-        if (!fake_is(stream, MAGIC_STREAM)) /* no default streams here */
+        if (!fake_is(stream, MAGIC_STREAM)) /* default streams are not allowed here */
             return CUDA_ERROR_INVALID_HANDLE;
         result = launch(launches[i].function, launches[i].hStream, launches[i].kernelParams);
     }

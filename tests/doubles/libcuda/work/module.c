@@ -1,23 +1,22 @@
 /* Modules, libraries and functions of the double.
  *
- * An image that begins with "fakecuda " says what it takes of the device: `fakecuda code=BYTES NAME=BYTES ...`, its
- * code and its variables; any other takes nothing. Variables are taken when the module is loaded, code with the first
- * function that is looked up (with CUDA_MODULE_LOADING=EAGER when the module is loaded). A library is loaded into a
- * context with the first that is asked of it there. All of it goes back when the module, the library or the context
- * ends.
+ * An image that begins with "fakecuda " lists the device memory that it takes: `fakecuda code=BYTES NAME=BYTES ...`,
+ * its code and its variables. Any other image takes none. Variables are taken when the module is loaded. Code is taken
+ * when the first function is looked up (with CUDA_MODULE_LOADING=EAGER, when the module is loaded). A library is loaded
+ * into a context at the first query for one of its parts there. The memory is freed when the module, the library or the
+ * context ends.
  *
- * A function's name is its behaviour:
+ * The name of a function determines its behaviour:
  *
- * - spin_us_N: occupies the device for N microseconds;
- * - spin_arg: for as many nanoseconds as its first argument (uint64_t) says;
- * - load_us_N: the first launch of it takes N microseconds in the call, as that of a kernel whose code is loaded then;
- *   each occupies the device for as long;
- * - meet: a collective: adds 1 to the number that its first argument (uint64_t *) points to, in memory of the host that
- *   the ranks share, and occupies the device until that is its second argument (uint64_t) at least;
- * - hang: until the state file's release flag is set or the process ends; other processes go on beside it;
- * - fault: reads memory that is none, after OTHER_US: from then on each call in the context fails, to its end;
- * - noop: no time at all;
- * - any other: occupies the device for OTHER_US microseconds, as a kernel of a real program does.
+ * - spin_us_N: occupies the device for N microseconds.
+ * - spin_arg: occupies the device for as many nanoseconds as its first argument (uint64_t).
+ * - load_us_N: its first launch takes N microseconds in the call, like a kernel whose code is loaded at that moment.
+ *   Each launch occupies the device for N microseconds.
+ * - meet: a collective. It adds 1 to the number to which its first argument (uint64_t *) points, in host memory that
+ *   the ranks share. It occupies the device until that number is at least its second argument (uint64_t).
+ * - hang: runs until the state file's release flag is set or the process ends. Other processes run at the same time.
+ * - noop: takes no time.
+ * - Any other name: occupies the device for OTHER_US microseconds, like a kernel of a real program.
  */
 #include "work/module.h"
 
@@ -45,8 +44,8 @@ struct function {
     bool hang, argument, meets, faults;
     int shared_bytes, carveout; /* attributes that the program has set */
     uint64_t duration;
-    _Atomic uint64_t loading; /* what its first launch takes in the call, ns */
-    struct library *library;  /* of a kernel, which has no context */
+    _Atomic uint64_t loading; /* ns that its first launch takes in the call */
+    struct library *library;  /* library of a kernel, which has no context */
     char name[NAME_BYTES];
     struct function *next;
 };
@@ -54,9 +53,9 @@ struct function {
 struct module {
     unsigned magic;
     struct context *context;
-    struct library *library; /* which it is an instance of */
+    struct library *library; /* library of which this is an instance */
     struct image image;
-    uint64_t code; /* taken of the device */
+    uint64_t code; /* bytes of code taken on the device */
     struct range *variables[VARIABLES];
     struct function *functions;
     struct module *next;
@@ -107,7 +106,7 @@ static bool read_file(const char *path, char *content) {
     return true;
 }
 
-/* Give back the module's memory and forget it. With fake_lock. */
+/* Free the module's memory and remove the module. With fake_lock. */
 static void end(struct module *module) {
     for (unsigned i = 0; i < module->image.count; i++)
         if (module->variables[i] != NULL)
@@ -236,7 +235,7 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule h
     return variable_of((const struct module *)handle, out, bytes, name);
 }
 
-/* Add a function of that name. */
+/* Add a function with this name. */
 static CUresult new_function(struct function **functions, struct library *library, const char *name,
                              struct function **out) {
     struct function function = {.magic = MAGIC_FUNCTION, .library = library, .next = *functions};
@@ -331,7 +330,7 @@ EXPORT CUresult cuLibraryUnload(CUlibrary handle) {
     return CUDA_SUCCESS;
 }
 
-/* The library's instance in the current context, made if need be. With fake_lock. */
+/* Get the library's instance in the current context, created if necessary. With fake_lock. */
 static CUresult here(CUlibrary handle, struct module **out) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -382,7 +381,7 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel handle) {
     return result;
 }
 
-/* A kernel may be launched as a function; its code is then taken as if that had been looked up. */
+/* A kernel may be launched like a function. Its code is then taken as if the function had been looked up. */
 static CUresult kernel_code(struct library *library) {
     struct module *module;
     if (library->image.code == 0)
@@ -395,7 +394,7 @@ static CUresult kernel_code(struct library *library) {
     return result;
 }
 
-/* Return where a settable attribute of a function is kept; NULL: it is none. */
+/* Return the address of a settable attribute of a function; NULL: the attribute cannot be set. */
 static int *settable(struct function *function, CUfunction_attribute attribute) {
     switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return &function->shared_bytes;

@@ -1,5 +1,5 @@
-/* Graph nodes that the program makes or asks for itself. Dependencies are not kept: nodes run in the order in which
- * they were added, which every program's dependencies allow. */
+/* Graph nodes that the program adds or queries itself. Dependencies are not stored: nodes run in the order in which
+ * they were added, which is compatible with the dependencies of any program. */
 #include "work/graph.h"
 #include "work/graphmemory.h"
 #include "memory/memory.h"

@@ -4,7 +4,7 @@
 #include "device/fake.h"
 #include "memory/pool.h"
 
-/* The least one is 0; the greatest as on every GPU since Volta. */
+/* The lowest priority is 0. The highest is that of every GPU since Volta. */
 enum { PRIORITY_GREATEST = -5 };
 
 EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
@@ -17,10 +17,10 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return result;
 }
 
-static uint64_t streams_made; /* no id comes again */
+static uint64_t streams_made; /* ids are never used again */
 
-/* Return the stream of the context that was destroyed last, if all of its work is over: its handle comes again, as the
- * memory of the real driver does. NULL: a new one is to be made. With fake_lock. */
+/* Return the context's last destroyed stream, if all of its work has ended: its handle is used again, as the real
+ * driver reuses the memory. NULL: a new stream must be created. With fake_lock. */
 static struct stream *take_again(struct context *context) {
     struct stream *stream = context->destroyed;
     fake_settle(context->device);
@@ -28,7 +28,7 @@ static struct stream *take_again(struct context *context) {
         return NULL;
     context->destroyed = stream->next;
     stream->green = false;
-    return stream; /* what it counts goes on: a thread may wait for it */
+    return stream; /* its counters continue, because a thread may wait for it */
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
@@ -83,8 +83,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     stream->magic = 0;
     if (stream->capture != NULL)
         stream->capture->invalid = true;
-    /* The real call returns at once and frees when the work is done; the double keeps the small struct: operations
-     * point to it. */
+    /* The real call returns at once, and frees the stream when its work is done. The double keeps the small struct,
+     * because operations point to it. */
     for (struct stream **at = &stream->context->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
@@ -134,13 +134,13 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS && stream->green)
-        return CUDA_ERROR_NOT_SUPPORTED; /* the second version alone tells it */
+        return CUDA_ERROR_NOT_SUPPORTED; /* only the second version of the call reports it */
     if (result == CUDA_SUCCESS)
         *context = (CUcontext)stream->context;
     return result;
 }
 
-/* Of a green context's stream the context is the device's primary one. */
+/* For a stream of a green context, the context is the device's primary context. */
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
     if (context == NULL)
         return CUDA_ERROR_INVALID_VALUE;
@@ -174,7 +174,7 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
     return result;
 }
 
-/* A question about a stream that a capture forbids, as NVIDIA's own libraries have found. */
+/* A query about a stream that an open capture forbids, as NVIDIA's own libraries have found. */
 static CUresult unsafe_question(void) {
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_unsafe_call();
@@ -247,7 +247,7 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback function, 
     struct callback *kept = malloc(sizeof *kept);
     *kept = (struct callback){handle, function, argument};
     pthread_mutex_lock(&fake_lock);
-    result = fake_not_captured(stream); /* the one kind of work that no capture takes */
+    result = fake_not_captured(stream); /* the only kind of work that a capture does not accept */
     if (result == CUDA_SUCCESS)
         fake_submit(stream, (struct op){.kind = OP_HOST, .call = run_callback, .argument = kept});
     pthread_mutex_unlock(&fake_lock);

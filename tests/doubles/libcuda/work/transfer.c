@@ -1,9 +1,9 @@
 /* Copies, fills and prefetches of the double.
  *
- * What stays on the device (fills, copies between device memory, arrays and peers, prefetches to a device,
- * decompression) occupies it for a nanosecond per 1,000 bytes, at least 1 us; what goes to or comes from host memory
- * takes a nanosecond per 20 bytes beside it. A synchronous call returns when a transfer with host memory is over, and
- * at once for what stays on the device, as the real one does. No bytes move: nothing lies behind the addresses.
+ * Work on the device occupies the device for 1 ns per 1,000 bytes, and for at least 1 us: fills, copies between device
+ * memory, arrays and peers, prefetches to a device, and decompression. A transfer with host memory takes 1 ns per 20
+ * bytes, in parallel to the device. A synchronous call returns after a transfer with host memory has ended, but at once
+ * for work on the device, like the real call. No bytes move, because the addresses have no memory behind them.
  */
 #include "work/transfer.h"
 
@@ -11,7 +11,7 @@
 
 enum { DEVICE_BYTES_PER_NS = 1000, HOST_BYTES_PER_NS = 20, LEAST_DEVICE_NS = 1000 };
 
-/* A longer transfer, of more than any address space has, is an invalid one. */
+/* A longer transfer would exceed any address space, and is invalid. */
 #define LONGEST_NS (1ull << 45)
 
 enum manner { ASYNC, SYNC };
@@ -60,7 +60,7 @@ bool fake_on_device(CUdeviceptr address, uint64_t bytes) {
     return is;
 }
 
-/* Return whether an address is of host memory: every one that is not of the device. */
+/* Return whether an address is host memory: every address that is not device memory. */
 static bool host(CUdeviceptr address) {
     return !fake_on_device(address, 1);
 }
@@ -141,7 +141,7 @@ EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int va
     return fill(to, height, pitch, 4 * width, stream, ASYNC);
 }
 
-/* Plain copy. Which side is host memory follows from the call (true) or from the address. */
+/* Copy without arrays. The call determines which side is host memory (true), or else the address does. */
 static CUresult copy_linear(CUdeviceptr to, CUdeviceptr from, bool to_host, bool from_host, size_t bytes,
                             CUstream stream, enum manner manner) {
     CUresult result = fake_initialized();
@@ -197,7 +197,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
     return copy_linear(to, from, false, false, n, stream, ASYNC);
 }
 
-/* Copies with arrays. `pointer`: the other side, where that is linear memory of the device or the host. */
+/* Copy with an array. `pointer`: the other side, if it is linear memory of the device or the host. */
 static CUresult copy_array(CUarray array, size_t offset, CUdeviceptr pointer, bool to_host, size_t bytes,
                            CUstream stream, enum manner manner) {
     if (!fake_is(array, MAGIC_ARRAY))
@@ -241,7 +241,7 @@ EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size
     return copy_array(from, offset, (CUdeviceptr)(uintptr_t)to, true, n, stream, ASYNC);
 }
 
-/* One side of a copy of a box, as all the structures of the API name it. */
+/* One side of a copy of a box, with the fields that all structures of the API share. */
 struct side {
     CUmemorytype type;
     const void *host;

@@ -1,10 +1,10 @@
-/* Copies and fills: their time, on the device or beside it. */
+/* Copies and fills: their time, on the device or in parallel to it. */
 #ifndef FAKECUDA_TRANSFER_H
 #define FAKECUDA_TRANSFER_H
 
 #include "memory/ranges.h"
 
-/* Return the work of a copy or fill on the device, or of a transfer with host memory beside it. */
+/* Return the work of a copy or fill on the device, or of a transfer with host memory. */
 struct work fake_device_work(CUgraphNodeType type, uint64_t bytes);
 struct work fake_copy_work(bool host, uint64_t bytes);
 CUresult fake_submit_transfer(CUstream handle, struct work work);

@@ -1,13 +1,13 @@
-/* Words of memory that streams wait for and write: cuStreamWaitValue, cuStreamWriteValue and batches of both.
+/* Words of memory that streams wait for and write: cuStreamWaitValue, cuStreamWriteValue, and batches of both.
  *
- * A word of host memory is the word itself, so that the program can write and read it. Of device memory the double
- * keeps the words that were written so; all others are 0.
+ * A word of host memory is the word itself, so the program can write and read it. The double stores the words of device
+ * memory that streams have written; all other words are 0.
  */
 #include <stdlib.h>
 
 #include "memory/ranges.h"
 
-enum { WORDS = 4096, ADDRESS_BITS = 56 /* of the largest address that a program can have */ };
+enum { WORDS = 4096, ADDRESS_BITS = 56 /* bits of the largest address that a program can have */ };
 
 static struct {
     CUdeviceptr address;
@@ -15,13 +15,13 @@ static struct {
 } words[WORDS];
 static unsigned count;
 
-/* Return where the double keeps a word of device memory, made if need be. */
+/* Return the address at which the double stores a word of device memory, created if necessary. */
 static uint64_t *word_at(CUdeviceptr address) {
     for (unsigned i = 0; i < count; i++)
         if (words[i].address == address)
             return &words[i].value;
     if (count == WORDS)
-        abort(); /* more than any test has */
+        abort(); /* more words than any test uses */
     words[count].address = address;
     return &words[count++].value;
 }
@@ -98,7 +98,7 @@ EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int ops, CUstrea
         case CU_STREAM_MEM_OP_WAIT_VALUE_64:
             value.wide = list[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ||
                          list[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_64;
-            value.address = list[i].waitValue.address; /* at the same place in both kinds */
+            value.address = list[i].waitValue.address; /* at the same offset in both kinds */
             value.value = value.wide ? list[i].waitValue.value64 : list[i].waitValue.value;
             value.flags = list[i].waitValue.flags;
             result = submit(stream, value);
