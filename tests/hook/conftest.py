@@ -71,7 +71,7 @@ _BESIDE_OTHERS = {
     "time/test_regimes.py",
     "time/test_work.py",
 }
-"""Files (relative to this folder) whose tests do not measure time: other tests may run beside them."""
+"""Files (relative to this folder) whose tests do not measure time: other tests may run at the same time."""
 
 _IN_PAIRS = {
     "memory/test_importers.py",
@@ -90,13 +90,15 @@ _IN_PAIRS = {
     "time/test_queue.py",
     "time/test_samples.py",
 }
-"""Files (relative to this folder) whose tests mostly wait, for a scripted agent or a short while, and take a small part
-of one processor: one other test may run beside them."""
+"""Files (relative to this folder) whose tests mostly wait, for a scripted agent or for a short time, and use a small
+part of one processor: one other test may run at the same time.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the hook `alone`, except in files that are indifferent to what runs beside them, and those
-    `paired` that bear one other test."""
+    """Mark the tests of the hook `alone`. Exceptions: files whose tests may run with any others have no mark; files
+    whose tests may run with one other test have the mark `paired`.
+    """
     here = Path(__file__).parent
     absent = [file for file in _BESIDE_OTHERS | _IN_PAIRS if not (here / file).is_file()]
     assert not absent, f"{__file__} names files that are not there: {absent}"
@@ -129,8 +131,9 @@ def hook_file() -> Path:
 
 @pytest.fixture(scope="session")
 def hasty_hook_file() -> Path:
-    """File of the hook with short time-outs (`limits` 1 s, memory without an agent 1.5 s, a silent agent 0.5 s) and
-    slots of their own for two threads."""
+    """Hook with short timeouts (1 s for `limits`, 1.5 s for memory without an agent, 0.5 s for a silent agent). Only
+    two threads get slots of their own.
+    """
     define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500,SHAREPOD_GATE_SLOTS=2"
     return built_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
 
@@ -170,7 +173,7 @@ class Tenant:
         draft.replace(self.directory / "limits")
 
     def environment(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> dict[str, str]:
-        """Return the environment of a program under the hook; `double`: another folder of a simulated libcuda.so.1."""
+        """Return the environment of a program under the hook. `double`: folder of another simulated libcuda.so.1."""
         return {
             "PATH": os.environ["PATH"],
             "LD_PRELOAD": str(self.directory / "libsharepod.so"),
@@ -227,7 +230,7 @@ class Tenant:
             time.sleep(0.002)
 
     def end(self) -> None:
-        """End all that was started in the tenant's name, the newest first."""
+        """End all processes and agents that were started for the tenant, the newest first."""
         for close in reversed(self._ends):
             close()
 
@@ -252,7 +255,7 @@ MakeTenant = Callable[..., Tenant]
 def make_tenant(tmp_path: Path, double: Path, hook_file: Path, hasty_hook_file: Path) -> Iterator[MakeTenant]:
     """Function that makes tenants on one set of two simulated GPUs.
 
-    Its arguments are the tenant's GPUs; `hasty`: with `hasty_hook_file`; `limits`: whether the file `limits` is there.
+    Its arguments are the tenant's GPUs; `hasty`: use `hasty_hook_file`; `limits`: write the file `limits`.
     """
     state = create_state(
         tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)]

@@ -1,6 +1,6 @@
-"""The GPU kit runs from its archive on a bare machine, resumes where it was killed and leaves nothing running.
+"""The GPU kit runs from its archive on a bare machine, resumes after it was killed, and leaves no process running.
 
-Run on the double, with a Python that has none of the agent's packages.
+The tests use the double, and a Python that has none of the agent's packages.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def kit(double: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Short directory that the kit may put its own into."""
+    """Short directory in which the kit may create its own."""
     with tempfile.TemporaryDirectory(prefix="kit-", dir="/tmp") as place:
         yield Path(place)
 
@@ -93,7 +93,7 @@ def _run(kit: Path, place: Path, *arguments: str) -> tuple[int, str]:
 
 
 def _of(kit: Path) -> list[str]:
-    """Return the processes that run something of the kit."""
+    """Return the processes that run a program of the kit."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

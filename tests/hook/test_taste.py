@@ -1,4 +1,6 @@
-"""Promises of `make taste`: shares as asked without a terminal, keys and edits that move the bars, nothing left."""
+"""Promises of `make taste`: without a terminal the shares are as requested, keys and edits move the bars, and nothing
+is left.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def _environment(directory: Path, columns: int = 150) -> dict[str, str]:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory short enough for the sockets below it; empty in the end."""
+    """Directory with a short path, for the sockets in it; empty at the end."""
     directory = Path(f"/tmp/t{os.getpid()}")
     directory.mkdir()
     yield directory
@@ -56,7 +58,9 @@ class _Screen:
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
-        """Read until the pattern is shown after what earlier calls saw; AssertionError if it does not come."""
+        """Read until the pattern appears after the output that earlier calls read. AssertionError if it does not
+        appear.
+        """
         deadline, fresh = time.monotonic() + PATIENCE_S, ""
         while not re.search(pattern, fresh):
             assert time.monotonic() < deadline, f"{pattern} was not shown within {PATIENCE_S:g} s: {fresh[-2000:]}"
@@ -64,7 +68,7 @@ class _Screen:
         self.shown += fresh
 
     def _read(self) -> str:
-        """Return the output of the next 0.2 s at most."""
+        """Return the output of at most the next 0.2 s."""
         if select.select([self._terminal], [], [], 0.2)[0]:
             with contextlib.suppress(OSError):
                 return os.read(self._terminal, 1 << 16).decode(errors="replace")

@@ -11,5 +11,5 @@ from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB
 
 @pytest.fixture
 def state(tmp_path: Path, double: Path) -> Path:
-    """State file of two devices; the second one is nearly without memory."""
+    """State file of two devices, of which the second has almost no memory."""
     return create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", MIB)])

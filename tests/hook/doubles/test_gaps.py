@@ -1,4 +1,4 @@
-"""The programs that leave gaps do the work that they say, and collectives of ranks wait for all of them."""
+"""The programs with gaps do the work that they report, and a collective operation waits for all ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gaps(state: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[float]]:
-    """Return the last line of a program that has ended, and the latencies of all lines."""
+    """Return the last line that an ended program has printed, and the latencies in all its lines."""
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     lines: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]

@@ -62,7 +62,7 @@ def test_a_device_hands_out_no_more_time_than_passes(state: Path) -> None:
 
 
 def test_device_time_sleeps(state: Path) -> None:
-    """A double that spun would measure the CPU instead of the device."""
+    """The double must sleep while a kernel runs. A busy loop would measure the CPU instead of the device."""
     process = loop(state, "sleeper", "--report", "1", "--kernel-us", "5000", "--sync-every", "1")
     assert process.stdout is not None
     for _ in range(2):
@@ -96,7 +96,9 @@ def test_memory_of_a_killed_process_comes_back(state: Path) -> None:
 
 @pytest.mark.parametrize("ahead_ms", [0, 10_000])
 def test_a_stopped_process_has_run_what_its_timeline_is_filled_ahead(state: Path, ahead_ms: int) -> None:
-    """By default next to nothing, so that a process that dies takes its queue back; as on hardware if told so."""
+    """Work that the double has already scheduled when the process stops still runs. By default that is almost none, so
+    that the queue of a process that dies is dropped. An option of the double lets all of it run, as on hardware.
+    """
     more = {"FAKE_CUDA_AHEAD_MS": str(ahead_ms)} if ahead_ms else {}
     process = loop(state, "stopped", "--kernel-us", "100000", **more)
     try:

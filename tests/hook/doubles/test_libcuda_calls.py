@@ -1,4 +1,4 @@
-"""The double of libcuda: its calls do what CUDA's documentation says of the driver's."""
+"""The double of libcuda: its calls do what CUDA's documentation specifies for the driver's."""
 
 from __future__ import annotations
 

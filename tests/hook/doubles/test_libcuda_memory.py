@@ -1,4 +1,4 @@
-"""The double of libcuda: device memory, to the byte: what each kind of call takes, and when that is free again."""
+"""The double of libcuda: how many bytes of device memory each kind of call takes, and when they are free again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The double of libcuda: memory that processes share belongs to its maker, and opening it takes nothing."""
+"""The double of libcuda: shared memory belongs to the process that created it. A process that opens it takes no
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The double of libcuda runs streams beside each other, as a device does."""
+"""The double of libcuda runs streams in parallel, as a device does."""
 
 from __future__ import annotations
 

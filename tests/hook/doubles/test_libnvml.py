@@ -1,4 +1,4 @@
-"""The double of NVML: it shows what processes use of the simulated devices, and the agent's inventory reads it."""
+"""The double of NVML reports the processes' use of the simulated devices, and the agent's inventory reads it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Random life under the hook, from one seed: processes start, stop, go on and are killed under scripted agents.
+"""Random life under the hook, from one seed: processes under scripted agents start, stop, continue and are killed.
 
-Several tenants have up to three processes of many threads each. Single threads are held for longer than the grace
-period, as by a debugger. The agents grant and revoke, end and come back. The double of libcuda counts each process's
-launches in a page of memory that the agent's side maps too, and the agent compares.
+Each of several tenants has up to three processes with many threads. A debugger holds single threads for longer than the
+grace period. The agents grant and revoke, end and come back. The double of libcuda counts each process's launches in
+shared memory, which the agents read and compare with the hook's reports.
 
-Guarantees that are checked, with those of `watched_agent.py`:
-- Every process ends when it is to end.
+Guarantees that are checked, together with those of `watched_agent.py`:
+- Every process ends at its time.
 - No stream capture is broken, and no CUDA call fails.
-- No stream waits for a held stream, full or not, unless the program has ordered them.
+- No stream waits for a held stream, full or not, unless the program has ordered the two streams.
 """
 
 from __future__ import annotations
@@ -46,22 +46,23 @@ NOTHING_OF = (
     "calls after an end",
 )
 WANTED = dict.fromkeys(NOTHING_OF, 0)
-"""Counts that have to be 0 at the end."""
+"""Counts that must be 0 at the end."""
 
 TENANTS = 3
 PROCESSES_MOST = 3
 THREADS = (1, 2, 4, THREADS_MOST)
-"""Numbers of threads of a process; what one of them starts counts beside."""
+"""Numbers of threads that a process may have, without threads that these threads start."""
 HUNT_LOOKS = 20
-"""Looks, one right after the other, for a thread inside a launch."""
+"""Consecutive attempts to find a thread inside a launch."""
 OVERDUE_S = 40.0
-"""Seconds after its time, not counting stops, at which a process counts as hanging: more than the 30 s for which an
-allocation waits for an agent."""
+"""Seconds after its time, without stops, at which a process counts as hanging: more than the 30 s for which an
+allocation waits for an agent.
+"""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Program of the random life, and how the hook gets into it."""
+    """Program of the random life, and how the hook is loaded into it."""
 
     path: Path = BUILD / "programs" / "randomlife"
     linked: bool = False
@@ -78,7 +79,7 @@ class Program:
 
 @dataclass
 class Life:
-    """One process, and when it has to have ended."""
+    """One process, and the time by which it must have ended."""
 
     tenant: int
     process: subprocess.Popen[bytes]
@@ -106,7 +107,7 @@ class Soak:
         self._away_until: dict[int, float] = {}
         self._lives: list[Life] = []
         self._holds: list[tuple[Hold, float]] = []
-        """Threads that are held, and until when."""
+        """Threads that are held, and the time until which each is held."""
         self._started = 0
         for index in range(TENANTS):
             self._add_tenant(index, hook, terms(request=self._chance.choice([200, 500, 1000])))
@@ -140,7 +141,7 @@ class Soak:
             self._hunt(self._chance.choice(running), now)
 
     def finish(self) -> None:
-        """End all processes; they are granted what they need to end."""
+        """End all processes. The agents grant them the token so that they can end."""
         while self._lives:
             now = time.monotonic()
             for index, agent in enumerate(self.agents):
@@ -208,7 +209,9 @@ class Soak:
         self.counts["stops"] += 1
 
     def _hold(self, life: Life, now: float) -> None:
-        """Hold one of its threads, perhaps the hook's own; not the main thread, which only starts and awaits others."""
+        """Hold one thread of a process, perhaps the hook thread. The main thread is never held, because it only starts
+        other threads and waits for them.
+        """
         with contextlib.suppress(OSError):  # it has just ended
             tasks = {int(task.name) for task in Path(f"/proc/{life.process.pid}/task").iterdir()}
             others = sorted(tasks - {life.process.pid})
@@ -217,7 +220,7 @@ class Soak:
                 self.counts["holds"] += 1
 
     def _hunt(self, life: Life, now: float) -> None:
-        """Hold one of its threads inside a launch, if one is caught there."""
+        """Hold one thread of a process inside a launch, if one is found there."""
         with contextlib.suppress(OSError, LookupError):  # it has just ended, or has not begun
             hold = caught_inside(Gate(life.process.pid, self._hook), HUNT_LOOKS)
             if hold is not None:

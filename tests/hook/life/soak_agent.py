@@ -1,14 +1,18 @@
-"""Random trouble for one node's agent, from one seed, and what its tenants notice of it: `make soak-agent`.
+"""Random faults of one node's agent, from one seed, and their effects on tenants: `make soak-agent`.
 
-The real agent and the real hook run real programs on simulated GPUs. Holders are killed and stopped, the agent is
-killed and started again, and stopped for seconds, its disk is full (where this is root, and so may mount one), programs
-flood its sockets, say that they have drained as soon as they are granted the token, and ask for more memory than their
-tenants have. Some programs are always busy, others leave gaps between their kernels, so tenants co-run.
+The real agent and the real hook run real programs on simulated GPUs. The faults:
+- holders of the token are killed and stopped;
+- the agent is killed and started again, or stopped for seconds;
+- the agent's disk is full (only if the test runs as root, and so may mount a disk);
+- programs flood the agent's sockets, report DRAINED as soon as they are granted the token, and request more memory than
+  their tenants have.
+
+Some programs are always busy. Others leave gaps between their kernels, so tenants co-run.
 
 Counted:
-- the longest time that an untroubled program went without GPU time;
+- the longest time that a program, without a fault of its own, had no GPU time;
 - programs that died without having been killed;
-- bytes beyond any tenant's limit;
+- bytes over any tenant's limit;
 - GPU time that was charged twice, and time in which tenants co-ran.
 """
 
@@ -43,18 +47,20 @@ TENANTS = {
     "e": (0.3, GPUS[1:2]),
 }
 TOO_LONG_S = 5.0
-"""Seconds without GPU time that fail the run. A stopped holder is preempted 1 s (the grace period) after its quantum
-of at most 100 ms. On a GPU of three tenants both others may be stopped: 2.2 s. The rest is for a slow machine."""
+"""Seconds without GPU time after which the run fails. A stopped holder is preempted 1 s (the grace period) after its
+quantum of at most 100 ms. On a GPU with three tenants both others may be stopped, which makes 2.2 s. The rest is
+reserve for a slow machine.
+"""
 LOOKED_BACK_S = 1.0
-"""Seconds before the end of the longest wait whose troubles are reported with it."""
+"""Faults in the last so many seconds of the longest wait are reported with it."""
 STALLED_S = 3.0
-"""Seconds for which the agent is stopped at most."""
+"""Most seconds for which the agent is stopped."""
 GAPS = ("e22", "e45", "decode", "busy", "requests")
-"""Programs that leave gaps (tests/hook/programs/gaps.c), and one of the same kind that leaves none."""
+"""Programs that leave gaps (tests/hook/programs/gaps.c), and one of the same kind without gaps."""
 SLICES = {"FAKE_CUDA_SLICE_US": "1024", "FAKE_CUDA_SWITCH_US": "91"}
-"""Time slices of the simulated GPUs, as the driver's."""
+"""Time slices of the simulated GPUs, equal to the driver's."""
 READ_AHEAD_S = 1.1
-"""Greatest age of the agent's figures: it computes them once a second."""
+"""Largest age of the agent's figures in seconds: the agent computes them once a second."""
 DISK = "8m"
 """Size of the disk of the state directory."""
 LIAR = """
@@ -71,9 +77,9 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         if isinstance(frame, protocol.Grant):
             sock.send(protocol.encode(protocol.Drained(frame.grant_id, wanting=True)))
 """
-"""Program of a tenant that gives the token back at once, whatever it holds."""
+"""Program of a tenant that reports DRAINED at once, whatever work it has launched."""
 SETTLE_S = 1.5
-"""Seconds after its start or SIGCONT in which a program does not count as waiting."""
+"""Seconds after a start or SIGCONT during which a program does not count as waiting."""
 
 
 @dataclass
@@ -83,7 +89,7 @@ class Worker:
     label: str
     program: Program
     troubled_until: float
-    """Until then the test itself may keep it from GPU time, time.monotonic()."""
+    """time.monotonic() until which the test itself may keep the program from GPU time."""
     busy_ns: int = 0
     progress_at: float = 0.0
     stopped_until: float | None = None
@@ -104,17 +110,17 @@ class Soak:
     longest_after: str = ""
     """Troubles in the last seconds of the longest wait."""
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
-    """Latest troubles and when they were made, by `now`."""
+    """Latest faults with their times, by `now`."""
     over: int = 0
     flood: subprocess.Popen[bytes] | None = None
     flood_until: float = 0.0
     liar: subprocess.Popen[bytes] | None = None
     liar_until: float = 0.0
     filler: Path | None = None
-    """File that fills the disk while it is there; None: the state directory is on a disk that is not filled."""
+    """File that fills the disk while it exists; None: the disk of the state directory is not filled."""
     filled_until: float = 0.0
     first: tuple[float, dict[str, float]] | None = None
-    """First reading of the accounts: when it began, and the seconds charged by GPU."""
+    """First reading of the accounts: its time, and the seconds charged by GPU."""
     twice_ms: int = 0
     """GPU time charged beyond the time that passed, on the worst GPU."""
     co_run_s: float = 0.0
@@ -123,7 +129,9 @@ class Soak:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def now(self) -> float:
-        """Return time.monotonic() less the time in which the machine stood still: then nobody was kept waiting."""
+        """Return time.monotonic() minus the time in which the whole machine stood still, which does not count as
+        waiting.
+        """
         return time.monotonic() - self.standstill.seconds
 
     def begin(self) -> None:
@@ -171,8 +179,9 @@ class Soak:
             self.note(f"{worker.label} stopped for {worker.stopped_until - self.now():.2f} s")
 
     def agent(self) -> None:
-        """Kill the agent, which has no supervisor here, and start another. Not on a full disk: docs/limits.md describes
-        an agent that its container starts there."""
+        """Kill the agent, which has no supervisor here, and start another one. Not on a full disk: docs/limits.md
+        describes an agent that its container starts on a full disk.
+        """
         self.free_disk()
         begun = self.now()
         self.node.stop_agent(signal.SIGKILL)
@@ -194,7 +203,7 @@ class Soak:
             self.note(f"flood of {how} on {there.name}")
 
     def stall(self) -> None:
-        """Stop the agent for a while. What its tenants wait for meanwhile is no fault of its own."""
+        """Stop the agent for a while. During that time the waits of its tenants do not count."""
         seconds = self.run.random.uniform(0.1, STALLED_S)
         self.note(f"agent stopped for {seconds:.2f} s")
         for worker in self.workers.values():
@@ -210,7 +219,7 @@ class Soak:
         self.note("agent goes on")
 
     def lie(self) -> None:
-        """Start a sibling that gives the token back as soon as it has it."""
+        """Start a sibling process that reports DRAINED as soon as it is granted the token."""
         if self.liar is None:
             there = self.node.path(self.run.random.choice(sorted(TENANTS)))
             self.liar = subprocess.Popen([sys.executable, "-c", LIAR], cwd=there, stderr=subprocess.DEVNULL)
@@ -218,7 +227,7 @@ class Soak:
             self.note(f"liar in {there.name}")
 
     def disk(self) -> None:
-        """Take all that is free on the disk of the state directory, for a while."""
+        """Fill the disk of the state directory for a while."""
         if self.filler is None or self.filler.exists():
             return
         with self.filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
@@ -228,7 +237,7 @@ class Soak:
         self.note("disk full")
 
     def memory(self) -> None:
-        """Start a sibling that asks for more memory than is left, and one that does not."""
+        """Start two sibling processes: one requests more memory than is left, the other does not."""
         name = self.run.random.choice(sorted(TENANTS))
         for size in (LIMIT - HELD + (1 << 20), HELD // 2):
             self.node.launch(
@@ -262,11 +271,11 @@ class Soak:
     # ---- what is seen of it
 
     def note(self, what: str) -> None:
-        """Remember a trouble, with the time."""
+        """Store a fault with its time."""
         self.lately.append((self.now(), what))
 
     def wait(self, seconds: float) -> None:
-        """Look at the devices again and again for `seconds`."""
+        """Check the devices repeatedly for `seconds`."""
         deadline = self.now() + seconds
         while True:
             self.look()
@@ -347,7 +356,9 @@ class Soak:
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[Path | None]:
-    """Mount a disk at `path`; return the name of a file that may fill it, None where nothing may be mounted."""
+    """Mount a disk at `path`. Return the name of a file that may fill the disk, or None if this process may not mount
+    one.
+    """
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(path)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True, timeout=20).returncode != 0:
@@ -360,7 +371,7 @@ def small_disk(path: Path) -> Iterator[Path | None]:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Make trouble until the run is over; return what happened, counted."""
+    """Cause faults until the run is over. Return the counts."""
     rows = [tenant(name, request, gpus=gpus, memory=LIMIT) for name, (request, gpus) in TENANTS.items()]
     with (
         tempfile.TemporaryDirectory(prefix="sa") as directory,

@@ -1,13 +1,15 @@
 """Random memory calls of several processes of one tenant, from one seed, checked after each step: `make soak-memory`.
 
-The real agent and the real hook run on the double with two GPUs. Steps are: every way to take memory and to give it
-back, calls that must fail, allocations that all processes make at once, processes that are killed, an agent that is
-killed and started again, limits that are raised and lowered.
+The real agent and the real hook run on the double with two GPUs. The steps are:
+- every way to take memory and to free it, and calls that must fail;
+- allocations that all processes make at the same time;
+- processes that are killed, and an agent that is killed and started again;
+- limits that are raised and lowered.
 
-Guarantees that are checked after each step, for each GPU:
-- What the processes use by the agent's ledger is what the driver has taken for them.
-- What they use is not more than the limit (or, if that was lowered, than it was before the step).
-- What was refused would not have fitted.
+Guarantees that are checked for each GPU after each step:
+- The agent's ledger and the driver report the same memory use of the processes.
+- Their use is not more than the limit. If the limit was lowered, their use is not more than before the step.
+- A refused allocation would not have fitted.
 """
 
 from __future__ import annotations
@@ -37,29 +39,32 @@ MIB = 1 << 20
 LIMITS = (512 * MIB, 768 * MIB, 1024 * MIB)
 CONTEXT = 32 * MIB
 ON = GPUS[:2]
-"""GPUs of the tenant; each has a ledger of its own."""
+"""GPUs of the tenant. Each has a ledger of its own."""
 HANDOVER = "state/handover/a"
-"""File in which the agent's ledgers stand by process."""
+"""File in which the agent stores its ledgers, by process."""
 PROCESSES = 4
 MOST_HELD = 24
 OUT_OF_MEMORY = 2
 IDLE_MOST = 34 * MIB
-"""Bytes that a process may be credited with beyond its use: 32 MiB idle and the step of 2 MiB, as in credits.c."""
+"""Bytes of credits that a process may have beyond its use: 32 MiB idle credits and the step of 2 MiB, as in
+credits.c.
+"""
 POOL_STEP = 32 * MIB
 """Bytes by which the hook expects a pool to grow until it has seen the driver's step, as in pool_calls.c."""
 AGREE_S = 5.0
-"""Seconds within which ledger and driver have to agree: idle credits that a process gives back are on their way for a
-moment, and then both are read again. While the machine stands still nothing is on its way, and a process that asks how
-much is free hears what it knows by itself, as the agent does not answer within a second."""
+"""Seconds within which ledger and driver must agree. Idle credits may be on their way to the agent for a moment; then
+both are read again. If the machine stands still, the agent does not answer within a second. A process that queries free
+memory then gets only the figures that it knows itself.
+"""
 WANTED = {"mismatches": 0, "bytes over the limit": 0, "refused in vain": 0, "unexpected errors": 0}
 
 EXACT = (
     "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemAllocPitch_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemCreate",
     "cuMemMap", "cuMemRetainAllocationHandle", "cuMemImportFromShareableHandle", "cuMemMapArrayAsync",
 )  # fmt: skip
-"""Functions that take exactly the bytes asked for: refused only if these do not fit."""
+"""Functions that take exactly the requested bytes: they are refused only if these bytes do not fit."""
 OLD = ("cuMemAlloc", "cuMemAllocPitch")
-"""Functions of 32-bit addresses. The double uses each address once, so long runs leave them out."""
+"""Functions with 32-bit addresses. Long runs do not call them, because the double uses each address only once."""
 OTHERS = tuple(way for way in WAYS if way not in {*EXACT, *OLD, *CONTEXTS, *MODULES})
 
 
@@ -67,8 +72,8 @@ class WrongError(Exception):
     """Ledger and driver disagree, or the limit was exceeded.
 
     Args:
-        count: Which count of WANTED is wrong.
-        by: By how much.
+        count: Count of WANTED that is wrong.
+        by: Difference from the expected value.
     """
 
     def __init__(self, count: str, what: str, by: int = 1) -> None:
@@ -86,7 +91,7 @@ class Process:
         self.held: list[Held] = []
 
     def begin(self) -> bool:
-        """Make the process's context. False if that does not fit."""
+        """Create the process's context. Return False if it does not fit."""
         try:
             self.caller.start()
         except DriverError as error:
@@ -121,7 +126,7 @@ class Soak:
         }
 
     def go(self) -> None:
-        """Take random steps until the time is over. WrongError if a guarantee is broken."""
+        """Take random steps until the time is over. Raise WrongError if a guarantee is broken."""
         events: list[tuple[float, Callable[[], str]]] = [
             (0.004, self.kill),
             (0.004, self.change_limit),
@@ -170,7 +175,9 @@ class Soak:
         print((self.node.directory / "agent.log").read_text()[-2000:])
 
     def tell_after_asking(self) -> None:
-        """Print what each process says is free, and the ledgers before and after: to be asked makes a hook speak."""
+        """Print the free memory that each process reports, and the ledgers before and after these queries: a query
+        makes the hook send reports.
+        """
         with contextlib.suppress(DriverError, AssertionError, EOFError, OSError):
             print(f"  ledgers before: {[f'{self.observer.ask(gpu).used:,}' for gpu in range(len(ON))]}")
             for process in self.processes:
@@ -215,10 +222,10 @@ class Soak:
         self.used[gpu] = used
 
     def granted(self, gpu: int, callers: list[Caller], used: int) -> int:
-        """Return the bytes that the ledger has in use.
+        """Return the bytes that the ledger counts as in use.
 
-        While more is credited than a lowered limit allows, processes see nothing free, whatever they use. Then the
-        ledger has to be between what the driver has taken and that plus all idle credits.
+        While the credits exceed a lowered limit, processes report no free memory, whatever they use. The ledger's bytes
+        must then be between the bytes that the driver has taken and these bytes plus all idle credits.
         """
         credited = self.observer.ask(gpu).used
         if credited < used:  # also while a process that asks has no agent
@@ -230,7 +237,7 @@ class Soak:
     # ---- what happens
 
     def size(self, gpu: int) -> int:
-        """Choose whole pages; now and then exactly what is left, or a page more."""
+        """Choose a size of whole pages; sometimes exactly the bytes that are left, or a page more."""
         chance = self.random.random()
         left = max(0, self.limit - self.use(gpu)) // (4 * MIB) * 4 * MIB
         if chance < 0.1 and left:
@@ -299,7 +306,9 @@ class Soak:
         return what
 
     def all_at_once(self) -> str:
-        """Let all processes of a GPU ask for the same size at once: exactly as many get it as fit."""
+        """Let all processes of a GPU request the same size at the same time: exactly as many requests succeed as
+        fit.
+        """
         gpu = self.random.choice(self.processes).gpu
         asking, size, before = self.on(gpu), self.size(gpu), self.use(gpu)
         for process in asking:
@@ -333,7 +342,7 @@ class Soak:
             raise WrongError("refused in vain", "a context, and nobody is there")
 
     def kill(self) -> str:
-        """Kill a process, half of the time in the middle of a call."""
+        """Kill a process, in half of the cases in the middle of a call."""
         process = self.processes.pop(self.random.randrange(len(self.processes)))
         if self.random.random() < 0.5:
             process.caller.post("cuMemAlloc_v2", Out(8), self.size(process.gpu))
@@ -360,7 +369,9 @@ class Soak:
         return f"limit {self.limit:,}"
 
     def restart_agent(self) -> str:
-        """Kill the agent and start the next; an allocation meanwhile waits, unless there are idle credits for it."""
+        """Kill the agent and start the next one. An allocation during that time waits, unless idle credits suffice for
+        it.
+        """
         process = self.random.choice(self.processes)
         size, before = self.size(process.gpu), self.use(process.gpu)
         number = self.random.choice((signal.SIGTERM, signal.SIGKILL))
@@ -396,7 +407,7 @@ def _node(limit: int, *, nvml: bool) -> Iterator[Node]:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Run random memory calls; return what happened, counted."""
+    """Run random memory calls. Return the counts."""
     limit = run.random.choice(LIMITS)
     nvml = run.random.random() < 0.5  # else the agent learns of processes from its own ledger alone
     with _node(limit, nvml=nvml) as node, Standstill() as standstill:

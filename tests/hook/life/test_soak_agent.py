@@ -1,4 +1,4 @@
-"""A slice of `make soak-agent`: the real agent, hook and programs in random trouble."""
+"""A slice of `make soak-agent`: the real agent, hook and programs under random faults."""
 
 from __future__ import annotations
 

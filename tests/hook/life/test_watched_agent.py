@@ -1,4 +1,4 @@
-"""The agent of the random life tells a launch that outlasted the grace period from one without a token."""
+"""The agent of the random life distinguishes a launch that outlasted the grace period from a launch without a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Chosen = TypeVar("_Chosen")
 
 
 class _Even(random.Random):
-    """No chance at all: grants of 50 ms that are not metered, 20 ms after they were asked for, and nothing else."""
+    """Replaces chance: each grant is for 50 ms, not metered, and follows its request after 20 ms."""
 
     def random(self) -> float:
         return 0.5
@@ -40,7 +40,7 @@ def agent(tenant: Tenant, hook_file: Path) -> Iterator[WatchedAgent]:
 
 
 def _until(agent: WatchedAgent, condition: Callable[[], bool], seconds: float) -> bool:
-    """Step the agent until the condition holds. Return whether it does within so many seconds."""
+    """Step the agent until the condition holds. Return False if it does not hold within so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -51,7 +51,7 @@ def _until(agent: WatchedAgent, condition: Callable[[], bool], seconds: float) -
 
 
 def _asked(agent: WatchedAgent) -> int:
-    """Return how often the token was asked for over the present connection."""
+    """Return the number of requests for the token over the present connection."""
     return sum(
         isinstance(received.frame, Want) or (isinstance(received.frame, Drained) and received.frame.wanting)
         for client in agent.clients[-1:]
@@ -60,7 +60,7 @@ def _asked(agent: WatchedAgent) -> int:
 
 
 def _held_inside(agent: WatchedAgent, gate: Gate, deadline: float) -> Hold:
-    """Hold a thread inside a launch while the agent goes on. AssertionError if none was caught by `deadline`."""
+    """Hold a thread inside a launch while the agent continues. AssertionError if no thread was caught by `deadline`."""
     hold = None
     while hold is None:
         assert time.monotonic() < deadline, agent.seen
@@ -74,9 +74,10 @@ def _held_inside(agent: WatchedAgent, gate: Gate, deadline: float) -> Hold:
 def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
     tenant: Tenant, agent: WatchedAgent, hook_file: Path, restarts: bool
 ) -> None:
-    """A debugger holds a thread between the gate and the return of the driver until the hook waits for it no longer.
-    Where the driver had not accepted the launch yet, it does so later. A thread that is held while it has the driver's
-    lock holds up everything: it is let go."""
+    """A debugger holds a thread inside a launch until the hook no longer waits for the thread. If the driver had not
+    accepted the launch yet, it accepts the launch after the thread is released. A thread that is held while it has the
+    driver's lock blocks all calls; the test then releases it.
+    """
     process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
     assert _until(agent, lambda: tenant.submitted() > 1000, 20)
     gate = Gate(process.pid, hook_file)
@@ -100,8 +101,9 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
 def test_such_a_launch_may_come_between_a_later_grant_and_its_reading(
     tenant: Tenant, agent: WatchedAgent, hook_file: Path
 ) -> None:
-    """DRAINED of that grant does not count it: for the hook it is over when it reads the grant. The hook's thread is
-    held meanwhile, as where there is no processor for it."""
+    """The hook thread is held while the later grant is sent, as if it had no processor. The held launch passes before
+    the hook reads the grant, so DRAINED of the grant does not count it.
+    """
     process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
     assert _until(agent, lambda: tenant.submitted() > 1000, 20)
     gate = Gate(process.pid, hook_file)

@@ -1,14 +1,14 @@
-"""Scripted agent of the random life: grants and revokes at random, and compares what the hook says with what the driver
-has accepted.
+"""Scripted agent of the random life: it grants and revokes at random, and compares the hook's reports with the launches
+that the driver has accepted.
 
 Guarantees that are checked:
-- From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left, but for
-  launches that a thread was inside of at that moment, by the process's own memory (`gate_state.py`), and which DRAINED
-  counts, where the grace period has passed since the last grant: it was over before such a thread had left (T2).
-- From grant to DRAINED the driver accepts no more launches than the hook says, but for launches of an earlier turn
-  that a thread was still inside of when the grant was sent: they may be over before the hook reads it.
-- Once a metered grant is barred, each thread launches at most once more: what it was inside of.
-- The ledger of memory stays whole.
+- From DRAINED (or WANT) of a process to its next grant, the driver accepts no launch of the process and has no
+  unfinished work of it. Exception: launches that a thread was inside of at that moment, by the process's own memory
+  (`gate_state.py`), if the grace period since the last grant has passed (T2, token.h). DRAINED counts these launches.
+- From a grant to its DRAINED, the driver accepts no more launches than DRAINED reports. Exception: launches of an
+  earlier turn that a thread was still inside of when the grant was sent. They may pass before the hook reads the grant.
+- After a metered grant is barred, each thread finishes at most the one launch that it was inside of.
+- The ledger of memory stays consistent.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import ClientFrame, Drained, Grant, Limits, Recall, Want, encode
 
 THREADS_MOST = 8
-"""Threads of a process; what one of them starts counts beside."""
+"""Most threads of a process, without threads that these threads start."""
 OUTLASTED = "launches that outlasted the grace"
-"""Name of the count of launches that a thread was inside of from before the gate was closed until after the hook had
-given up waiting for it."""
+"""Name of a count: launches that a thread was inside of when the gate was closed, and still inside of when the hook no
+longer waited for the thread.
+"""
 CAME_LATER = "launches that came with a later grant"
-"""Name of the count of those that the driver accepted after the next grant was sent and before the hook had read it."""
+"""Name of a count: such launches that the driver accepted after the next grant was sent and before the hook had read
+it.
+"""
 _SOCKET_PID = struct.Struct("=iii")
 _TO_MISUSED = 7 * 8
 """Bytes from `submitted` to `misused` in the double's counts of a process."""
@@ -53,17 +56,17 @@ class Counts:
             self._page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
     def place(self, pid: int) -> int:
-        """Return the offset of a process's counts. KeyError if it has not used CUDA."""
+        """Return the offset of a process's counts. KeyError if the process has not used CUDA."""
         return submitted_at(self._path, pid)
 
     def launches(self, turn: Turn) -> int | None:
-        """Return the launches accepted so far; None if the process has ended and its place has gone to another."""
+        """Return the number of accepted launches; None if the process has ended and another process uses its place."""
         count: int = struct.unpack_from("=Q", self._page, turn.place)[0]
         owner: int = struct.unpack_from("=I", self._page, turn.place - _BACK_TO_PID)[0]
         return count if owner == turn.pid else None
 
     def misused(self, pid: int) -> int:
-        """Return the calls with handles of contexts that had ended, and those while the driver ended, of a process."""
+        """Return how many calls of a process had a handle of an ended context, or came while the driver ended."""
         try:
             count: int = struct.unpack_from("=Q", self._page, self.place(pid) + _TO_MISUSED)[0]
         except KeyError:  # it has not used CUDA
@@ -71,7 +74,7 @@ class Counts:
         return count
 
     def unfinished(self, turn: Turn) -> str:
-        """Describe the work that the device still has of the process; empty if none."""
+        """Describe the process's unfinished work on the device; empty if there is none."""
         submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
         left = max(last_end - time.monotonic_ns(), 0)
         return f"{submitted - done} launches to begin, {left} ns of others" if done < submitted or left else ""
@@ -86,31 +89,35 @@ class Turn:
 
     pid: int
     place: int
-    """Offset of its counts."""
+    """Offset of the process's counts."""
     held: Grant | None = None
-    """The grant that the client holds, until it is drained."""
+    """Grant that the client holds, until it is drained."""
     before: int = 0
-    """Launches when `held` was sent."""
+    """Number of launches when `held` was sent."""
     barred: int | None = None
-    """Launches when `held` had been barred; None: it is not."""
+    """Number of launches when `held` was barred; None: it is not barred."""
     settled: int | None = None
-    """Launches when the client last said that it is without the token; None while it may hold it."""
+    """Number of launches when the client last reported that it does not hold the token; None while it may hold it."""
     claimed: int | None = None
-    """Launches that there were by its word when it had drained; None: it has drained nothing over this connection."""
+    """Number of launches at the last DRAINED, by the client's report; None: it has sent no DRAINED over this
+    connection.
+    """
     gate: Gate | None = field(default=None, repr=False)
-    """None: it has none any more."""
+    """Gate of the process; None: the process has ended."""
     inside: dict[Passage, str] = field(default_factory=dict)
-    """Launches that threads were inside of when it was settled and, once it is granted again, when that was sent; and
-    what these threads did. None if the grace period cannot have been over by then."""
+    """Launches that threads were inside of when `settled` was set, with a description of each thread. Kept while the
+    next grant is sent. Empty if the grace period cannot have passed by then.
+    """
     due: float | None = None
-    """When the token that the client wants is to be granted, time.monotonic()."""
+    """time.monotonic() at which the agent grants the token that the client has requested."""
     given_up: bool = False
-    """True once the client ends this connection, to go on without an agent until it has made another. Frames that it
-    sent before may still come."""
+    """True once the client closes this connection, and continues without an agent until it has opened another. Frames
+    that it sent before may still arrive.
+    """
 
 
 class WatchedAgent(ScriptedAgent):
-    """Scripted agent that grants every WANT after a while and counts launches without a grant."""
+    """Scripted agent that grants every WANT after a while, and counts launches without a grant."""
 
     def __init__(self, tenant: Tenant, counts: Counts, chance: random.Random, hook: Path) -> None:
         self.seen: Counter[str] = Counter()
@@ -119,7 +126,7 @@ class WatchedAgent(ScriptedAgent):
         self._chance = chance
         self._turns: dict[int, Turn] = {}
         self._granted_at: dict[int, float] = {}
-        """By process: when it was last granted, over whatever connection, time.monotonic(). Its gate closed later."""
+        """By process: time.monotonic() of its last grant, over any connection. Its gate closed later than that."""
         super().__init__(tenant.directory, tenant.gpus)
 
     def step(self) -> None:
@@ -168,7 +175,7 @@ class WatchedAgent(ScriptedAgent):
             self.recall(client, 0, self._chance.randrange(1 << 24))
 
     def _send_nonsense(self, client: Client) -> None:
-        """Send a frame that is not valid: the hook gives up the connection and makes another."""
+        """Send an invalid frame: the hook closes the connection and opens another."""
         sound = bytearray(encode(Limits(self.gpus, self.grace_ms)))
         match self._chance.randrange(4):
             case 0:
@@ -216,7 +223,7 @@ class WatchedAgent(ScriptedAgent):
             self.seen["broken ledgers"] += 1
 
     def _cross(self, client: Client) -> None:
-        """Sometimes renew the grant of a client that has just drained, as if DRAINED had not been read yet."""
+        """Sometimes renew the grant of a client that has just drained, as if the agent had not read DRAINED yet."""
         turn = self._turns.get(id(client))
         if turn is not None and turn.held is not None and not turn.given_up and self._chance.random() < 0.1:
             with contextlib.suppress(OSError):
@@ -274,7 +281,7 @@ class WatchedAgent(ScriptedAgent):
 
 
 def _forget(turn: Turn, launches: int) -> None:
-    """Forget so many of the launches that threads were inside of: they have come."""
+    """Remove so many launches from `turn.inside`, because the driver has accepted them."""
     turn.inside = dict(list(turn.inside.items())[launches:])
 
 
@@ -289,7 +296,7 @@ def _pid_of(client: Client) -> int:
 
 
 def _hung_up(client: Client) -> bool:
-    """Return whether the client has closed the connection, whatever of it has not been read yet."""
+    """Return whether the client has closed the connection, even if frames of it have not been read yet."""
     waiting = select.poll()
     try:
         waiting.register(client.socket, 0)

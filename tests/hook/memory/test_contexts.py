@@ -1,4 +1,4 @@
-"""Memory that contexts take, and that their limits add, is paid for by the tenant."""
+"""The tenant is charged for the memory of its contexts, and for memory that their limits reserve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_contexts_limits_are_paid_by_the_tenant(make_check: MakeCheck) -> None
 
 
 def test_a_context_waits_for_what_an_agent_tells_late(make_tenant: MakeTenant) -> None:
-    """Where the processors are wanted by others, the agent's first answer takes longer than a moment."""
+    """If the processors are busy, the agent's first answer takes longer than a moment."""
     tenant = make_tenant(terms(memory=64 * MIB, context_kib=100 << 10))
     agent, probe = tenant.agent(), tenant.probe()
     agent.mute = True
@@ -57,7 +57,7 @@ def test_what_was_allocated_in_a_green_context_counts_until_the_primary_one_ends
 
 @pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])
 def test_a_context_is_paid_for_as_the_agent_has_learnt(make_tenant: MakeTenant, create: str) -> None:
-    """A context is charged once for each process and GPU, before the first, and given back with the last."""
+    """The overhead is charged once per process and GPU, before its first context, and returned after the last."""
     tenant = make_tenant(terms(context_kib=100 << 10))
     create_state(tenant.state, [(gpu, "Simulated", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)], context_bytes=100 * MIB)
     agent, first, second, third = tenant.agent(), *(tenant.probe(f"p{n}") for n in range(3))

@@ -1,4 +1,4 @@
-"""Exported memory counts, with the process that made it, until no descriptor and no importer has it any more."""
+"""Exported memory is charged to the process that created it, until no descriptor and no importer of it is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIDFD_GETFD = 438
 
 
 def exported(check: LedgerCheck, size: int = PIECE) -> int:
-    """Make memory of which nothing but a descriptor is left; return the descriptor."""
+    """Create memory to which only a descriptor refers. Return the descriptor."""
     handle = check.probe.ok("physical", size)
     descriptor: int = check.probe.ok("physical_export", handle)
     check.probe.ok("physical_release", handle)
@@ -30,7 +30,7 @@ def exported(check: LedgerCheck, size: int = PIECE) -> int:
 
 
 def until(check: LedgerCheck, size: int) -> None:
-    """Wait until the driver has taken `size`; then the ledger has to have the same."""
+    """Wait until the driver has taken `size`. The ledger must then have the same."""
     check.tenant.until(lambda: check.taken() == size, f"{size} bytes taken")
     assert check.same() == size
 
@@ -45,7 +45,9 @@ def other(make_check: MakeCheck) -> tuple[LedgerCheck, Probe]:
 
 @pytest.mark.promise("memory-importer-files")
 def test_an_importer_keeps_a_quarter_of_the_files_that_it_may_open(other: tuple[LedgerCheck, Probe]) -> None:
-    """The hook keeps a copy of an imported descriptor only while there is room; the double keeps one of its own."""
+    """The hook keeps a copy of an imported descriptor only while enough files are left to open. The double keeps a copy
+    too.
+    """
     check, importer = other
     descriptor, files, imports = exported(check), 256, 20
     resource.prlimit(importer.pid, resource.RLIMIT_NOFILE, (files, files))
@@ -76,7 +78,7 @@ def test_descriptors_alone_keep_to_the_limit(make_check: MakeCheck) -> None:
 
 @pytest.mark.promise("memory-exported")
 def test_a_descriptor_that_is_on_its_way_to_another_process_keeps_the_memory(make_check: MakeCheck) -> None:
-    """Nobody has it in any table of descriptors then."""
+    """While it is sent, the descriptor is in no process's descriptor table."""
     check = make_check()
     descriptor = exported(check)
     process = os.pidfd_open(check.probe.pid)
@@ -104,7 +106,7 @@ def test_bytes_of_a_closed_descriptor_go_back_to_the_agent(make_check: MakeCheck
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_process_that_has_given_up_its_rights_goes_on_and_counts(make_check: MakeCheck) -> None:
-    """Most of its files in /proc are root's from then on."""
+    """After the process has given up root, most of its files in /proc belong to root."""
     check = make_check()
     descriptors = [exported(check)]
     check.probe.ok("become_nobody")
@@ -138,9 +140,10 @@ ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
 
 @pytest.mark.promise("memory-exported")
 def test_closed_descriptors_are_seen_once_the_first_thread_has_ended(tenant: Tenant) -> None:
-    """A program may end its main thread by pthread_exit and go on: the folder of the process in /proc has no
-    descriptors then. The second allocation needs what was closed right before it, which the hook's thread may be giving
-    back at that moment."""
+    """A program may end its main thread by pthread_exit and continue. The process's own folder in /proc then shows no
+    descriptors. The second allocation needs memory whose descriptor was closed just before; the hook thread may be
+    returning the charge of that memory at the same time.
+    """
     tenant.agent()
     done = subprocess.run(
         [sys.executable, "-S", "-c", PRELUDE + MEMORY_PRELUDE + FIRST_THREAD_ENDS],
@@ -301,7 +304,7 @@ def test_a_range_that_the_driver_refuses_to_export_leaves_nothing(make_check: Ma
 
 
 def test_freeing_beside_many_descriptors_is_no_dearer(tenant: Tenant) -> None:
-    """Which of them are open is read for all at once, so that is not done in each call."""
+    """One read shows all open descriptors, so the hook does not read them in each call."""
     tenant.agent()
     few, many = (tenant.probe(label) for label in ("few", "many"))
     for probe in (few, many):

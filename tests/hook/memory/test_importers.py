@@ -1,6 +1,8 @@
-"""Memory that another process has open when its maker frees it, or dies: neither process's credits count it.
+"""Memory that another process has open when the process that created it frees it or dies. It is then in the credits of
+neither process.
 
-The driver gives it to the process that alone has it open, as NVML then says, and the agent charges that one's tenant.
+The driver assigns the memory to the only process that still has it open, as NVML then shows. The agent charges the
+tenant of that process.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ SIZE = 64 * MIB
 
 @dataclass
 class Shared:
-    """Memory that `maker` has made and `importer` has open."""
+    """Memory that `maker` has created and `importer` has opened."""
 
     check: LedgerCheck
     importer: Probe
     made: int
-    """Address or handle at the maker."""
+    """Address or handle in the process `maker`."""
     opened: int
     pool: int = 0
     imported_pool: int = 0
@@ -37,7 +39,7 @@ class Shared:
         return self.check.probe
 
     def of_importer(self) -> int:
-        """Return the bytes that the driver says the importer has."""
+        """Return the bytes that the driver reports for the importer."""
         return self.check.tenant.read().client("importer").usage[GPU_0].memory
 
 

@@ -80,7 +80,9 @@ def test_no_message_goes_into_a_file_of_the_programs(tenant: Tenant, tmp_path: P
 
 @pytest.mark.promise("memory-lowered")
 def test_credits_that_a_lowered_limit_takes_back_do_not_go_back_twice(make_check: MakeCheck) -> None:
-    """They were idle at the last look and go back once. Else the process would seem to have any number of them."""
+    """The credits were idle at the hook's last check, and must be returned once. A second return would let the process
+    have any number of credits.
+    """
     check = make_check()
     check.probe.ok("alloc", MIB)
     check.agent.wait(lambda: check.agent.used(0) == 2 * MIB, "a whole step of credits")

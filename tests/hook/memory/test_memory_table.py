@@ -82,7 +82,9 @@ class Tenant:
         return self.callers[0]
 
     def user(self, symbol: str) -> Caller:
-        """Return a process that can call the function: a new one without a context, if the function makes one."""
+        """Return a process that can call the function: a new process without a context if the function creates a
+        context.
+        """
         if symbol in CONTEXTS:
             caller = self.process()
             caller.ok("cuInit", 0)
@@ -101,7 +103,7 @@ class Tenant:
     def use(self) -> int:
         """Return the bytes that the driver has taken for the processes.
 
-        AssertionError unless the ledger says the same, at once or when idle credits that are on their way have arrived.
+        AssertionError unless the ledger has the same bytes, at once or after idle credits on their way have arrived.
         """
         begun = [caller for caller in self.callers if self.driver.memory(caller.pid) > 0]
         used = sum(self.driver.memory(caller.pid) for caller in begun)
@@ -145,7 +147,7 @@ def limited(node: Node) -> Iterator[Tenant]:
 
 @pytest.fixture(scope="module")
 def wide(node: Node) -> Iterator[Tenant]:
-    """Tenant whose limit is more than the GPU has left beside another process."""
+    """Tenant whose limit is more than the GPU has left next to another process."""
     yield from tenant_of(node, "wide")
 
 
@@ -158,7 +160,7 @@ def tenant_of(node: Node, name: str) -> Iterator[Tenant]:
 
 
 def fill(of: Tenant, caller: Caller, left: int) -> list[int]:
-    """Allocate all of the tenant's limit but `left` bytes."""
+    """Allocate the tenant's whole limit except `left` bytes."""
     held, wanted = [], LIMIT - of.use() - left
     assert wanted >= 0
     while wanted > 0:

@@ -1,4 +1,6 @@
-"""NVML under the hook shows the tenant's view of device memory, as CUDA does; asked by the real Python binding."""
+"""NVML under the hook shows the tenant's limit and use of device memory, as CUDA does. NVIDIA's Python binding queries
+it.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ def test_without_an_agent_no_memory_is_shown_free_that_may_not_be(node: Node) ->
 
 
 def test_what_nvml_asks_of_itself_is_its_own(tmp_path: Path, double: Path, hook_file: Path) -> None:
-    """NVML's first form asks its second one by name; the driver's own part is then missing where the hook answers."""
+    """NVML's first function calls its second one by name. In that call the hook must return NVML's own figures, with
+    the memory that the driver reserves.
+    """
     with running(tmp_path, tenant("a", 0.5), hook_file=str(hook_file)) as node:
         node.stop_agent()
         assert ask(node, "a")["answers"][GPUS[0]][0] == [4 * GI, RESERVED, 4 * GI - RESERVED]

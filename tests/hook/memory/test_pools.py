@@ -9,7 +9,7 @@ from hook.world.probe import OUT_OF_MEMORY
 
 
 def test_what_is_freed_on_a_stream_counts_until_the_work_before_it_is_over(make_check: MakeCheck) -> None:
-    """An allocation that finds no room waits for it."""
+    """An allocation without room waits for that work."""
     check = make_check()
     probe = check.probe
     check.agent.on_want = lambda client: check.agent.next_grant()
@@ -54,7 +54,7 @@ def test_what_was_freed_on_a_stream_goes_with_the_streams_context(make_check: Ma
 
 
 def test_a_sibling_gets_what_was_freed_on_a_stream(make_check: MakeCheck) -> None:
-    """The hook notices on its own that the stream has come to it."""
+    """The hook finds out without a call of the program that the stream has reached the free."""
     check = make_check()
     probe = check.probe
     probe.ok("stream", "s")
@@ -192,7 +192,7 @@ def test_an_imported_pool_is_not_counted_again(make_check: MakeCheck) -> None:
 
 
 def test_a_pool_grows_within_the_limit_on_a_stream_of_a_green_context(make_check: MakeCheck) -> None:
-    """The driver names no context of such a stream by the first version of the call that asks for it."""
+    """For such a stream, the first version of the driver's call returns no context."""
     check = make_check()
     probe = check.probe
     probe.ok("green_context", "green")

@@ -1,4 +1,4 @@
-"""Values that a call leaves in the program's variable after the limit refused it: 0, as after the driver's refusal."""
+"""Value of the program's variable after a call that the limit refused: 0, as after the driver's refusal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_refused_context_leaves_no_handle(tenant: Tenant) -> None:
 def test_a_refusal_is_on_standard_error_once_a_minute(
     tenant: Tenant, capfd: pytest.CaptureFixture[str], symbol: str, arguments: tuple[Argument, ...]
 ) -> None:
-    """With the bytes that were asked, are held and allowed."""
+    """The message has the requested bytes, the bytes in use, and the limit."""
     tenant.agent()
     caller = Caller(tenant.environment())
     try:

@@ -1,4 +1,4 @@
-"""Pools that other processes can import keep to the limit, though nothing trims them before their end (C11)."""
+"""Pools that other processes can import keep to the limit, although nothing can trim them before their end (C11)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
 
 DESCRIPTOR, FABRIC = 1, 8
-"""Kinds of handle that a pool can be exported by."""
+"""Kinds of handle by which a pool can be exported."""
 
 
 def shareable(check: LedgerCheck, handles: int = DESCRIPTOR) -> int:
@@ -51,7 +51,7 @@ def test_destroyed_with_allocations_left_it_counts_until_the_last_is_freed(make_
 
 
 def test_it_takes_no_step_that_the_limit_has_no_room_for(make_check: MakeCheck) -> None:
-    """The driver's step of 32 MiB is not known yet, and what it takes could not be given back."""
+    """The hook does not know the driver's step of 32 MiB yet, and memory that the pool takes could not be returned."""
     check = make_check()
     pool = shareable(check)
     check.fill(20 * MIB)
@@ -62,7 +62,9 @@ def test_it_takes_no_step_that_the_limit_has_no_room_for(make_check: MakeCheck) 
 
 
 def test_it_grows_beyond_the_limit_in_one_call_at_most(make_check: MakeCheck) -> None:
-    """Memory that a stream has freed is out of reach of others while its work is unfinished: only the driver knows."""
+    """Memory freed on a stream cannot serve other streams while the work before the free is unfinished. Only the driver
+    knows that, so the hook cannot prevent this growth.
+    """
     check = make_check(FAKE_CUDA_POOL_CHUNK=str(PAGE))
     probe, pool = check.probe, shareable(check)
     for name in ("s", *(f"other {n}" for n in range(5))):

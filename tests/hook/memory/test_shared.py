@@ -1,4 +1,6 @@
-"""Processes of a tenant share one limit under the real agent: idle credits of one never refuse another's call."""
+"""Processes of a tenant share one limit under the real agent: idle credits of one process never make another's call
+fail.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_lose
 def test_what_a_process_frees_while_no_agent_runs_is_free_under_the_next_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The process says nothing after that: it has no memory left, and calls nothing."""
+    """The process sends nothing afterwards: it has no memory left, and makes no call."""
     with siblings(tmp_path) as (node, (first, second)):
         address = first.ok("alloc", 200 * MIB)
         second.ok("alloc", 20 * MIB)
@@ -161,7 +163,7 @@ def test_a_hundred_threads_that_ask_at_once_all_see_the_siblings(tmp_path: Path)
 
 
 def wait_for_no_agent(capfd: pytest.CaptureFixture[str], processes: int) -> None:
-    """Wait until so many processes have reported that the agent is away."""
+    """Wait until so many processes have reported that the agent is absent."""
     heard = [""]
 
     def reported() -> bool:
@@ -173,12 +175,16 @@ def wait_for_no_agent(capfd: pytest.CaptureFixture[str], processes: int) -> None
 
 LARGEST_CALL = 24 * MIB
 ANY, IN_POOL, GRAPHS = 0, 5, 9
-"""Kinds of memoryrace; of any kind: two pools, the device's own and one that the program made."""
+"""Kinds of memory in memoryrace. Each kind has two pools: the device's default pool, and a pool that the program
+created.
+"""
 
 
 @pytest.mark.parametrize(("kind", "pools"), [(ANY, 2), (IN_POOL, 1), (GRAPHS, 0)])
 def test_threads_that_race_for_the_last_bytes_stay_within_the_limit(tmp_path: Path, kind: int, pools: int) -> None:
-    """The driver's own peak counts: each pool may hold what one call asked for until the hook has undone it."""
+    """The driver's peak is checked. Until the hook has undone a call, each pool may have the memory of that one call
+    over the limit.
+    """
     with running(tmp_path, tenant("a", 0.5, memory=LIMIT)) as node:
         racing = subprocess.Popen(
             [PROGRAMS / "memoryrace", "1", "8", "800", str(kind)],

@@ -1,6 +1,6 @@
-"""Memory that the driver takes without a call that the hook could refuse counts too: the agent reads it by NVML.
+"""Memory that the driver takes without a call that the hook could refuse is charged too: the agent reads it by NVML.
 
-The real agent with the double of NVML, the real hook, the double of libcuda.
+The real agent with the double of NVML, the real hook, and the double of libcuda.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that may not run: beyond the tenant's connections, or without the file `limits`."""
+"""Processes that may not launch: over the tenant's number of connections, or without the file `limits`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_one_process_too_many_goes_by_the_file_when_the_agent_goes(tenant: Tenan
 
 
 def test_one_that_is_turned_away_unheard_reads_why(tenant: Tenant, lives: list[Life]) -> None:
-    """The agent closes without having read HELLO; the kernel then reports the reset before the frame sent."""
+    """The agent closes the connection without having read HELLO. The kernel then reports the reset before the frame
+    with the reason.
+    """
     agent = tenant.agent()
     agent.turn_away = RefusedReason.FULL
     life = begin(lives, tenant, "run")
@@ -96,7 +98,7 @@ def test_leave_is_of_no_use_where_there_are_limits(make_tenant: MakeTenant) -> N
 
 @pytest.mark.promise("program-too-many")
 def test_under_the_agent_processes_beyond_its_bound_do_not_add_to_the_share(tmp_path: Path, double: Path) -> None:
-    """Four processes of which two may connect get together what the tenant was granted."""
+    """Four processes, of which two may connect, get together the share that the tenant was granted."""
     assert double.is_dir()
     with running(tmp_path, agent_tenant("a", 0.3, 0.3), connections_max="2") as node:
         for rank in range(4):

@@ -1,4 +1,4 @@
-"""No call of the hook's comes to the driver with a handle whose context has ended, nor while the driver itself ends."""
+"""The hook makes no driver call with a handle of an ended context, and none while the driver ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def misused(tenant: Tenant, label: str = "tenant") -> int:
 
 
 def waits_at_the_gate(probe: Probe, thread: str) -> bool:
-    """Return whether a launch of a thread waits; at an open gate the driver refuses it, since it has no context."""
+    """Return whether a launch of a thread waits at the gate. At an open gate the driver refuses the launch, because the
+    thread has no context.
+    """
     try:
         probe.post("launch", "noop", thread=thread).result(1)
     except TimeoutError:
@@ -28,7 +30,7 @@ def waits_at_the_gate(probe: Probe, thread: str) -> bool:
 
 @pytest.mark.promise("program-ends")
 def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant) -> None:
-    """The events around a launch went with the context; the graph is launched into the next one."""
+    """The events around a launch ended with the context. The graph is launched into the next context."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -50,12 +52,12 @@ def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant
 
 @pytest.mark.promise("program-ends")
 def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: Tenant) -> None:
-    """The driver gives the handle again before the call that ends the first one has returned."""
+    """The driver assigns the handle to a new context before the call that ends the first context has returned."""
     agent = tenant.agent()
     grants: list[Grant] = []
 
     def again(_client: Client) -> Grant:
-        """The token, as often as it is given back for a moment without work."""
+        """Grants the token each time the process returns it for lack of work."""
         grants.append(agent.next_grant(metered=True))
         return grants[-1]
 
@@ -83,7 +85,7 @@ def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: T
 
 @pytest.mark.promise("program-ends")
 def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
-    """Launches go on while it takes its time, and are of the same context."""
+    """During the slow release, launches continue in the same context."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe(FAKE_CUDA_RELEASE_MS="100")
@@ -105,7 +107,7 @@ def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-ends")
 def test_work_of_a_green_contexts_stream_is_drained_and_departs_with_it(tenant: Tenant) -> None:
-    """The primary context is current when it is launched."""
+    """The primary context is current at the launch."""
     agent = tenant.agent()
     grants: list[Grant] = []
 
@@ -146,7 +148,7 @@ ok("cuLaunchKernel", function, *[c_uint(1)] * 6, c_uint(0), stream, None, None)
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("quantum_ms", [5, 0])
 def test_the_hook_is_out_of_the_driver_before_it_ends(tenant: Tenant, quantum_ms: int) -> None:
-    """A program ends with work that the hook waits for; the driver takes its time to end."""
+    """A program ends with unfinished work, for which the hook waits. The end of the driver takes some time."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(quantum_ms, metered=True)
     done = subprocess.run(
@@ -192,8 +194,9 @@ for round in range(6):
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_may_end_while_other_threads_launch_into_it(tenant: Tenant, how: str) -> None:
-    """They are inside launches, or wait for fences, and go on until the driver refuses; the call that ends it takes a
-    while after that."""
+    """The other threads are inside launches, or wait for fences, and continue until the driver refuses. The call that
+    ends the context takes a while longer.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(7, metered=True)
     done = subprocess.run(

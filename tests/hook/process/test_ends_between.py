@@ -1,6 +1,6 @@
-"""Steps of other threads within a call that ends a context: no handle that is gone gets to the driver.
+"""Steps of other threads during a call that ends a context: no handle of an ended context reaches the driver.
 
-The double has a thread of the program called at the moment that a test names, so that nothing depends on who is faster.
+The double calls a thread of the program at a moment that the test names, so that the result does not depend on speed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if how == "destroy":
 
 
 class Script:
-    """A script in a process of its own, which pauses where it says so."""
+    """Script in a process of its own, which pauses at named points."""
 
     def __init__(self, tenant: Tenant, script: str, how: str) -> None:
         self._tenant = tenant
@@ -74,7 +74,7 @@ class Script:
         )
 
     def until(self, word: str) -> None:
-        """Wait for the script to pause there."""
+        """Wait until the script pauses at this point."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line == f"{word}\n", line + self._process.stdout.read()
@@ -85,12 +85,12 @@ class Script:
         self._process.stdin.flush()
 
     def over(self) -> None:
-        """Wait for the end of the script. AssertionError with what it says if it fails."""
+        """Wait for the end of the script. AssertionError with its output if it fails."""
         output, _ = self._process.communicate(timeout=60)
         assert (self._process.returncode, output) == (0, "")
 
     def misused(self) -> int:
-        """Calls with handles whose context is gone."""
+        """Number of driver calls with a handle of an ended context."""
         return self._tenant.read().client("ends").usage[GPU_0].misused
 
     def close(self) -> None:
@@ -142,7 +142,9 @@ assert returned.is_set()
 def test_a_launch_that_returns_when_its_context_is_gone_is_not_fenced(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """Its thread is in the driver while another one ends the context, and is back before that one is."""
+    """The launching thread is in the driver while another thread ends the context. The launch returns before the call
+    that ends the context.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(LAUNCHED_BEFORE, how)
@@ -178,8 +180,10 @@ pause("over")
 def test_work_of_a_reference_that_was_taken_while_the_context_ended_ends_with_it(
     tenant: Tenant, scripts: Scripts, there: bool
 ) -> None:
-    """The context is reset after all, and not made again: its handle is left alone before the call has returned, when
-    nobody knows which context the work is in, and after that. So if there was none when the reset began."""
+    """During the reset, another thread takes a reference and launches. The reset then ends the context, and it is not
+    created again. Until the reset has returned, it is not known in which context the work is, so the hook must not use
+    the handle; afterwards the handle is invalid. The same holds if there was no context when the reset began (`gone`).
+    """
     agent = tenant.agent(grace_ms=100)
     grants: list[Grant] = []
 
@@ -240,7 +244,7 @@ pause("reborn")
 def test_a_context_that_is_made_again_before_its_release_has_returned_is_another(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """The driver says then that the primary context is active. What was in the first one is gone, memory included."""
+    """The driver then reports an active primary context. Everything in the first context has ended, its memory too."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(RETAINED_AFTER, how)
@@ -268,7 +272,7 @@ assert cuda.fake_live_events() == events, "they have the fences of before"
 
 
 def test_a_context_that_is_retained_before_its_last_release_goes_on(tenant: Tenant, scripts: Scripts) -> None:
-    """Afterwards it is the same one, with its streams and its events."""
+    """Afterwards it is the same context, with its streams and events."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(GOES_ON, "release")
@@ -303,7 +307,7 @@ thread.join()
 def test_work_that_the_driver_refuses_since_the_context_is_gone_is_not_fenced(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """A thread still has it current. The driver refuses its launch, its memset and its copy."""
+    """The context is still current in a thread. The driver refuses that thread's launch, memset and copy."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(REFUSED, how)
@@ -339,7 +343,7 @@ pause("still")
 
 
 def test_threads_that_take_and_give_back_references_each_on_its_own(tenant: Tenant, scripts: Scripts) -> None:
-    """The primary context ends and comes again, while others are about to use it or have just done so."""
+    """The primary context ends and is created again while other threads are about to use it or have just used it."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(7, metered=True)
     script = scripts(REFERENCES, "release")

@@ -1,4 +1,6 @@
-"""A call that the driver refuses is refused in the same way under the hook: code and variables."""
+"""Under the hook, a call that the driver refuses fails in the same way as without it: same error code, same values of
+the program's variables.
+"""
 
 from __future__ import annotations
 

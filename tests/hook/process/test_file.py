@@ -1,4 +1,6 @@
-"""The file that ships: small, the same bytes wherever it is built, hardened as its programs are."""
+"""The file that ships is small, has the same bytes wherever it is built, and is hardened like the programs that load
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from hook.conftest import ROOT
 
 KIB = 1 << 10
 SIZE_MOST = 272 * KIB
-"""Bytes; the file had 182 KiB when this was written, and 1.2 MiB with what debuggers read."""
+"""Largest size in bytes. The file has about 182 KiB, and 1.2 MiB with debug information."""
 HEADERS = subprocess.run(
     [sys.executable, str(ROOT / "shim" / "cuda_headers.py")], capture_output=True, text=True, check=True, timeout=30
 ).stdout.strip()

@@ -78,7 +78,9 @@ def test_a_program_without_cuda_notices_nothing(tenant: Tenant, bind: str) -> No
 def test_a_program_with_a_sanitizer_of_its_own_runs_as_without_the_hook(
     kind: str, hook_file: Path, tmp_path: Path
 ) -> None:
-    """A sanitizer looks up by dlsym, as it starts, what its own memcpy, strcmp or dl_iterate_phdr shall lead to."""
+    """At its start a sanitizer uses dlsym to find the functions to which its own memcpy, strcmp or dl_iterate_phdr
+    lead.
+    """
     library = {"address": "-static-libasan", "thread": "-static-libtsan"}[kind]
     (tmp_path / "main.c").write_text('#include <stdio.h>\nint main(void) { puts("ran"); }')
     output_of("cc", f"-fsanitize={kind}", library, "-o", tmp_path / "main", tmp_path / "main.c")
@@ -87,7 +89,7 @@ def test_a_program_with_a_sanitizer_of_its_own_runs_as_without_the_hook(
 
 @pytest.mark.promise("program-silent")
 def test_a_library_may_look_up_the_next_of_what_it_wraps_when_that_is_called(hook_file: Path, tmp_path: Path) -> None:
-    """By dlsym, which is the hook's: that calls none of the functions that libraries wrap."""
+    """The library uses dlsym, which is the hook's: it must call none of the functions that libraries wrap."""
     (tmp_path / "front.c").write_text(
         textwrap.dedent("""
             #define _GNU_SOURCE
@@ -123,7 +125,7 @@ def test_a_library_may_look_up_the_next_of_what_it_wraps_when_that_is_called(hoo
 def test_where_no_libcuda_is_loaded_a_name_of_its_leads_where_it_does_without_the_hook(
     own: str, hook_file: Path, tmp_path: Path
 ) -> None:
-    """A program asks whether it is linked with CUDA, or has a driver of its own for its tests."""
+    """Such a program checks whether it is linked with CUDA, or has a driver of its own for its tests."""
     (tmp_path / "main.c").write_text(
         textwrap.dedent("""
             #define _GNU_SOURCE
@@ -146,7 +148,7 @@ def test_where_no_libcuda_is_loaded_a_name_of_its_leads_where_it_does_without_th
 
 @pytest.mark.promise("program-preload-file")
 def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
-    """Two copies under two paths are two objects; only the first one acts."""
+    """Two copies of the hook under two paths are two objects. Only the first one acts."""
     tenant.agent().on_want = lambda client: None
     copy = tenant.directory / "copy" / "libsharepod.so"
     copy.parent.mkdir()
@@ -208,7 +210,9 @@ def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-rtld-next")
 def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
-    """An interposer asks for the next symbol behind itself; a forwarding dlsym would answer with the interposer."""
+    """An interposer looks up the next symbol behind itself. A dlsym that forwards the call would return the interposer
+    itself.
+    """
     sources = {
         "behind.c": "int answer(void) { return 40; }",
         "before.c": """
@@ -276,7 +280,9 @@ def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> 
 
 
 def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
-    """Without an agent it has something to say, at first: its thread would wait for a reader, and launches for it."""
+    """Without an agent the hook writes a message. Its thread would wait for a reader of that message, and launches for
+    the thread.
+    """
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -294,7 +300,7 @@ def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
 
 
 def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(tenant: Tenant) -> None:
-    """Something to say in a thread of the program, where a write would be SIGPIPE."""
+    """A thread of the program writes a message of the hook, where a write would cause SIGPIPE."""
     tenant.agent()
     read, write = os.pipe()
     os.close(read)
@@ -310,7 +316,7 @@ def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(te
 
 
 def test_errno_and_output_are_left_alone(tenant: Tenant) -> None:
-    """A healthy run says nothing on standard error."""
+    """A run without faults writes nothing to standard error."""
     tenant.agent().on_want = lambda client: None
     program = BUILD / "programs" / "launchloop"
     done = subprocess.run(

@@ -1,5 +1,6 @@
-"""Programs may fork, exec, end, be interrupted, stopped and killed, and close descriptors of the hook: neither they nor
-their siblings are harmed."""
+"""Programs may fork, exec, end, be interrupted, stopped and killed, and close descriptors of the hook. Neither they nor
+their sibling processes are harmed.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
 
 
 def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant, lives: list[Life]) -> None:
-    """The handler runs after the hook has left the driver, and so asks it nothing."""
+    """The handler runs after the hook has left the driver, so the hook cannot query the driver for the launches."""
     agent = tenant.agent()
     grants: list[Grant] = []
 
@@ -101,7 +102,9 @@ def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant
 @pytest.mark.promise("program-signals")
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
-    """Otherwise the process would keep the token from others for good: it would seem to wait and never be idle."""
+    """Otherwise the process would seem to wait and never to be idle, so it would keep the token from other tenants
+    permanently.
+    """
     agent = tenant.agent()
     life = begin(lives, tenant, case)
     client = agent.client()
@@ -184,7 +187,7 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
 def test_a_program_that_puts_a_file_over_every_descriptor_keeps_it_and_finds_the_agent_again(
     tenant: Tenant, lives: list[Life]
 ) -> None:
-    """Unlike after close(2) each number is open at every moment, and another file."""
+    """Unlike after close(2), each number is open at every moment, but refers to another file."""
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "write_over")
     first = agent.client()
@@ -248,7 +251,7 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
 
 
 def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life]) -> None:
-    """More threads than slots, one after the other: the slots of ended threads are used again."""
+    """More threads than slots run one after another. The slots of ended threads are used again."""
     agent = generous(tenant)
     life = begin(lives, tenant, "churn_threads")
     life.hears("done", 60)
@@ -263,7 +266,9 @@ def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life
 def test_a_thread_without_a_slot_that_is_gone_inside_a_launch_holds_up_no_turn(
     make_tenant: MakeTenant, lives: list[Life]
 ) -> None:
-    """The closing does not wait for it until the grace period is over, of ten minutes here."""
+    """The closing gate does not wait for this thread. Otherwise it would wait for the grace period, which is ten
+    minutes here.
+    """
     tenant = make_tenant(hasty=True)
     agent = tenant.agent(grace_ms=600_000)
     life = begin(lives, tenant, "gone_inside")
@@ -300,8 +305,9 @@ def test_a_stopped_holder_gives_back_when_it_goes_on(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-debugger")
 def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Tenant) -> None:
-    """A debugger stops a thread. Its process gives the token back after the grace period and gets it again; the stopped
-    thread's launch passes when it goes on."""
+    """A debugger stops a thread. Its process returns the token after the grace period and gets it again. The stopped
+    thread's launch passes after the thread continues.
+    """
     agent = tenant.agent(grace_ms=300)
     probe = tenant.probe()
     probe.start_cuda()
@@ -339,7 +345,7 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
 
 
 def test_a_launch_that_outlasts_the_grace_is_drained_with_the_next_grant(tenant: Tenant, hook_file: Path) -> None:
-    """The driver accepts it while the next grant is held: its kernel is waited for like any other's."""
+    """The driver accepts the launch while the next grant is held. The drain of that grant waits for its kernel too."""
     agent = tenant.agent(grace_ms=100)
     probe = tenant.probe()
     probe.start_cuda()

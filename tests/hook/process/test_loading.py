@@ -1,5 +1,6 @@
-"""The hook and the dynamic loader: no CUDA call waits for a thread that loads a library, and what a program unloads the
-hook needs no more."""
+"""The hook and the dynamic linker: no CUDA call waits for a thread that loads a library, and the hook does not use a
+library after the program has unloaded it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_a_child_that_is_forked_while_a_library_is_loaded_does_not_wait_for_ever
 
 @pytest.mark.promise("program-fork")
 def test_a_child_that_is_forked_while_a_library_is_loaded_starts_cuda(tenant: Tenant) -> None:
-    """Its parent has looked a function of libcuda up, and called none."""
+    """The parent has looked up a function of libcuda, but called none."""
     tenant.agent()
     probe = tenant.probe()
     probe.ok("load")
@@ -78,7 +79,9 @@ def test_a_constructor_may_call_cuda_beside_the_first_call(tenant: Tenant, doubl
 def test_a_library_that_has_called_cuda_may_be_unloaded_while_its_kernels_run(
     tenant: Tenant, double: Path, tmp_path: Path
 ) -> None:
-    """libcuda was loaded because this library needs it. The hook drains the kernels afterwards."""
+    """libcuda was loaded only because this library needs it. The hook drains the kernels after the library is
+    unloaded.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(20, metered=True)
     assert output(tenant, CALLING, built("caller", double, tmp_path)) == ["2", "2", "2", "done"]

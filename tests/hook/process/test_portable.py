@@ -1,6 +1,7 @@
-"""One file for every C library: the hook in programs of an old glibc, of musl, and of arm64.
+"""One file for every C library: the hook in programs of an old glibc, of musl, and on arm64.
 
-test_harmless.py checks which symbols the hook takes from a C library. Here the hook runs in those that are available.
+test_harmless.py checks which symbols the hook takes from a C library. Here the hook runs with each C library that is
+available on this machine.
 """
 
 from __future__ import annotations

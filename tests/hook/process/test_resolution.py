@@ -1,4 +1,4 @@
-"""Every way in which a program looks up a wrapped entry point returns the hook's wrapper of that very form."""
+"""Every way in which a program looks up a wrapped entry point returns the hook's wrapper of the same form."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(program: Path, *arguments: str, questions: str = "", **environment: str)
 
 
 def ask(programs: Path, driver: Path, questions: list[str], *preloads: Path) -> tuple[list[list[str]], str]:
-    """Ask for symbols; return the answers' words, with files by their base names, and standard error."""
+    """Look up symbols. Return the words of the answers, with base names of files, and standard error."""
     done = run(
         programs / "ask",
         questions="\n".join([f"load {driver / DRIVER}", *questions]) + "\n",
@@ -160,7 +160,7 @@ def test_an_unknown_function_is_found_by_name_version_and_flags(programs: Path, 
 
 
 def test_dlsym_asked_of_a_handle_is_the_hooks(programs: Path, driver: Path, hook: Path) -> None:
-    """A program that looks dlsym up in the C library does not get past the hook."""
+    """A program that looks up dlsym in the C library also gets the hook's dlsym."""
     answers, _ = ask(programs, driver, ["load libc.so.6", "handle dlsym", "handle dlvsym", "handle strlen"], hook)
     assert [answer[0] for answer in answers[1:3]] == [HOOK, HOOK]
     assert answers[3][0] != HOOK
@@ -184,7 +184,9 @@ def test_functions_of_a_second_driver_are_refused_where_they_would_slip_through(
 def test_the_driver_is_the_libcuda_whose_initialization_succeeds(
     programs: Path, driver: Path, tmp_path: Path, hook: Path, error: int, closes: bool
 ) -> None:
-    """Loaders try the toolkit's stub, or a compatibility library, and open the driver after its cuInit has failed."""
+    """Loaders try the toolkit's stub or a compatibility library first, and open the driver after cuInit of the first
+    has failed.
+    """
     first = build(tmp_path / "first", NEWEST, init=error)
     left = ["close -"] if closes else []
     wanted = ["handle cuLaunchKernel", "default cuLaunchKernel", "proc2 cuLaunchKernel 12000 0"]
@@ -214,7 +216,7 @@ def test_repeated_lookups_answer_alike(programs: Path, driver: Path, hook: Path)
 def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, first: str
 ) -> None:
-    """The other preload stands before the hook and sees every lookup; the hook gives it wrappers."""
+    """The other preloaded library is before the hook and sees every lookup. The hook gives it wrappers."""
     witness = programs / "libwitness.so"
     preloads = [hook, witness] if first == "hook" else [witness, hook]
     done = run(
@@ -250,7 +252,9 @@ def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, 
 def test_nvidias_runtime_gets_nothing_gated_but_wrappers(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, requirement: str
 ) -> None:
-    """The real libcudart looks for the driver as in production; it stops where the double lacks NVIDIA's own table."""
+    """NVIDIA's libcudart looks up the driver as in production. It stops at NVIDIA's internal table, which the double
+    lacks.
+    """
     try:
         runtime = wheels.fetch(requirement).runtime
     except wheels.UnreachableError as error:

@@ -1,4 +1,6 @@
-"""How the hook starts: not without a device, and its thread where the process may run, as promptly as others."""
+"""How the hook starts: only if there is a device. Its thread may run where the process may, and as promptly as other
+threads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ print(len(os.listdir("/proc/self/task")))
 
 @pytest.mark.promise("program-no-device")
 def test_where_there_is_no_device_the_hook_starts_nothing_and_says_nothing(make_tenant: MakeTenant) -> None:
-    """Not even where the agent has not written what the tenant is granted."""
+    """Also if the agent has not written the tenant's shares."""
     tenant = make_tenant(limits=False)
     done = subprocess.run(
         [sys.executable, "-S", "-c", WITHOUT_DEVICE],
@@ -48,7 +50,7 @@ def thread_named(probe: Probe, name: str) -> int:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor: nothing to choose")
 @pytest.mark.promise("program-processors")
 def test_the_hooks_thread_runs_where_the_process_may(tenant: Tenant) -> None:
-    """The first call comes from a thread that is bound to one processor."""
+    """The first CUDA call comes from a thread that is bound to one processor."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("pin", min(os.sched_getaffinity(0)), thread="pinned")
@@ -65,7 +67,9 @@ def may_raise() -> bool:
 @pytest.mark.skipif(not may_raise(), reason="nice values can only be raised here")
 @pytest.mark.promise("program-niceness")
 def test_the_hooks_thread_does_not_run_behind_all_others(tenant: Tenant) -> None:
-    """The first call comes from a thread that runs when no other does, at the highest nice value."""
+    """The first CUDA call comes from a thread with the highest nice value, which runs only when no other thread
+    does.
+    """
     agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("sink", 19, thread="last")

@@ -1,11 +1,11 @@
-/* Cost of an allocation to the thread that makes it: prints nanoseconds, one JSON object.
+/* Cost of an allocation to the calling thread: prints nanoseconds as one JSON object.
  *
- * alloccost calls BYTES COUNT ROUNDS   allocates COUNT times BYTES, then frees them, ROUNDS times over: medians of what
- *     one call of each took. Made for a libcuda that does nothing (tests/doubles/hollow).
- * alloccost pairs BYTES THREADS ROUNDS  allocates and frees BYTES of a memory pool in each of THREADS, ROUNDS times:
- * the median of one such pair, after a tenth of the rounds has gone by. alloccost trip SOCKET ROUNDS         asks a
- * running agent what is used of memory, as a program does that only looks: median and 99th percentile of one question
- * with its answer.
+ * - alloccost calls BYTES COUNT ROUNDS: in each of ROUNDS rounds, allocates BYTES COUNT times, then frees them. Prints
+ *   the median time of one call of each kind. Made for a libcuda that does nothing (tests/doubles/hollow).
+ * - alloccost pairs BYTES THREADS ROUNDS: allocates and frees BYTES of a memory pool in each of THREADS threads, ROUNDS
+ *   times. Prints the median time of a pair; the first tenth of the rounds does not count.
+ * - alloccost trip SOCKET ROUNDS: requests the memory use from a running agent, like a program that only queries it.
+ *   Prints median and 99th percentile of the time from request to answer.
  */
 #include <cuda.h>
 #include <errno.h>
@@ -66,7 +66,7 @@ static void calls(size_t bytes, int count, int rounds) {
     printf("{\"alloc_ns\": %.1f, \"free_ns\": %.1f}\n", part(samples[0], rounds, 0.5), part(samples[1], rounds, 0.5));
 }
 
-/* What each thread of `pairs` does, and what it measured. */
+/* Task and measurements of each thread of `pairs`. */
 struct churn {
     pthread_t thread;
     CUcontext context;

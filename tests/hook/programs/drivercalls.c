@@ -1,9 +1,9 @@
-/* Calls of the driver that a program's own calls come to: drivercalls PATTERN ROUNDS [OTHER].
+/* Number of driver calls for each call of a program: drivercalls PATTERN ROUNDS [OTHER].
  *
- * PATTERN: a row of `patterns` below. Prints the median and the minimum over the rounds of the calls of the driver that
- * the thread made in one round, as the double counts them, and the median nanoseconds of a round; after a tenth of the
- * rounds has passed. OTHER: a second thread runs: `launch`, and its median nanoseconds of a launch
- * follow; or `capture`, which fails if the first thread's calls break a capture.
+ * PATTERN: a row of `patterns` below. Prints the median and the minimum number of driver calls of the thread per round,
+ * as the double counts them, and the median nanoseconds of a round. The first tenth of the rounds does not count.
+ * OTHER: a second thread runs. With `launch`, the median nanoseconds of its launches follow. With `capture`, the
+ * program fails if the first thread's calls break the second thread's capture.
  */
 #include <cuda.h>
 #include <pthread.h>
@@ -137,7 +137,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Launch until the rounds are over, with a pause after each launch that lets its stream run dry. */
+/* Launch until the rounds are over. After each launch a pause lets the stream become idle. */
 static void *launch_on(void *unused) {
     static uint64_t took[SAMPLES];
     int count = 0;
@@ -190,7 +190,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < STREAMS; i++)
         CHECK(cuStreamCreate(&streams[i], CU_STREAM_DEFAULT));
     CHECK(cuEventRecord(event, streams[1]));
-    launch(streams[0]); /* the hook counts the devices with the first launch */
+    launch(streams[0]); /* the hook queries the number of devices at the first launch */
     pageable = calloc(COPIES, BYTES);
     bool captures = argc > 3 && strcmp(argv[3], "capture") == 0;
     if (argc > 3 && pthread_create(&other, NULL, captures ? capture : launch_on, NULL) != 0)

@@ -1,14 +1,14 @@
-/* Programs that leave gaps between their kernels, as real ones do: eager training, decoding, a service, a notebook,
+/* Programs that leave gaps between their kernels, like real ones: eager training, decoding, a service, a notebook, and
  * ranks.
  *
- * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}; `units` are
- * the steps, requests or cells that have finished, `latencies_ms` those of the requests since the line before, from
- * their arrival. It runs until --seconds are over, --units have finished or SIGTERM comes, and then exits 0; a CUDA
- * error ends it with 1. Its kernels exist only in the test double of libcuda.
+ * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}. `units` are
+ * the finished steps, requests or cells. `latencies_ms` are the times from arrival to end of the requests since the
+ * last line. The program runs until --seconds are over, --units have finished or SIGTERM arrives, and then exits with
+ * 0. After a CUDA error it exits with 1. Its kernels exist only in the test double of libcuda.
  *
- * A step is so many kernels, each launched after some host work, then a gap of host work without launches; so many
- * steps are in flight. Requests and cells come as a Poisson process and are waited for. A step of a rank ends with a
- * collective, which occupies the GPU until all ranks have come to theirs.
+ * A step is a number of kernels, with host work before each launch, and then a gap: host work without launches. Several
+ * steps may be in flight. Requests and cells arrive as a Poisson process, and the program waits for the end of each. A
+ * rank's step ends with a collective, which occupies the GPU until all ranks have reached theirs.
  */
 #include <cuda.h>
 #include <fcntl.h>
@@ -33,10 +33,10 @@ enum { MOST_IN_FLIGHT = 64, LATENCIES = 65536 };
 struct kind {
     const char *name;
     unsigned kernels;
-    double host, kernel, gap; /* host work before each launch; a kernel; host work at the end */
-    double spread;            /* of host work and kernels: uniform, by this part more or less */
-    unsigned in_flight;       /* steps */
-    double rate;              /* requests a second; 0: steps */
+    double host, kernel, gap; /* time of the host work before each launch; of a kernel; of the host work in the gap */
+    double spread;            /* relative spread of host work and kernels, uniformly distributed */
+    unsigned in_flight;       /* number of steps in flight */
+    double rate;              /* requests per second; 0: the units are steps */
     bool collective;
 };
 
@@ -50,7 +50,7 @@ static const struct kind kinds[] = {
 
 static struct kind kind;
 static struct {
-    double seconds, report, slept; /* slept: part of the host work */
+    double seconds, report, slept; /* `slept`: part of the host work that the thread sleeps */
     unsigned long units, seed, ranks;
     const char *meet;
     int device;
@@ -94,7 +94,7 @@ static void sleep_until(double moment) {
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
-/* Return a number between 0 and 1, neither of them. */
+/* Return a random number greater than 0 and less than 1. */
 static double draw(void) {
     random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
     return ((double)(random_state >> 11) + 0.5) / (double)(1ull << 53);
@@ -104,7 +104,7 @@ static double spread(double us) {
     return kind.spread > 0 ? us * (1 + kind.spread * (2 * draw() - 1)) : us;
 }
 
-/* Work on the host for so long: sleep first, then spin. */
+/* Do host work for `us` microseconds: sleep first, then spin. */
 static void work_on_host(double us) {
     double begun = now(), end = begun + us / 1e6;
     if (us <= 0)
@@ -137,11 +137,11 @@ static void note_latency(double seconds) {
     pthread_mutex_unlock(&latencies_lock);
 }
 
-/* Return whether another unit is to follow. */
+/* Return whether another unit follows. */
 static bool finished_one(void) {
     bool last = atomic_fetch_add(&units, 1) + 1 == options.units;
     if (last)
-        kill(getpid(), SIGTERM); /* the main thread waits for it */
+        kill(getpid(), SIGTERM); /* the main thread waits for this signal */
     return !last && !atomic_load(&stop);
 }
 
@@ -291,5 +291,5 @@ int main(int argc, char **argv) {
     atomic_store(&stop, true);
     report("end", begun);
     fflush(stdout);
-    _exit(0); /* its thread may wait for a turn that is long in coming */
+    _exit(0); /* a thread may wait for a turn for a long time */
 }

@@ -1,5 +1,5 @@
-/* NOCUDA: says where in `struct process` of the hook the gate has what tests read of it, as one JSON object of
- * bytes. */
+/* NOCUDA: prints the offsets in the hook's `struct process` of the members of the gate that tests read, as one JSON
+ * object in bytes. */
 #include <stddef.h>
 #include <stdio.h>
 

@@ -1,10 +1,11 @@
-/* NOCUDA. Time of the token from one tenant to the next: plays tenants' processes against a running agent.
+/* NOCUDA. Time of a hand-off of the token from one tenant to the next: simulates tenants' processes for a running
+ * agent.
  *
- * handoff --seconds S --hold-us N GROUP:SOCKET...   tenants of one group share GPUs; each holds the token for N us (0:
- *     for the whole quantum), gives it back and wants it again, and gives a sign of life each 0.5 ms meanwhile, as the
- *     hook does. Counted is the time from sending DRAINED to receiving the next GRANT of the group.
- * handoff --seconds S --hold-us N --echo   the same frames, every N us, to a process that sends them back: what two
- *     sockets and two wake-ups cost by themselves.
+ * - handoff --seconds S --hold-us N GROUP:SOCKET...: tenants of one group share GPUs. Each holds the token for N us (0:
+ *   for the whole quantum), returns it, and requests it again. While it holds the token, it writes the pulse page every
+ *   0.5 ms, as the hook does. Measured is the time from sending DRAINED to receiving the next GRANT of the group.
+ * - handoff --seconds S --hold-us N --echo: sends the same frames, every N us, to a process that sends them back. This
+ *   is the cost of two sockets and two wake-ups alone.
  *
  * Prints one JSON object: {"count", "p50_us", "p99_us", "max_us"}.
  */
@@ -39,14 +40,14 @@ struct tenant {
 
 struct group {
     struct tenant *holder;
-    uint64_t until, drained; /* when the holder gives it back; when the last one did */
+    uint64_t until, drained; /* time at which the holder returns the token; time at which the last holder did */
 };
 
 static struct tenant tenants[TENANTS_MOST];
 static struct group groups[TENANTS_MOST];
 static unsigned tenant_count, group_count, sample_count;
 static uint32_t samples[SAMPLES_MOST];     /* ns */
-static uint16_t version = SHP_VERSION_MIN; /* spoken with the agent */
+static uint16_t version = SHP_VERSION_MIN; /* version of the protocol with the agent */
 
 static uint64_t now(void) {
     struct timespec time;
@@ -71,7 +72,7 @@ static void put(int socket, void *frame, uint16_t type, uint32_t size) {
         fail("send");
 }
 
-/* Receive the welcome; return the page for signs of life that comes with it. */
+/* Receive WELCOME, and return the pulse page that arrives with it. */
 static struct shp_pulse *welcomed(int socket, struct shp_welcome *welcome) {
     union {
         struct cmsghdr header;
@@ -95,7 +96,7 @@ static struct shp_pulse *welcomed(int socket, struct shp_welcome *welcome) {
     return page;
 }
 
-/* Give a sign of life: the tenant holds, and its work is launched up to the end of its turn. */
+/* Write the pulse page: the tenant holds the token, and its work lasts until the end of its turn. */
 static void beat(const struct group *group, uint64_t time) {
     struct shp_pulse *pulse = group->holder->pulse;
     __atomic_store_n(&pulse->grant_id, group->holder->grant_id, __ATOMIC_RELAXED);
@@ -153,7 +154,7 @@ static void take(struct tenant *tenant, uint64_t hold) {
         if (group->holder == tenant && tenant->grant_id == frame.grant.grant_id && hold == 0)
             group->until = time + frame.grant.quantum_ns;
     } else if (frame.header.type == SHP_GRANT) {
-        if (group->holder != NULL) { /* it was taken to be without processor time, and passed over */
+        if (group->holder != NULL) { /* the agent took this process to be without processor time, and preempted it */
             give_back(group);
             group->drained = 0;
         }
@@ -162,7 +163,7 @@ static void take(struct tenant *tenant, uint64_t hold) {
         tenant->grant_id = frame.grant.grant_id;
         group->holder = tenant;
         group->until = time + (hold ? hold : frame.grant.quantum_ns);
-        if (hold == 0 && frame.grant.quantum_ns == 0) /* alone so far: REVOKE will come */
+        if (hold == 0 && frame.grant.quantum_ns == 0) /* no other tenant so far: REVOKE will arrive */
             group->until = UINT64_MAX;
     }
 }

@@ -1,16 +1,16 @@
-/* Cost of a call to the thread that makes it: launchcost THREADS CALLS ROUNDS CALL STREAM.
+/* Cost of a call to the calling thread: launchcost THREADS CALLS ROUNDS CALL STREAM.
  *
- * CALL: launch, graph, launch-cold (before each, what the caches hold is other memory), copy, copy-unsaid. STREAM:
- * default, stream, or a number: so many streams of each thread in turn. LAUNCHCOST_ALIVE: threads that have launched
- * and live on meanwhile; LAUNCHCOST_STREAMS: streams that the first of them launched into; LAUNCHCOST_GRAPHS: graphs
- * that it launched.
+ * CALL: launch; graph; launch-cold (before each launch, other memory fills the caches); copy; copy-unsaid. STREAM:
+ * default; stream; or a number of streams that each thread uses in turn. LAUNCHCOST_ALIVE: number of other threads that
+ * have launched and stay alive. LAUNCHCOST_STREAMS: number of streams into which the first of them has launched.
+ * LAUNCHCOST_GRAPHS: number of graphs that it has launched.
  *
- * In each round all threads make the call in several ways, one way after the other: straight to the driver, through
- * what is preloaded, and, of launches, straight with a mutex, a shared counter, or a counter for each stream (`lines`,
- * each in a cache line of its own: what has to be touched at the least). Prints a line `WAY NS ADDED` for each: the
- * medians over the rounds of the processor time per call, of all threads together, and of what it is above that of the
- * straight call in the same round. Made for a libcuda that does nothing (tests/doubles/hollow): it exports its
- * functions under names of its own too, which nobody gates.
+ * In each round all threads make the call in several ways, one way after another: directly to the driver; through the
+ * preloaded library; and, for launches, directly with a mutex, with a shared counter, or with a counter for each
+ * stream. The last way is `lines`: each counter is in a cache line of its own, which is the least memory that a gate
+ * must touch. Prints a line `WAY NS ADDED` for each way: the medians over the rounds of the processor time per call, of
+ * all threads together, and of its difference to the direct call in the same round. Made for a libcuda that does
+ * nothing (tests/doubles/hollow). That driver also exports its functions under names that the hook does not gate.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -24,7 +24,7 @@
 #include <time.h>
 
 enum { MOST_THREADS = 64, MOST_ROUNDS = 200, SHORT = 16, MOST_STREAMS = 4096 };
-enum { COLD_SHARE = 1000, COLD_BYTES = 4 << 20, CACHE_LINE = 64 }; /* calls for one that is cold; other memory */
+enum { COLD_SHARE = 1000, COLD_BYTES = 4 << 20, CACHE_LINE = 64 }; /* normal calls per cold call; other memory */
 enum way { BARE, HOOKED, COUNTER, MUTEX, LINES, WAYS };
 
 static const char *const names[WAYS] = {"bare", "hooked", "counter", "mutex", "lines"};
@@ -45,7 +45,7 @@ static __thread CUstream *streams;
 struct line {
     _Atomic uint64_t count __attribute__((aligned(CACHE_LINE)));
 };
-static __thread struct line *lines; /* of each stream */
+static __thread struct line *lines; /* a counter line per stream */
 static pthread_barrier_t barrier;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t counter __attribute__((aligned(128)));
@@ -114,7 +114,8 @@ static double ticks_ns(void) {
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* Return the median ns of a launch whose caches hold other memory: the clock's own time counts in each way alike. */
+/* Return the median ns of a launch after other memory has filled the caches. The time of reading the clock is included
+ * in every way. */
 static double launch_cold(enum way way, long count) {
     static char other[MOST_THREADS][COLD_BYTES];
     double samples[COLD_SHARE];
@@ -142,7 +143,7 @@ static void copy(enum way way, long count) {
 
 static bool default_stream;
 
-/* Fill the thread's streams: of each thread its own, all threads the same one if there is one. */
+/* Choose the thread's streams: its own ones, or one stream that all threads share. */
 static void choose_streams(void) {
     streams = calloc(in_turn, sizeof *streams);
     lines = aligned_alloc(CACHE_LINE, in_turn * sizeof *lines);
@@ -159,7 +160,7 @@ static void choose_streams(void) {
 static void *work(void *argument) {
     double (*mine)[WAYS] = argument;
     choose_streams();
-    for (int round = -1; round < rounds; round++) /* the one before the first warms up */
+    for (int round = -1; round < rounds; round++) /* the round before the first is for warm-up */
         for (enum way step = BARE; step < ways; step++) {
             enum way way = (step + (enum way)(round + 1)) % ways;
             long count = way == COUNTER || way == MUTEX ? calls / SHORT : calls;
@@ -194,7 +195,7 @@ static void print(enum way way) {
     printf("%s %.3f %.3f\n", names[way], median(whole), median(added));
 }
 
-/* By its symbol, as a program links it, and by the name that only the hollow driver has. */
+/* Look the call up by its symbol, as a program links it, and by the name that only the hollow driver has. */
 static int choose(const char *call) {
     void *hollow = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (hollow == NULL)
@@ -215,7 +216,7 @@ static int choose(const char *call) {
 static pthread_barrier_t alive;
 static long known_streams, known_graphs;
 
-/* Launch once, or into many streams, or many graphs, and live on. */
+/* Launch once, into many streams, or many graphs, and stay alive. */
 static void *live(void *first) {
     CUstream made = (CUstream)(uintptr_t)0x10000;
     for (long i = 0; i < (first != NULL && known_streams > 0 ? known_streams : 1); i++) {
@@ -224,13 +225,13 @@ static void *live(void *first) {
         check(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, made, NULL, NULL));
     }
     for (long i = 0; i < (first != NULL ? known_graphs : 0); i++)
-        check(cuGraphLaunch((CUgraphExec)(uintptr_t)(0x20000 + 0x100 * i), made)); /* the measured one first */
+        check(cuGraphLaunch((CUgraphExec)(uintptr_t)(0x20000 + 0x100 * i), made)); /* the measured graph first */
     pthread_barrier_wait(&alive);
-    pthread_barrier_wait(&alive); /* nobody comes: the program ends */
+    pthread_barrier_wait(&alive); /* no other thread reaches this barrier: the program ends */
     return NULL;
 }
 
-/* Start the threads that only live. */
+/* Start the threads that only stay alive. */
 static void start_living(void) {
     const char *count = getenv("LAUNCHCOST_ALIVE"), *known = getenv("LAUNCHCOST_STREAMS"),
                *launched = getenv("LAUNCHCOST_GRAPHS");

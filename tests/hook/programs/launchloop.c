@@ -1,9 +1,9 @@
-/* Launches kernels in a loop and reports how much GPU time it got.
+/* Launches kernels in a loop, and reports how much GPU time it got.
  *
- * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}. It runs
- * until --seconds are over, every thread's --launches have finished or SIGTERM comes, and then exits 0; a CUDA error
- * ends it with 1. Its kernels exist only in the test double of libcuda (function names such as "spin_us_2000"), so that
- * it measures the sharing, not a GPU.
+ * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}. The program
+ * runs until --seconds are over, every thread's --launches have finished or SIGTERM arrives, and then exits with 0.
+ * After a CUDA error it exits with 1. Its kernels (names such as "spin_us_2000") exist only in the test double of
+ * libcuda, so the program measures the sharing, not a GPU.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -43,7 +43,7 @@ static struct {
              .call = "kernel",
              .spread = "regular"};
 
-/* What differs by the way in. Everything else is called by symbol. */
+/* Functions that depend on the way of lookup. All others are called by symbol. */
 static struct {
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                        void **, void **);
@@ -61,11 +61,11 @@ struct worker {
     _Atomic uint64_t launched, completed;
     CUevent events[EVENTS];
     uint64_t counts[EVENTS];
-    uint64_t first, last; /* events recorded and not yet seen complete: [first, last) */
+    uint64_t first, last; /* range [first, last) of events that are recorded and not yet seen complete */
     pthread_mutex_t lock;
     uint64_t random;
-    double arrived;        /* moment at which the present step came, with --arrive-us */
-    double delays[DELAYS]; /* since the last report: of steps that were waited for, beyond what their kernels take */
+    double arrived;        /* time at which the present step arrived, with --arrive-us */
+    double delays[DELAYS]; /* delays since the last report: time of each awaited step beyond the time of its kernels */
     unsigned delay_count;
 };
 
@@ -73,7 +73,7 @@ static CUcontext context;
 static CUfunction function;
 static struct worker *workers;
 static _Atomic bool stop;
-static _Atomic unsigned finished; /* threads whose launches have finished */
+static _Atomic unsigned finished; /* number of threads whose launches have finished */
 
 static double now(void) {
     struct timespec time;
@@ -178,7 +178,7 @@ static void launch(struct worker *worker, unsigned which) {
     }
 }
 
-/* Takes note of what has finished. With the worker's lock. */
+/* Record the finished launches. With the worker's lock. */
 static void look(struct worker *worker) {
     while (worker->first < worker->last) {
         unsigned at = worker->first % EVENTS;
@@ -191,14 +191,14 @@ static void look(struct worker *worker) {
     }
 }
 
-/* Return a number between 0 and 1, neither of them. */
+/* Return a random number greater than 0 and less than 1. */
 static double draw(struct worker *worker) {
     worker->random = worker->random * 6364136223846793005ull + 1442695040888963407ull;
     return ((double)(worker->random >> 11) + 0.5) / (double)(1ull << 53);
 }
 
-/* Sleep between two launches: always as long, exponentially distributed, or bimodal (nine of ten short, the tenth
- * eleven times as long); the mean is --idle-us. */
+/* Sleep between two launches. The length is constant, exponentially distributed, or bimodal (nine of ten are short, the
+ * tenth is eleven times as long). The mean is --idle-us. */
 static void idle(struct worker *worker) {
     double drawn = draw(worker), us = (double)options.idle_us;
     if (strcmp(options.spread, "exponential") == 0)
@@ -209,8 +209,8 @@ static void idle(struct worker *worker) {
     nanosleep(&pause, NULL);
 }
 
-/* Sleep until the next step comes, and return that moment. Steps come as a Poisson process with a mean time of
- * --arrive-us in between, whatever becomes of those before them; one that has come in the past begins at once. */
+/* Sleep until the next step arrives, and return the time of its arrival. Steps arrive as a Poisson process with a mean
+ * interval of --arrive-us, independent of earlier steps. A step that has already arrived begins at once. */
 static double next_arrival(struct worker *worker) {
     worker->arrived -= log(draw(worker)) * (double)options.arrive_us / 1e6;
     if (now() >= worker->arrived)
@@ -272,7 +272,7 @@ static void *work(void *argument) {
         return NULL;
     CHECK(cuCtxSynchronize());
     if (atomic_fetch_add(&finished, 1) + 1 == options.threads)
-        kill(getpid(), SIGTERM); /* the main thread waits for it */
+        kill(getpid(), SIGTERM); /* the main thread waits for this signal */
     return NULL;
 }
 
@@ -287,7 +287,7 @@ static unsigned long long size_option(const char *text) {
     }
 }
 
-/* Print by how much the steps since the last report were longer than their kernels. */
+/* Print the delays of the steps since the last report. */
 static void report_delays(void) {
     const char *comma = "";
     printf("\"delays_ms\": [");
@@ -307,7 +307,7 @@ static void report(const char *event, double start, double *last_time, uint64_t 
     uint64_t launched = 0, completed = 0;
     for (unsigned i = 0; i < options.threads; i++) {
         if (pthread_mutex_trylock(&workers[i].lock) ==
-            0) { /* held by a worker that waits for its turn: its count stands as it is */
+            0) { /* the lock's holder waits for its turn, so its count does not change */
             look(&workers[i]);
             pthread_mutex_unlock(&workers[i].lock);
         }
@@ -459,5 +459,5 @@ int main(int argc, char **argv) {
     last_completed = 0;
     report("end", start, &last_time, &last_completed, allocated, refused);
     fflush(stdout);
-    _exit(0); /* threads may wait for a turn that is long in coming */
+    _exit(0); /* threads may wait for a turn for a long time */
 }

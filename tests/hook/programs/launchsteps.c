@@ -1,7 +1,7 @@
-/* Instructions of a launch, counted by single steps: launchsteps LAUNCHES.
+/* Number of instructions of a launch, counted by single steps: launchsteps LAUNCHES.
  *
- * A child launches straight to the driver, then through the preloaded hook; the parent steps it. Prints a line `WAY N`
- * for each, the mean over the launches. For the hollow driver, like launchcost.
+ * A child process launches directly to the driver, then through the preloaded hook. The parent single-steps it. Prints
+ * a line `WAY N` for each way, with the mean over the launches. For the hollow driver, like launchcost.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -24,7 +24,8 @@ static void launch_all(launch_call launch, long count) {
             _exit(1);
 }
 
-/* Launch in three segments, with a stop before each and after the last: none, straight, through the hook. */
+/* Launch in three segments, with a stop before each and after the last: no launches, direct launches, launches through
+ * the hook. */
 static int live(long launches) {
     void *hollow = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     launch_call bare = NULL;
@@ -41,7 +42,7 @@ static int live(long launches) {
     return 0;
 }
 
-/* Step the child to its next stop. Return the number of steps; -1: it has ended. */
+/* Single-step the child to its next stop. Return the number of steps; -1: it has ended. */
 static long steps_to_stop(pid_t child) {
     long steps = 0;
     for (int status; ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) == 0; steps++) {

@@ -1,8 +1,8 @@
-/* NOCUDA Lives of a program under the hook: `lifecycle CASE` does what the function of that name says, prints lines of
- * plain words as it goes, and exits 0 if all calls answered as they should.
+/* NOCUDA: lives of a program under the hook: `lifecycle CASE` runs the function with that name, prints lines about its
+ * progress, and exits with 0 if all calls returned as they should.
  *
- * It opens libcuda itself, so that it can close it again. Each step that the test has to see is a line on standard
- * output; what it waits for from the test is a line on standard input.
+ * The program opens libcuda itself, so that it can close it again. Each step that the test must see is a line on
+ * standard output. Each step that the test must confirm is a line on standard input.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -167,7 +167,7 @@ static void spawning(void) {
 static void end_waiting(const char *how) {
     start();
     start_thread(launching, NULL);
-    hear(); /* the test has seen that it waits */
+    hear(); /* the test has seen that the launch waits */
     if (strcmp(how, "exit") == 0)
         exit(7);
     if (strcmp(how, "_exit") == 0)
@@ -184,13 +184,13 @@ static void at_exit(void) {
     print_line("launched at exit");
 }
 
-/* An exit handler runs after main has returned, and has to wait for the token. */
+/* An exit handler runs after main has returned, and must wait for the token. */
 static void exit_handler(void) {
     start();
     atexit(at_exit);
     check("launch", launch());
     CHECK(cuCtxSynchronize);
-    hear(); /* the test has seen that the token went back */
+    hear(); /* the test has seen that the token was returned */
 }
 
 /* A handler that was registered before the first call runs after the hook has left the driver. */
@@ -232,10 +232,10 @@ static _Atomic bool waits;
 
 static void go(int number) {
     (void)number;
-    syscall(SYS_exit, 0); /* of this thread alone, as one that is cancelled wherever it is */
+    syscall(SYS_exit, 0); /* ends only this thread, like a thread that is cancelled at any point */
 }
 
-/* Fill the queue of the driver: the launch that finds it full waits inside. */
+/* Fill the driver's queue. The launch that finds it full waits inside the driver. */
 static void *launching_on(void *unused) {
     (void)unused;
     CHECK(cuCtxSetCurrent, context);
@@ -254,7 +254,7 @@ static void *waiting(void *unused) {
 
 static void handle(int number, void (*handler)(int), int flags);
 
-/* Two threads keep the slots that there are; the one without is gone in the middle of its launch. */
+/* Two threads keep the existing slots. A third thread, without a slot, ends in the middle of its launch. */
 static void gone_inside(void) {
     CUmodule module;
     start();
@@ -300,7 +300,7 @@ static void jump_away(void) {
     hear();
 }
 
-/* More waits for memory are left than there are places for questions. */
+/* More waits for memory are left by a jump than the session has questions. */
 static void jump_away_from_memory(void) {
     struct itimerval soon = {.it_value = {.tv_usec = 20000}};
     CUdeviceptr memory;
@@ -359,10 +359,9 @@ static void interrupted(void) {
     print_line("interrupted %d", interruptions);
 }
 
-/* A program makes a background service of itself: it closes all descriptors. Files that it then opens where the hook's
- * were stay as they are.
- */
-/* As programs that become daemons do, or shells: a file of its own under each number. */
+/* The program becomes a background service and closes all descriptors. Files that it then opens under the numbers of
+ * the hook's descriptors must stay unchanged. */
+/* Open a file of the program under each number, as daemons and shells do. */
 static void write_over(void) {
     char name[] = "/tmp/lifecycle-XXXXXX";
     start();
@@ -387,7 +386,7 @@ static void close_all(void) {
     char name[] = "/tmp/lifecycle-XXXXXX";
     struct rusage usage;
     struct rlimit files = {.rlim_cur = 4096, .rlim_max = 4096};
-    setrlimit(RLIMIT_NOFILE, &files); /* before the hook chooses its numbers */
+    setrlimit(RLIMIT_NOFILE, &files); /* before the hook chooses numbers for its descriptors */
     start();
     check("launch", launch());
     hear();
@@ -418,7 +417,7 @@ static void *start_late(void *result) {
     return NULL;
 }
 
-/* Starting a thread fails as in a container that may have no more. */
+/* Starting a thread fails, as in a container that has its maximum of threads. */
 static void forbid_threads(void) {
 #if defined(__x86_64__)
     enum { CLONE = 56, CLONE3 = 435 };
@@ -460,7 +459,7 @@ static void *start_and_launch(void *unused) {
     return NULL;
 }
 
-/* Threads with the smallest stack there is, as the default of the program too. */
+/* Use threads with the smallest possible stack, which is also the program's default. */
 static void small_stacks(void) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -474,17 +473,17 @@ static void small_stacks(void) {
 
 static void close_library(void) {
     open_driver();
-    check("dlclose", dlclose(libcuda)); /* looked, and went */
+    check("dlclose", dlclose(libcuda)); /* the program has used libcuda and closes it */
     for (int i = 0; i < 3; i++) {
         start();
         check("launch", launch());
         check("dlclose", dlclose(libcuda));
-        pause_ms(120); /* the token goes back meanwhile */
+        pause_ms(120); /* the hook returns the token during this pause */
     }
     print_line("done");
 }
 
-/* No descriptor is left for a socket while the agent comes back. */
+/* No descriptor is left for a socket when the agent comes back. */
 static void no_descriptors(void) {
     struct rlimit files = {.rlim_cur = 200, .rlim_max = 200};
     static int filled[256];

@@ -1,8 +1,10 @@
-/* Threads that take device memory in every way and give back what others took, at the limit. Prints one JSON object.
+/* Threads that take device memory in every way, and free memory that other threads took, at the limit. Prints one JSON
+ * object.
  *
- * memoryrace SEED THREADS CALLS [KIND]   each thread makes so many steps; the process forks meanwhile, and its children
- * use nothing of it. `taken`, `refused` for want of memory, `failed` otherwise; `held`: bytes that the program thinks
- * it holds at the end, before it gives all of it back.
+ * memoryrace SEED THREADS CALLS [KIND]: each thread makes CALLS steps. The process forks during the race; its children
+ * use none of its memory. The object has the number of calls that took memory (`taken`), were refused for lack of
+ * memory (`refused`), or failed otherwise (`failed`). `held` is the number of bytes that the program holds at the end,
+ * by its own count, before it frees them.
  */
 #include <cuda.h>
 #include <pthread.h>
@@ -17,9 +19,9 @@
 enum kind { NOTHING, LINEAR, MANAGED, PITCHED, ARRAY, POOL, OWN_POOL, PHYSICAL, MAPPED, GRAPH, KINDS };
 enum { SLOTS = 48, THREADS_MOST = 32, PAGE = 2 << 20, FORK_EVERY = 97 };
 
-/* Memory held; the thread that swaps `kind` out of the slot owns it. */
+/* Memory that is held. The thread that swaps `kind` out of the slot owns the memory. */
 struct slot {
-    _Atomic int kind; /* -1: being filled or emptied */
+    _Atomic int kind; /* -1: a thread is filling or emptying the slot */
     CUdeviceptr address;
     size_t bytes;
     void *handle;
@@ -46,7 +48,7 @@ static CUresult take_mapped(struct slot *slot, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-/* A graph with two allocations, the first of which is freed before the second. */
+/* Take memory by a graph with two allocations, of which the first is freed before the second. */
 static CUresult take_graph(struct slot *slot, size_t bytes) {
     CUgraph graph;
     CUgraphNode node;
@@ -139,8 +141,8 @@ static void *race(void *number) {
     return NULL;
 }
 
-/* The child must not wait for a lock that a thread of its parent had, and has no memory of its parent's. (The thread
- * sanitizer does not bear a thread in such a child.) */
+/* Fork during the race. The child must not wait for a lock that a thread of its parent held, and has no memory of its
+ * parent. (ThreadSanitizer does not support a thread in such a child.) */
 static void fork_meanwhile(void) {
 #ifndef __SANITIZE_THREAD__
     int status;
@@ -188,6 +190,6 @@ int main(int count_of_arguments, char **arguments) {
         failed++;
     printf("{\"taken\": %ld, \"refused\": %ld, \"failed\": %ld, \"held\": %ld}\n", taken, refused, failed, held);
     fflush(stdout);
-    getchar(); /* the test reads ledger and driver */
+    getchar(); /* the test reads ledger and driver now */
     return 0;
 }

@@ -1,4 +1,4 @@
-/* NOCUDA: ends at once. For the time of an exec. */
+/* NOCUDA: ends at once. Used to measure the time of an exec. */
 int main(void) {
     return 0;
 }

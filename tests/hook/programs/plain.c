@@ -1,4 +1,4 @@
-/* NOCUDA: a program that uses neither CUDA nor threads nor dlsym. Says what its process looks like, as one JSON object.
+/* NOCUDA: a program that uses neither CUDA nor threads nor dlsym. Prints the state of its process as one JSON object.
  */
 #include <dirent.h>
 #include <stdio.h>

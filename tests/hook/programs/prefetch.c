@@ -1,7 +1,8 @@
-/* A program that computes on one stream while it loads its next batches on another: prefetch SECONDS loads|computes.
+/* A program that computes in one stream while it loads its next batches in another: prefetch SECONDS loads|computes.
  *
- * Kernels of 2 ms follow each other. With `loads`, a second stream always has some 50 ms of copies from the host, a
- * function of the program behind them and a wait for a word that the program writes. Prints how many kernels ran.
+ * Kernels of 2 ms follow each other. With `loads`, a second stream always contains about 50 ms of copies from the host,
+ * then a function of the program, and then a wait for a word that the program writes. Prints the number of kernels that
+ * ran.
  */
 #include <cuda.h>
 #include <stdint.h>
@@ -35,7 +36,7 @@ static void CUDA_CB loaded(void *ignored) {
     batches_loaded++;
 }
 
-/* Put the next batch on the stream, unless one is on it still. */
+/* Put the next batch into the stream, unless a batch is still in it. */
 static void load(CUstream stream, CUdeviceptr memory, const void *host) {
     static volatile uint32_t go;
     CUresult busy = cuStreamQuery(stream);

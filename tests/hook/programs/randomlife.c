@@ -20,23 +20,23 @@
 #include <time.h>
 #include <unistd.h>
 
-/* BURST: launches of an empty kernel in a row, most of whose time is spent inside of launches. */
+/* BURST: launches of an empty kernel in a row. A thread spends most of that time inside launches. */
 enum { MOST_STREAMS = 40, SHARED_STREAMS = 4, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64, BURST = 3000 };
-/* FILL: operations behind a wait, of the 1,024 that a stream takes. ORDER_MS: a stream that waits for no other one has
- * done its work by then. */
+/* FILL: operations behind a wait, of the 1,024 that a stream can hold. ORDER_MS: time within which a stream that waits
+ * for no other stream has done its work. */
 enum { FILL = 900, ORDER_MS = 20000 };
 
 /* State of one thread. */
 struct life {
     uint64_t random;
-    CUcontext context; /* its own, or the primary one */
+    CUcontext context; /* the thread's own context, or the primary context */
     bool own_context;
     CUmodule module;
     CUfunction kernels[KERNELS], empty;
-    unsigned most_streams; /* of this thread: few, or more than a thread of the hook remembers in its slot */
+    unsigned most_streams; /* most streams of this thread: few, or more than a thread of the hook stores in its slot */
     CUstream streams[MOST_STREAMS];
     CUdeviceptr memory[ALLOCATIONS];
-    _Atomic uint32_t word; /* that a stream waits for */
+    _Atomic uint32_t word; /* word for which a stream waits */
 };
 
 static struct {
@@ -45,8 +45,8 @@ static struct {
 
 static _Atomic bool stop;
 static CUcontext primary;
-static CUstream shared[SHARED_STREAMS]; /* of the primary context, for all threads in it */
-/* Calls that stream capture forbids: many at a time, but none beside a capture in global mode. */
+static CUstream shared[SHARED_STREAMS]; /* streams of the primary context, shared by all threads in it */
+/* Lock for calls that stream capture forbids: many may run at a time, but none during a capture in global mode. */
 static pthread_rwlock_t forbidden = PTHREAD_RWLOCK_INITIALIZER;
 
 static void check(const char *what, CUresult result) {
@@ -142,7 +142,7 @@ static void capture(struct life *life) {
         CUfunction kernel = life->kernels[below(life, KERNELS)];
         whole &= cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == CUDA_SUCCESS;
         if (below(life, 3) == 0)
-            pause_us(below(life, 3000)); /* the token comes and goes meanwhile */
+            pause_us(below(life, 3000)); /* the token is granted and returned during this pause */
     }
     whole &= cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph != NULL;
     if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
@@ -166,7 +166,7 @@ static void capture(struct life *life) {
 static void end_stream(struct life *life) {
     CUstream *stream = &life->streams[below(life, life->most_streams)];
     if (*stream != NULL)
-        CHECK(cuStreamDestroy_v2(*stream)); /* perhaps with work on it */
+        CHECK(cuStreamDestroy_v2(*stream)); /* perhaps with unfinished work */
     *stream = NULL;
 }
 
@@ -200,7 +200,7 @@ static void allocate(struct life *life) {
     }
 }
 
-/* On the device, so each of them is a launch to the gate. */
+/* Move memory on the device: to the gate each move is a launch. */
 static void move(struct life *life) {
     CUdeviceptr from = life->memory[below(life, ALLOCATIONS)], to = life->memory[below(life, ALLOCATIONS)];
     CUstream stream = some_stream(life);
@@ -218,7 +218,7 @@ static void CUDA_CB on_host(void *unused) {
     pause_us(300);
 }
 
-/* Put work past the gate: behind launches, of whatever thread. */
+/* Put ungated work behind launches of any thread. */
 static void pass_by(struct life *life) {
     static const char page[4096];
     CUdeviceptr to = life->memory[below(life, ALLOCATIONS)];
@@ -256,7 +256,7 @@ static void CUDA_CB await_word(void *of) {
         pause_us(100);
 }
 
-/* Wait until the event has passed. False: it has not in time. */
+/* Wait until the event has passed. Return false if it has not passed in time. */
 static bool passes(CUevent event) {
     for (uint64_t end = now_ms() + ORDER_MS; now_ms() < end; pause_us(500)) {
         pthread_rwlock_rdlock(&forbidden);
@@ -270,8 +270,8 @@ static bool passes(CUevent event) {
     return false;
 }
 
-/* Hold a stream up that this thread releases once another stream, which waits for none, has done its work. Streams that
- * wait for the legacy one are held only in a context of this thread's own, where no other thread uses that. */
+/* Block a stream, and release it after another stream, which waits for no stream, has done its work. Streams that wait
+ * for the legacy stream are blocked only in a context of this thread's own, which no other thread uses. */
 static void hold(struct life *life) {
     unsigned flags = life->own_context && below(life, 2) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
     bool per_thread = life->own_context && below(life, 3) == 0;
@@ -314,7 +314,7 @@ static void hold(struct life *life) {
     atomic_fetch_add(&counts.holds, 1);
 }
 
-/* Memory in a stream's order, from the pool of the device. */
+/* Use stream-ordered memory from the device's pool. */
 static void use_pool(struct life *life) {
     CUdeviceptr memory;
     CUstream stream = some_stream(life);
@@ -328,7 +328,7 @@ static void use_pool(struct life *life) {
     CHECK(cuMemFreeAsync(memory, stream));
 }
 
-/* A physical allocation, mapped and unmapped. */
+/* Use a physical allocation: map it and unmap it. */
 static void use_virtual(struct life *life) {
     CUmemAllocationProp what = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
@@ -348,7 +348,7 @@ static void use_virtual(struct life *life) {
     CHECK(cuMemSetAccess(address, size, &access, 1));
     if (below(life, 2) == 0)
         pause_us(below(life, 2000));
-    CHECK(cuMemRelease(handle)); /* the mapping holds it */
+    CHECK(cuMemRelease(handle)); /* the mapping keeps the memory */
     CHECK(cuMemUnmap(address, size));
     CHECK(cuMemAddressFree(address, size));
 }
@@ -374,11 +374,11 @@ static void look(void) {
         check("cuMemGetInfo: more free than there is", CUDA_ERROR_UNKNOWN);
 }
 
-/* The driver refuses a child of a process that has used it; the child ends as well as any other. */
+/* The driver refuses calls in a child of a process that has used it. The child must end like any other. */
 static void fork_child(void) {
     int status = -1;
     pid_t child = fork();
-#ifdef __SANITIZE_THREAD__ /* does not follow threads that such a child starts */
+#ifdef __SANITIZE_THREAD__ /* ThreadSanitizer does not follow threads that such a child starts */
     if (child == 0)
         _exit(0);
 #endif
@@ -480,7 +480,7 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < count; i++)
         if (pthread_create(&threads[i], NULL, live, (void *)(uintptr_t)(next(&own) | 1)) != 0)
             return 3;
-    for (unsigned i = 0; now_ms() < end; i = (i + 1) % count) { /* who has ended is followed by another */
+    for (unsigned i = 0; now_ms() < end; i = (i + 1) % count) { /* a thread that has ended is replaced by another */
         struct timespec soon;
         clock_gettime(CLOCK_REALTIME, &soon);
         soon.tv_nsec += 5000000;

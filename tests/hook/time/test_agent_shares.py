@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: r
 
 SETTLE_S = 1.0
 SYNC = ("--sync-every", "16")
-"""Synchronise as programs do between steps. One that never does has seconds of work queued before others arrive."""
+"""Synchronise as programs do between steps. A program that never does has queued seconds of work before others arrive.
+"""
 
 
 def busy(node: Node, *labels: str) -> None:

@@ -1,4 +1,6 @@
-"""Without an agent the tenant keeps its request's share and its memory limit, and finds the agent again."""
+"""Without an agent the tenant keeps its request and its memory limit, and it connects to the agent when that is
+back.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from sharepod.protocol import Drained, RefusedReason, Want
 
 
 def share_alone(tenant: Tenant, expected: float, *arguments: str) -> float:
-    """Return the share that launchloop gets: the best of three tries, as a busy machine only takes from it."""
+    """Return launchloop's share of GPU time: the best of three tries, because a busy machine only reduces it."""
     shares: list[float] = []
     while len(shares) < 3 and max(shares, default=0) < expected - 0.05:
         shares.append(last_report(tenant.loop("--seconds", "3", *arguments))["share"])
@@ -29,7 +31,9 @@ def test_without_an_agent_the_request_is_the_share(make_tenant: MakeTenant, requ
 
 
 def test_long_kernels_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Each kernel takes longer than the window that it is launched in; the next windows stay shut."""
+    """Each kernel takes longer than the window of the duty cycle in which it is launched. The gate stays closed in the
+    following windows.
+    """
     tenant = make_tenant(terms(request=100))
     assert share_alone(tenant, 0.1, "--kernel-us", "50000") == pytest.approx(0.1, abs=0.05)
 
@@ -50,7 +54,7 @@ def test_best_effort_waits_for_the_agent(make_tenant: MakeTenant) -> None:
 
 @pytest.mark.promise("time-agent-away")
 def test_processes_of_a_tenant_run_at_the_same_time(make_tenant: MakeTenant) -> None:
-    """Ranks that wait for each other's kernels must not be given turns one after the other."""
+    """Ranks that wait for each other's kernels must not run one after another."""
     tenant = make_tenant(terms(request=300))
     loops = [tenant.loop("--seconds", "3", "--kernel-us", "1000", label=f"rank{rank}") for rank in range(2)]
     shares = [last_report(loop)["share"] for loop in loops]
@@ -169,7 +173,7 @@ def test_a_new_agent_learns_what_every_process_holds(tenant: Tenant) -> None:
 
 @pytest.mark.promise("install-running-hook")
 def test_a_new_hook_file_does_not_move_a_running_program(tenant: Tenant) -> None:
-    """The agent replaces the file by rename; a running program goes on with the old one."""
+    """The agent replaces the file by rename. A running program keeps the old file."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(20)
     process = tenant.loop("--kernel-us", "500", "--seconds", "0.6")

@@ -1,4 +1,4 @@
-"""Calls of the driver that the hook adds to the program's own, and that they disturb nothing."""
+"""Driver calls that the hook adds to the program's own, and that they disturb nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ MOST_ADDED = {
     "pool-pair": 1,
     "linear-pair": 1,
 }
-"""By pattern of the program `drivercalls`; a copy that waits for several streams has a fence behind the launches of
-each."""
+"""Added calls by pattern of the program `drivercalls`. A copy that waits for several streams needs a fence behind the
+launches of each.
+"""
 
 
 def calls(environment: dict[str, str], pattern: str, *more: str) -> int:
-    """Return the least calls of the driver in one round: in others a window of launches ends, with a fence."""
+    """Return the smallest number of driver calls in one round. Other rounds contain the end of a window, and so a
+    fence.
+    """
     done = subprocess.run(
         [PROGRAM, pattern, "300", *more], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -37,7 +40,7 @@ def calls(environment: dict[str, str], pattern: str, *more: str) -> int:
 @pytest.mark.parametrize("metered", [False, True])
 @pytest.mark.parametrize("pattern", MOST_ADDED)
 def test_a_call_costs_one_more_call_of_the_driver_at_most(tenant: Tenant, pattern: str, metered: bool) -> None:
-    """With one GPU in the container; with several the driver is asked for the current context, too."""
+    """This holds with one GPU in the container. With several, the hook also queries the current context."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     bare = calls(tenant.environment(LD_PRELOAD="", FAKE_CUDA_VISIBLE="0"), pattern)
@@ -54,7 +57,7 @@ def test_calls_that_are_hidden_from_no_capture_break_none_that_begins(tenant: Te
 
 @pytest.mark.parametrize("allocation", ["alloc", "alloc_managed"])
 def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, allocation: str) -> None:
-    """An address of the host is remembered as such; then the driver gives the same address to the program."""
+    """The hook stores that an address is host memory. Then the driver returns the same address for device memory."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

@@ -1,4 +1,4 @@
-"""Stream capture: the hook neither gates what is only recorded nor disturbs a capture by its own calls."""
+"""Stream capture: the hook does not gate launches that are only recorded, and its own calls disturb no capture."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) 
 @pytest.mark.parametrize("metered", [True, False])
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_outlives_grants_fences_and_drains(tenant: Tenant, version: str, metered: bool, mode: int) -> None:
-    """One thread captures, another launches under grants that come and go."""
+    """One thread captures while another thread launches under several grants."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(10, metered=metered)
     probe = tenant.probe(double=tenant.double.with_name(version))
@@ -99,7 +99,9 @@ def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-callbacks")
 def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
-    """A launch from the callback waits for the token, and delays no capture that begins or ends meanwhile."""
+    """A launch from the callback waits for the token. While it waits, it delays no beginning or end of another
+    capture.
+    """
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -139,7 +141,7 @@ def test_after_a_captured_stream_is_destroyed_the_gate_goes_on(tenant: Tenant) -
 
 
 def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> None:
-    """The tests above need this of the double: without care the hook's own calls would break a capture."""
+    """The tests above depend on this: without care, the hook's own calls would break a capture."""
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -163,7 +165,7 @@ def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> N
 def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     tenant: Tenant, metered: bool, way: str
 ) -> None:
-    """A stream that joins was launched into after the capture had begun."""
+    """If the stream joins a capture, it was launched into after the capture had begun."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -204,7 +206,9 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
 
 
 def test_a_drain_next_to_a_capture_waits_for_launches_of_ended_threads_into_default_streams(tenant: Tenant) -> None:
-    """No event can be recorded behind them then: the drain waits until the capture is over."""
+    """While the capture is open, no event can be recorded behind these launches. So the drain waits until the capture
+    is over.
+    """
     agent = tenant.agent(grace_ms=5000)
     agent.on_want = lambda client: agent.next_grant(10_000)
     probe = tenant.probe()
@@ -230,8 +234,9 @@ def test_a_drain_next_to_a_capture_waits_for_launches_of_ended_threads_into_defa
 @pytest.mark.promise("program-captures")
 @pytest.mark.parametrize("stream", ["captured", "legacy"])
 def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, stream: str) -> None:
-    """The driver is busy: it says that no stream captures, and by the next call of the drain one does. What was
-    launched before is in the stream itself, or in the legacy stream, which would wait for it."""
+    """The driver is slow: it reports that no stream captures, but at the drain's next call a stream does. The earlier
+    launches are in that stream, or in the legacy stream, which would wait for it.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(10_000)
     probe = tenant.probe(FAKE_CUDA_CAPTURE_MS="100")

@@ -22,12 +22,12 @@ def gaps(node: Node, name: str, kind: str = "e22") -> Program:
 
 
 def co_run_seconds(node: Node) -> list[float]:
-    """Return for each tenant for how long it held while others did, too."""
+    """Return by tenant the seconds for which it held the GPU while other tenants did, too."""
     return [each.value for each in node.metrics() if each.name == "sharepod_tenant_co_run_seconds_total"]
 
 
 def kernel_seconds(directory: Path, sharing: str, kinds: dict[str, str]) -> dict[str, float]:
-    """Return for each program how many seconds of the window the GPU ran its kernels."""
+    """Return by program the seconds of the window in which the GPU ran its kernels."""
     directory.mkdir()
     rows = [tenant(name, 1 / len(kinds)) for name in kinds]
     with running(directory, *rows, sharing=sharing) as node:

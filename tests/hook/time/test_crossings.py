@@ -1,4 +1,4 @@
-"""Grants that come while another one is held, is revoked or drains (T5, T6)."""
+"""Grants that arrive while another grant is held, is revoked or drains (T5 and T6, token.h)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Scene:
     first: Grant
 
     def revoke_first(self, *, closed: bool = True) -> Future[Result]:
-        """Revoke the first grant; return a launch that waits at the gate. `closed`: not before the gate is closed."""
+        """Revoke the first grant. Return a launch that waits at the gate. `closed`: begin the launch only after the
+        gate is closed.
+        """
         self.agent.revoke(self.client, self.first)
         while closed:
             waiting = self.launch()
@@ -40,11 +42,11 @@ class Scene:
         return self.probe.post("launch", "noop", "other", thread="other")
 
     def drained(self) -> list[int]:
-        """Ids of the grants for which DRAINED has come."""
+        """Ids of the grants whose DRAINED has arrived."""
         return [frame.grant_id for frame in self.agent.frames(self.client, Drained)]
 
     def last_drained(self, count: int) -> Drained:
-        """Wait until DRAINED has come for so many grants, and return the last one."""
+        """Wait until so many DRAINED have arrived, and return the last one."""
         return self.agent.next_frame(self.client, Drained, count - 1)
 
     def end_kernel(self) -> None:

@@ -14,7 +14,7 @@ from sharepod.protocol import Drained, Release, Want
 
 
 def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> None:
-    """Frameworks ask each device that they find."""
+    """Frameworks query each device that they find."""
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -26,7 +26,7 @@ def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> N
 
 @pytest.mark.parametrize("quantum_ms", [0, 20], ids=["long quantum", "short quantum"])
 def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, quantum_ms: int) -> None:
-    """The program launches behind a kernel that waits for what the program does after these launches."""
+    """The program makes launches behind a kernel that waits for an action of the program after these launches."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -43,11 +43,11 @@ def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, qu
 
 
 RECALLS = 2000
-"""More than there is room for answers in a connection of which nothing is read."""
+"""More requests than a connection has room for answers that are not read."""
 
 
 def recall_unread(agent: ScriptedAgent, client: Client) -> None:
-    """Ask for idle credits faster than the answers are read, until the hook cannot send any more."""
+    """Recall credits without reading the answers, until the hook cannot send any more."""
     agent.mute = True
     deadline = time.monotonic() + 10
     for _ in range(RECALLS):
@@ -62,7 +62,9 @@ def recall_unread(agent: ScriptedAgent, client: Client) -> None:
 
 
 def test_recalls_whose_answers_could_not_be_sent_are_answered_once_the_agent_reads(tenant: Tenant) -> None:
-    """Until then the agent would recall nothing more from the process. No credit is lost, and none returns twice."""
+    """Until such a recall is answered, the agent would recall nothing more from the process. No credit is lost, and
+    none is returned twice.
+    """
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -96,7 +98,7 @@ def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> No
 
 
 def test_a_token_that_could_not_be_given_back_is_given_back_once_the_agent_reads(tenant: Tenant) -> None:
-    """A program that frees much at once fills its connection while the agent is late."""
+    """A program that frees much at once fills its connection while the agent does not read."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -118,7 +120,9 @@ def test_a_token_that_could_not_be_given_back_is_given_back_once_the_agent_reads
 
 
 def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
-    """The agent replaces the file with every change and at its start; ranks from before and after run together."""
+    """The agent replaces the file at its start and at every change. Ranks that started before and after a change run
+    together.
+    """
     tenant = make_tenant(terms(request=300))
     ranks = []
     for rank in range(3):
@@ -130,7 +134,7 @@ def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTena
 
 
 def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Threads arrive at a shut gate one by one; no arrival reduces the tenant's debt."""
+    """Threads arrive at a closed gate one by one. No arrival reduces the tenant's debt."""
     tenant = make_tenant(terms(request=100))
     loop = tenant.loop(
         "--seconds", "5", "--kernel-us", "30000", "--threads", "6", "--streams", "1", "--sync-every", "1"
@@ -201,7 +205,7 @@ def test_a_sandbox_entered_after_the_start_does_not_open_the_gate(tenant: Tenant
 
 
 def test_its_thread_answers_the_c_librarys_own_signals(tenant: Tenant) -> None:
-    """setuid and pthread_cancel of a program wait for them."""
+    """A program's setuid and pthread_cancel wait until all threads have handled these signals."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -212,7 +216,7 @@ def test_its_thread_answers_the_c_librarys_own_signals(tenant: Tenant) -> None:
 
 
 def test_a_second_driver_gives_nothing_that_is_gated(tenant: Tenant, tmp_path: Path) -> None:
-    """A compatibility package beside the driver, opened by its path."""
+    """A compatibility package next to the driver, opened by its path."""
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

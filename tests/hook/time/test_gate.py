@@ -1,4 +1,4 @@
-"""Launches pass with the token only, by every way in; all work has finished before the token goes back."""
+"""Launches pass only with the token, in every form of a launch. All work has finished before the token is returned."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_revoke_of_an_earlier_grant_is_ignored(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(("threads", "streams"), [(1, 1), (1, 16), (3, 5)])
 def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant, threads: int, streams: int) -> None:
-    """Under an unmetered grant the program queues up to 100 ms of work, and the drain takes as long."""
+    """Under an unmetered grant the program queues up to 100 ms of work, and the drain takes that long."""
     agent = tenant.agent()
     tenant.loop("--kernel-us", "2000", "--threads", str(threads), "--streams", str(streams))
     client = agent.client()
@@ -152,8 +152,9 @@ def test_a_hung_kernel_keeps_the_token_until_it_ends(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-waiting-work")
 def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tenant) -> None:
-    """A kernel that spins until another has run ends only if that other may be launched. Once the grant is overdue the
-    hook asks for the token again, and a new grant opens the gate beside the work of the old one."""
+    """A kernel spins until another kernel has run, and so ends only if that kernel may be launched. When the drain is
+    overdue, the hook requests the token again. A new grant opens the gate while the work of the old grant still runs.
+    """
     agent = tenant.agent(grace_ms=50)
     probe = tenant.probe()
     probe.start_cuda()
@@ -197,7 +198,7 @@ def test_without_an_agent_too_work_may_wait_for_a_thread_at_the_gate(make_tenant
 
 
 def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant: Tenant) -> None:
-    """The driver's queue of a stream is full of events, behind a kernel; the next launch sleeps in the driver."""
+    """The driver's queue of a stream is full of events behind a kernel. The next launch sleeps in the driver."""
     agent = tenant.agent(grace_ms=50)
     probe = tenant.probe()
     probe.start_cuda()
@@ -277,7 +278,7 @@ def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant)
 
 @pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: MakeTenant, version: str) -> None:
-    """One handle stands for a different stream on each GPU; each of them is drained."""
+    """One handle means a different stream on each GPU. Each of these streams is drained."""
     tenant = make_tenant(terms(GPU_0), terms(GPU_1))
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
@@ -298,8 +299,9 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
 
 
 def test_the_default_stream_of_a_context_that_comes_later_is_drained_too(tenant: Tenant) -> None:
-    """With a single context the hook does not ask the driver which one is current. The last launch into the first
-    context is behind no fence: its legacy stream is asked itself."""
+    """With one context, the hook does not query which context is current. No fence is behind the last launch into the
+    first context, so the drain queries its legacy stream.
+    """
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name("libcuda-11.8"), CUDA_VISIBLE_DEVICES="0")
     probe.start_cuda()
@@ -336,7 +338,9 @@ def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant, version: str)
 
 
 def test_more_threads_than_slots_all_pass_and_all_count(make_tenant: MakeTenant) -> None:
-    """No thread is given up that has no processor for a while inside a launch: then it would count before it passes."""
+    """The hook keeps waiting for a thread that is inside a launch without a processor. Otherwise its launch would count
+    before it passes.
+    """
     tenant = make_tenant(hasty=True)
     agent = tenant.agent(grace_ms=60000)
     process = tenant.loop("--threads", "100", "--kernel-us", "0", "--idle-us", "20000", "--event-every", "1000000")
@@ -357,8 +361,9 @@ def test_more_threads_than_slots_all_pass_and_all_count(make_tenant: MakeTenant)
     ("under", "hasty"), [((), False), (("nomembarrier",), False), ((), True)], ids=["membarrier", "fences", "shared"]
 )
 def test_no_launch_slips_through_a_closing_gate(make_tenant: MakeTenant, under: tuple[str, ...], hasty: bool) -> None:
-    """Hundreds of grants end in the middle of launches; every launch is counted before DRAINED. `hasty`: most of the
-    threads have no slot of their own."""
+    """Hundreds of grants end in the middle of launches. Every launch is counted before DRAINED. `hasty`: most threads
+    have no slot of their own.
+    """
     tenant = make_tenant(hasty=hasty)
     agent = tenant.agent(grace_ms=60000)
     tenant.loop("--threads", "6", "--streams", "3", "--function", "noop", "--event-every", "1000000", under=under)

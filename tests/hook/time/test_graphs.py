@@ -1,4 +1,6 @@
-"""Graphs under a metered grant: their duration is learned, and one that does not fit the quantum waits for the next."""
+"""Graphs under a metered grant: the hook measures their duration. A graph that does not fit into the quantum waits for
+the next quantum.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from sharepod.protocol import Drained, Want
 
 
 def with_graph(tenant: Tenant, milliseconds: float) -> tuple[ScriptedAgent, Client, Probe]:
-    """Start a process whose graph ran three times and so has been measured."""
+    """Start a process whose graph has run three times, and so has been measured."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -87,7 +89,7 @@ def test_a_graph_that_waits_goes_on_when_the_grant_is_prolonged(tenant: Tenant) 
 
 @pytest.mark.parametrize("change", ["destroy", "update"])
 def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: str) -> None:
-    """Another graph under the same handle is launched as an unknown one."""
+    """Another graph with the same handle has no known duration."""
     agent, client, probe = with_graph(tenant, 60)
     if change == "destroy":
         probe.ok("graph_destroy", "graph")
@@ -107,7 +109,7 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
 
 
 def test_unmetered_graphs_are_not_measured(tenant: Tenant) -> None:
-    """A tenant alone with limit 1 has fences behind windows of launches, and none around its graphs."""
+    """A tenant without neighbours, with limit 1, has fences behind windows of launches, but none around its graphs."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()

@@ -1,4 +1,6 @@
-"""A stream is known by its handle, which comes again when the stream is destroyed; a thread may know thousands."""
+"""The hook knows a stream by its handle. The driver uses the handle again after the stream is destroyed. A thread may
+know thousands of streams.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained, Grant
 
 MANY = 300
-"""Streams: more than the first table of a thread takes."""
+"""Number of streams: more than a thread's first table can store."""
 
 
 def held_for_ever(agent: ScriptedAgent, *, metered: bool = False) -> list[Grant]:
-    """Grant each time without end. Return the grants."""
+    """Answer every WANT with a grant without end. Return the grants."""
     grants: list[Grant] = []
 
     def on_want(_client: Client) -> Grant:
@@ -24,7 +26,9 @@ def held_for_ever(agent: ScriptedAgent, *, metered: bool = False) -> list[Grant]
 
 
 def drained_launches(agent: ScriptedAgent, tenant: Tenant, grants: list[Grant]) -> int:
-    """Take the token back; return the launches of all grants. Nothing of the last is unfinished when DRAINED comes."""
+    """Revoke the token. Return the number of launches of all grants. When DRAINED arrives, no launch of the last grant
+    is unfinished.
+    """
     client = agent.client()
     before = len(agent.frames(client, Drained))
     agent.on_want = lambda _client: None
@@ -40,7 +44,7 @@ def drained_launches(agent: ScriptedAgent, tenant: Tenant, grants: list[Grant]) 
 def test_a_stream_under_the_handle_of_a_destroyed_one_is_another_for_every_thread(
     tenant: Tenant, metered: bool
 ) -> None:
-    """The thread that launches has not destroyed the first one, and has launched into others since."""
+    """The thread that launches has not destroyed the first stream, and has launched into others since."""
     agent = tenant.agent()
     grants = held_for_ever(agent, metered=metered)
     probe = tenant.probe()
@@ -61,7 +65,7 @@ def test_a_stream_under_the_handle_of_a_destroyed_one_is_another_for_every_threa
 
 @pytest.mark.promise("program-every-stream")
 def test_a_queue_that_was_given_back_to_another_thread_is_not_remembered(tenant: Tenant) -> None:
-    """The other thread's queue is where the ended one was."""
+    """The other thread's queue has the address of the freed queue."""
     agent = tenant.agent()
     grants = held_for_ever(agent)
     probe = tenant.probe()
@@ -102,7 +106,7 @@ def test_a_default_stream_of_a_context_that_comes_again_is_another_for_every_thr
 @pytest.mark.promise("program-every-stream")
 @pytest.mark.parametrize("metered", [False, True])
 def test_every_one_of_many_streams_of_a_thread_is_drained(tenant: Tenant, metered: bool) -> None:
-    """Streams come and go; each of those left is launched into, in each of two grants."""
+    """Streams are created and destroyed. The remaining ones are all launched into, in each of two grants."""
     agent = tenant.agent()
     grants = held_for_ever(agent, metered=metered)
     probe = tenant.probe()

@@ -1,4 +1,4 @@
-"""The page of hints that every client of a tenant maps."""
+"""The hints page, which every client of a tenant maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hook.world.lifecycle import generous
 
 
 def test_a_hints_page_in_hostile_hands_harms_nobody(tenant: Tenant) -> None:
-    """No holder of the descriptor can shorten or write the page, nor by opening it again in any way."""
+    """No holder of the descriptor can shorten or write the page, even after opening it again."""
     agent = generous(tenant)
     victim = tenant.loop("--kernel-us", "500")
     tenant.until(lambda: tenant.submitted() > 5, "launches")

@@ -1,4 +1,6 @@
-"""A tenant of latency Interactive under the real agent and the real hook: it waits for one kernel of its neighbour."""
+"""A tenant with latency Interactive, under the real agent and the real hook, waits for one kernel of its neighbour at
+most.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ STEPS = 60
 
 
 def waits_ms(node: Node) -> list[float]:
-    """Return how long a service waits for its turn, request by request, beside kernels of `KERNEL_MS`."""
+    """Return the wait of a service for its turn, per request, next to kernels of `KERNEL_MS`."""
     asking = node.launch(
         "service", "--kernel-us", "2000", "--sync-every", "1", "--idle-us", "33000", "--spread", "exponential"
     )

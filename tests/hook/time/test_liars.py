@@ -1,4 +1,6 @@
-"""A program that lies to its agent gains nothing: under the real agent, which reads the simulated GPU by NVML."""
+"""A program that sends its agent false reports gains nothing under the real agent, which reads the simulated GPU by
+NVML.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ CHILD = Path(__file__).resolve().parents[1] / "world" / "lying_child.py"
 CONTEXT = 64 << 20
 MEASURED_S = 30
 UNREAD_S = 0.5
-"""Seconds of its work before a reading shows them: at either end of a window one such part may lie in it or not."""
+"""Seconds of the program's work that pass before an NVML reading shows them. At each end of a window, one such part may
+or may not be in the window.
+"""
 
 
 def lie(node: Node, tenant_id: str, way: str) -> Program:
-    """Start a liar of that tenant."""
+    """Start a program of this tenant that sends false reports."""
     environment = dict(os.environ) | {
         "LD_LIBRARY_PATH": str(FAKE_CUDA),
         "FAKE_CUDA_STATE": str(node.state),
@@ -39,7 +43,7 @@ def of_tenant(node: Node, metric: str, tenant_id: str) -> list[float]:
 @pytest.mark.alone
 @pytest.mark.promise("time-liar")
 def test_a_hook_that_says_at_once_that_it_has_drained_gets_no_more_than_its_share(tmp_path: Path) -> None:
-    """The liar asks for 0.1, and takes 40 ms under each grant for which it is charged next to nothing."""
+    """The program has a request of 0.1, and uses 40 ms under each grant, for which it is charged almost nothing."""
     rows = tenant("liar", 0.1), tenant("honest", 0.9)
     with running(tmp_path, *rows, context_bytes=CONTEXT, nvml=True) as node:
         node.launch("honest", "--kernel-us", "1000")

@@ -1,4 +1,4 @@
-"""A launch costs about the same beside thousands of threads, streams and graphs as beside ten."""
+"""A launch costs about the same with thousands of threads, streams and graphs as with ten."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ CALLS, ROUNDS = 20_000, 5
 
 
 def added_ns(tenant: Tenant, stream: str, call: str = "launch", *, metered: bool = False, **more: str) -> float:
-    """Return what the hook adds to a launch of a libcuda that does nothing, ns of processor time; median of rounds."""
+    """Return the processor time in ns that the hook adds to a launch of a libcuda that does nothing; median of the
+    rounds.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     done = subprocess.run(
@@ -35,15 +37,16 @@ def test_a_launch_beside_many_threads_is_no_dearer(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-no-cliffs")
 def test_a_launch_into_one_of_many_streams_is_no_dearer(tenant: Tenant) -> None:
-    """Within twice the cost of ten, but for a few ns of other processes' lines in the caches. A stream that the thread
-    does not remember costs 30."""
+    """The cost stays within twice the cost with ten streams, plus a few ns for cache lines that other processes evict.
+    A stream that the thread does not remember costs 30 ns.
+    """
     few = added_ns(tenant, "10", LAUNCHCOST_ALIVE="1")
     assert added_ns(tenant, "4000", LAUNCHCOST_ALIVE="1", LAUNCHCOST_STREAMS="10000") < 2 * few + 10
 
 
 @pytest.mark.promise("program-no-cliffs")
 def test_a_metered_launch_of_one_of_many_graphs_is_no_dearer(tenant: Tenant) -> None:
-    """How long each of them runs is known by its handle. Compilers make thousands of small graphs of one model."""
+    """The duration of each graph is stored by its handle. Compilers create thousands of small graphs of one model."""
     few = added_ns(tenant, "stream", "graph", metered=True, LAUNCHCOST_ALIVE="1", LAUNCHCOST_GRAPHS="10")
     many = added_ns(tenant, "stream", "graph", metered=True, LAUNCHCOST_ALIVE="1", LAUNCHCOST_GRAPHS="4000")
     assert many < 2 * few + 100

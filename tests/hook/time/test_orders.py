@@ -15,7 +15,7 @@ from sharepod.protocol import Drained
 
 NON_BLOCKING = 1
 BLOCKING = 0
-"""Flags of a stream that the legacy stream waits for, and that waits for it."""
+"""Flags of a stream that the legacy stream waits for, and that waits for the legacy stream."""
 
 
 def blocked(tenant: Tenant, symbol: str, *, metered: bool = False) -> tuple[ScriptedAgent, Client, Probe]:
@@ -34,13 +34,13 @@ def blocked(tenant: Tenant, symbol: str, *, metered: bool = False) -> tuple[Scri
 
 
 def works(tenant: Tenant, probe: Probe, stream: str) -> None:
-    """Put work on a stream, and wait until it is over."""
+    """Put work into a stream, and wait until it has finished."""
     probe.ok("event_record", "e", stream)
     tenant.until(lambda: probe.call("event_query", "e").code == SUCCESS, f"work of stream {stream}")
 
 
 def beats(tenant: Tenant, client: Client) -> None:
-    """Wait until the hook's thread has run once more."""
+    """Wait until the hook thread has run once more."""
     before = client.pulse().beat_at
     tenant.until(lambda: client.pulse().beat_at > before, "the hook's thread")
 
@@ -62,7 +62,7 @@ def test_an_idle_token_goes_back_and_orders_nothing_while_a_stream_waits_for_the
 def test_a_capture_that_begins_orders_nothing_while_a_stream_waits_for_the_program(
     tenant: Tenant, metered: bool, flags: int
 ) -> None:
-    """In whatever stream: launches into the legacy stream are not fenced by an event in it."""
+    """For a capture in any stream: the hook records no event in the legacy stream as a fence behind launches there."""
     _, _, probe = blocked(tenant, "cuLaunchKernel", metered=metered)
     probe.ok("stream", "captured", flags)
     probe.ok("capture_begin", "captured", 2)  # relaxed
@@ -112,7 +112,9 @@ def test_a_drain_that_asks_the_legacy_stream_waits_for_per_thread_default_stream
 
 
 def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None:
-    """A thread sleeps in the driver, in a stream that is full of work past the gate behind a launch."""
+    """A thread sleeps in the driver, because its stream is full of ungated work behind a launch. The hook thread's
+    check whether the GPU is idle must not wait for room in that stream.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -136,7 +138,7 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
 @pytest.mark.promise("program-full-stream")
 @pytest.mark.parametrize("metered", [False, True])
 def test_a_full_stream_is_destroyed_at_once(tenant: Tenant, metered: bool) -> None:
-    """The thread that destroys it ends what it waits for next."""
+    """The thread that destroys the stream afterwards ends the wait that fills the stream."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()
@@ -161,7 +163,7 @@ CALLS: dict[str, list[Any]] = {
     "capture": ["capture_begin", "other", 2],
     "second capture": ["capture_begin", "third", 2],
 }
-"""Calls that put no work into the full stream: a copy into the legacy stream, and calls of another stream."""
+"""Calls that put no work into the full stream: a copy into the legacy stream, and calls with another stream."""
 
 
 @pytest.mark.promise("program-full-stream")

@@ -1,4 +1,4 @@
-"""The drain waits for launches alone: not for what the program has put beside or behind them."""
+"""The drain waits only for launches, not for ungated work next to them or behind them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharepod.protocol import Drained, Want
 NOT_READY = 600
 RELAXED = 2
 BLOCKING = 0
-"""Flags of a stream that waits for the legacy stream, and that one for it."""
+"""Flags of a stream that waits for the legacy stream, and that the legacy stream waits for."""
 
 versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 
@@ -24,7 +24,7 @@ WAYS = ("value", "function", "callback", "event", "batch", "copy")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("where", ["behind", "beside"])
 def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, way: str, where: str) -> None:
-    """The work ends only when the test says so, or a long time after the launches."""
+    """The ungated work ends only when the test says so, or a long time after the launches."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe(double=tenant.double.with_name(version))
@@ -47,8 +47,9 @@ def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, 
 def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
     tenant: Tenant, way: str, stream: str, thread: str
 ) -> None:
-    """Streams that are not made non-blocking wait for the legacy one. Short launches are behind no fence of their
-    thread yet; one that uses the stream of another has none there."""
+    """Streams without the flag CU_STREAM_NON_BLOCKING wait for the legacy stream. Short launches have no fence of their
+    thread behind them yet. A thread that uses another thread's stream has no fence there.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -94,7 +95,7 @@ def test_a_wait_that_is_over_ties_no_drain_to_other_streams(tenant: Tenant) -> N
 @pytest.mark.parametrize("way", ["value", "function", "callback", "event", "batch"])
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_so_it_is_while_a_capture_is_open(tenant: Tenant, version: str, way: str, thread: str) -> None:
-    """The capture is of another stream and thread, and outlives the fences."""
+    """The capture is in another stream and thread, and stays open after the fences."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe(double=tenant.double.with_name(version))
@@ -118,7 +119,9 @@ def test_so_it_is_while_a_capture_is_open(tenant: Tenant, version: str, way: str
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["context", "green"])
 def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str, thread: str) -> None:
-    """The last launches before it are behind no fence yet: a window takes many short ones."""
+    """The last launches before the wait have no fence behind them yet, because a window contains many short
+    launches.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -139,7 +142,7 @@ def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str, t
 
 
 def test_so_it_is_on_each_of_many_streams(tenant: Tenant) -> None:
-    """More streams than a thread remembers."""
+    """More streams than a thread's slot can store."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -158,7 +161,7 @@ def test_so_it_is_on_each_of_many_streams(tenant: Tenant) -> None:
 
 
 def test_a_program_that_loads_its_next_batch_keeps_its_rate(tenant: Tenant) -> None:
-    """Turns of 30 ms that follow each other; there are always 50 ms of copies, a function and a wait beside."""
+    """Turns of 30 ms follow each other. At all times 50 ms of copies, a function and a wait are in other streams."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(30, metered=True)
 
@@ -178,8 +181,9 @@ def test_a_program_that_loads_its_next_batch_keeps_its_rate(tenant: Tenant) -> N
 
 
 def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenant) -> None:
-    """An event lies behind what was launched before, and does not tell of this one, which is behind no fence yet: a
-    window takes many short ones."""
+    """The event of the other thread is behind the earlier launches, but not behind this launch. This launch has no
+    fence behind it yet, because a window contains many short launches.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -199,7 +203,7 @@ def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenan
 
 
 def test_a_launch_behind_such_work_is_waited_for(tenant: Tenant) -> None:
-    """A process that is held up before its second launch may give the token back and ask again."""
+    """If the process is delayed before its second launch, it may return the token and request it again."""
     agent = tenant.agent(grace_ms=20)
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()

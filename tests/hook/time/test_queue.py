@@ -66,7 +66,7 @@ def test_more_than_64_captures_at_once_stay_valid_under_drains(tenant: Tenant, v
 
 @versions
 def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version: str) -> None:
-    """A capturing stream cannot be asked any more, nor one that joins the capture."""
+    """Neither a capturing stream nor a stream that joins the capture can be queried."""
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
@@ -87,7 +87,7 @@ def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version
 
 @pytest.mark.parametrize("metered", [False, True])
 def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tenant, metered: bool) -> None:
-    """Under a metered grant each launch has a fence that may be unfinished when its stream is destroyed."""
+    """Under a metered grant each launch has a fence, which may be pending when its stream is destroyed."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()
@@ -104,7 +104,7 @@ def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tena
 def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queue(
     tenant: Tenant, kernel_us: int, most: int
 ) -> None:
-    """Or two launches, and one under way, where one takes longer than half of that."""
+    """If a launch takes longer than half of that: at most two launches and one under way."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     tenant.loop("--kernel-us", str(kernel_us), "--event-every", "1000000")
@@ -121,8 +121,9 @@ def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queu
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["value", "batch", "function", "callback", "event", "context"])
 def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: Tenant, way: str, thread: str) -> None:
-    """The thread that launches may be the one that ends the wait. A stream of the driver has room for 1,024 operations:
-    the wait, one fence and the launches. The hook asks about no fence again and again."""
+    """The thread that launches may be the thread that ends the wait. The driver accepts 1,024 launches. The hook does
+    not query a fence repeatedly.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -140,7 +141,7 @@ def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: T
 
 
 def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
-    """A tenant with limit 1 and no neighbour has fences behind windows of launches, and no others."""
+    """A tenant with limit 1 and without neighbours has fences behind windows of launches, and no others."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -163,7 +164,9 @@ def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-callbacks")
 def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
-    """While a thread destroys a context with work in it the process answers its agent and launches into others."""
+    """While a thread destroys a context with unfinished work, the process answers its agent and launches into other
+    contexts.
+    """
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -179,7 +182,7 @@ def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
 
 
 def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
-    """A neighbour arrives beside a tenant that ran alone."""
+    """A neighbour arrives on the GPU of a tenant that ran alone."""
     agent = tenant.agent()
     tenant.loop("--kernel-us", "1000", "--sync-every", "1000000")
     client = agent.client()
@@ -206,7 +209,7 @@ def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
 @pytest.mark.promise("program-every-stream")
 @pytest.mark.parametrize("streams", [3, 40])
 def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: int) -> None:
-    """Also where a thread has more streams than it remembers."""
+    """Also if a thread has more streams than its slot can store."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -224,7 +227,9 @@ def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: in
 
 
 def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(tenant: Tenant) -> None:
-    """Beside an interactive tenant. Without the flag there are two, and one more while the thread waits."""
+    """The flag is for turns next to an interactive tenant. Without it two launches are queued, and one more while the
+    thread waits.
+    """
     agent = tenant.agent()
     tenant.loop("--kernel-us", "100000")
     client = agent.client()
@@ -245,7 +250,7 @@ def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(te
 
 
 def place(stream: int) -> int:
-    """Return where a thread of the hook remembers one of its first streams: shim/src/time/gate/remembered.h."""
+    """Return the place at which a thread's slot stores one of its first streams: shim/src/time/gate/remembered.h."""
     return (stream * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 59
 
 
@@ -310,7 +315,9 @@ def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> Non
 @pytest.mark.promise("program-short-queue")
 @pytest.mark.parametrize(("kernel_us", "streams"), [(300, 1), (1500, 1), (1500, 4)])
 def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int, streams: int) -> None:
-    """Work that would begin after the quantum waits for the next; less than one kernel of each stream is left."""
+    """Work that would begin after the quantum waits for the next quantum. Less than one kernel of each stream is
+    left.
+    """
     agent = tenant.agent()
     tenant.loop("--kernel-us", str(kernel_us), "--streams", str(streams), "--event-every", "1000000")
     client = agent.client()

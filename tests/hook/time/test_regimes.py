@@ -1,4 +1,6 @@
-"""Durations of launches that share the GPU with other tenants are learned apart from those of launches alone (PC8)."""
+"""Durations of launches while other tenants co-run are measured apart from durations of launches alone (PC8,
+pace.h).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class SharedStream(Stream):
             self.launch(self.takes * (1 + self.co_runs % 2))
 
     def others(self, co_runs: int) -> None:
-        """Let other tenants begin or cease to run, after all that is launched has ended."""
+        """Let other tenants begin or cease to co-run, after all launched work has ended."""
         self.drain()
         self.co_runs = co_runs
 

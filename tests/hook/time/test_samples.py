@@ -1,4 +1,4 @@
-"""Samples: at random moments a hook that may run together with others looks whether its work is in flight."""
+"""Samples: at random moments, a hook whose tenant may co-run with others checks whether its work is in flight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import CONCURRENT_VERSION, Drained, Pulse
 
 FEW = 20
-"""Samples: 10 ms of them."""
+"""Number of samples: about 10 ms."""
 
 
 def begun(tenant: Tenant, *, streams: tuple[str, ...] = ("s",), metered: bool = False) -> tuple[ScriptedAgent, Probe]:
-    """Start a process whose gate is open by a grant that is concurrent and has no end."""
+    """Start a process whose gate a concurrent grant without end has opened."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered, concurrent=True)
     probe = tenant.probe()
@@ -26,7 +26,7 @@ def begun(tenant: Tenant, *, streams: tuple[str, ...] = ("s",), metered: bool = 
 
 
 def after(tenant: Tenant, client: Client, samples: int = FEW) -> Pulse:
-    """Wait until so many more samples were taken, and return what the hook wrote then."""
+    """Wait until so many more samples were taken. Return the pulse page at that time."""
     until = client.pulse().samples + samples
     tenant.until(lambda: client.pulse().samples >= until, f"{samples} samples")
     return client.pulse()

@@ -1,4 +1,6 @@
-"""A process without processor time leaves the GPU to other tenants, and its tenant is charged what its work takes."""
+"""A process without processor time leaves the GPU to other tenants. Its tenant is charged for the time that its work
+takes.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,23 @@ from sharepod.protocol import Drained, Draining, Grant, Want
 pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
 
 PERIOD_S = 0.1
-"""Seconds: the period of the kernel's CPU quotas unless a container asks for another."""
+"""Seconds: period of the kernel's CPU quotas, unless a container sets another one."""
 SETTLE_S = 1.5
 MEASURED_S = 6.0
 CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
-"""Where a cgroup with a CPU quota can be made: version 1, version 2."""
+"""Paths at which a cgroup with a CPU quota can be created: cgroup version 1, version 2."""
 
 
 @contextlib.contextmanager
 def stopped_half_of_the_time(program: Program) -> Iterator[None]:
-    """Stop a program for half of each period, and let it go on at the end."""
+    """Stop a program for half of each period, and let it continue at the end."""
     with stopping(program.process, regular(PERIOD_S * 500, PERIOD_S * 500)):
         yield
 
 
 @contextlib.contextmanager
 def half_a_processor(program: Program) -> Iterator[None]:
-    """Give a program half a processor by a CPU quota, and a neighbour in its cgroup that uses up all of it."""
+    """Give a program half a processor by a CPU quota. A neighbour in its cgroup uses all of that half."""
     cgroup = _cgroup(f"sharepod-test-{os.getpid()}")
     if cgroup is None:
         pytest.skip("no cgroup with a CPU quota can be made here: that takes root and the controller cpu")
@@ -58,7 +60,7 @@ def half_a_processor(program: Program) -> Iterator[None]:
 
 
 def _cgroup(name: str) -> Path | None:
-    """Return a new cgroup whose processes have half a processor; None: that is not possible here."""
+    """Return a new cgroup whose processes have half a processor; None: this process cannot create one."""
     period_us = round(PERIOD_S * 1e6)
     for root in CGROUPS:
         made = root / name
@@ -77,7 +79,7 @@ def _cgroup(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def stopped_each_twenty_ms(program: Program) -> Iterator[None]:
-    """Stop a program for 10 ms of every 20, and let it go on at the end."""
+    """Stop a program for 10 ms of every 20 ms, and let it continue at the end."""
     with stopping(program.process, regular(10, 10)):
         yield
 
@@ -88,7 +90,9 @@ Starve = Callable[[Program], AbstractContextManager[None]]
 @pytest.mark.promise("time-starved")
 @pytest.mark.parametrize("starve", [stopped_half_of_the_time, stopped_each_twenty_ms, half_a_processor])
 def test_a_tenant_without_processor_time_does_not_idle_the_gpu(tmp_path: Path, starve: Starve) -> None:
-    """The two get as much between them as without: what a machine with other work leaves them of the GPU."""
+    """Together the two tenants get as much GPU time as without the stops: what other work on the machine leaves
+    them.
+    """
     with running(tmp_path, tenant("starved", 0.5), tenant("fed", 0.5)) as node:
         program = ("--kernel-us", "1000", "--sync-every", "16")
         starved, _ = (node.launch(label, *program, extra=AHEAD) for label in ("starved", "fed"))
@@ -107,7 +111,7 @@ def test_a_tenant_without_processor_time_does_not_idle_the_gpu(tmp_path: Path, s
 
 
 def _held(node: Node) -> float:
-    """Return the seconds that the starved tenant was charged so far."""
+    """Return the seconds charged to the starved tenant so far."""
     return sum(
         sample.value
         for sample in node.metrics()
@@ -142,7 +146,7 @@ def metered(tenant: Tenant, agent: ScriptedAgent, launches: int = 20) -> tuple[C
 
 @pytest.mark.promise("program-barred")
 def test_no_launch_begins_under_a_barred_grant_while_the_hook_has_no_processor(tenant: Tenant) -> None:
-    """Its thread is held, so that it cannot close the gate; the program's threads run on and find it barred."""
+    """The hook thread is held and cannot close the gate. The program's threads run on and find the grant barred."""
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "200", "--threads", "3", "--event-every", "1000000")
     client, grant = metered(tenant, agent)
@@ -164,7 +168,7 @@ def test_no_launch_begins_under_a_barred_grant_while_the_hook_has_no_processor(t
 
 
 def test_a_barred_grant_is_drained_at_once(tenant: Tenant) -> None:
-    """Not when its work is over, nor at its end."""
+    """The drain begins at once, and does not wait for the end of the work or of the grant."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -219,14 +223,14 @@ def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
 
 @pytest.mark.promise("time-starved")
 def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_foretells(tenant: Tenant) -> None:
-    """The GPU goes on with what it has launched, which ends no later for the stop."""
+    """The GPU continues with the launched work, which ends no later because of the stop."""
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "2000", "--event-every", "1000000", FAKE_CUDA_AHEAD_MS="200")
     client, _ = metered(tenant, agent, launches=100)
     agent.on_want = lambda client: agent.next_grant(metered=True)  # a program that is held up may give the token back
 
     def beyond() -> int:
-        """Stop the process for a while. Return by how many ns its work ended before the end that it had foretold."""
+        """Stop the process for a while. Return by how many ns its work ended before the end that it had reported."""
         stop(process)
         ended_at = max(usage.last_end for usage in tenant.read().client("tenant").usage.values())
         stopped, launched = client.pulse(), tenant.submitted()

@@ -1,7 +1,7 @@
-"""Everything that makes the device work waits for the token: each gated entry point of the table, in each of its forms.
+"""All work on the device waits for the token: each gated entry point of the table, in each of its forms.
 
-The list is the table's own, and the arguments are chosen by the prototype, so that a new entry point is called too.
-Work that a stream capture only records does not wait, and beside a capture every call answers as it does without the
+The list comes from the table, and the arguments are chosen by the prototype, so a new entry point is called too. Work
+that a stream capture only records does not wait. While a capture is open, every call returns the same as without the
 hook.
 """
 
@@ -20,7 +20,7 @@ GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 
 
 def prepare(probe: Probe) -> None:
-    """Make streams `s` and `t`, memory, and a graph of one kernel that does nothing."""
+    """Create streams `s` and `t`, memory, and a graph of one kernel that does nothing."""
     probe.start_cuda()
     for name in ("s", "t"):
         probe.ok("stream", name)
@@ -32,7 +32,7 @@ def prepare(probe: Probe) -> None:
 
 @pytest.mark.promise("program-device-work", "security-share")
 def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
-    """With the token each call answers and works as without the hook (the double lacks CUDA 2's array forms)."""
+    """With the token, each call returns and works as without the hook. The double lacks the array forms of CUDA 2."""
     bare = tenant.probe("bare", LD_PRELOAD="")
     prepare(bare)
     due = []
@@ -61,7 +61,7 @@ def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> None:
-    """On a capturing stream no call waits, nothing runs, and each answers as without the hook."""
+    """On a capturing stream no call waits, nothing runs, and each call returns the same as without the hook."""
     agent = tenant.agent()
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
     for name, seen in answers.items():
@@ -79,7 +79,9 @@ def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> No
 @pytest.mark.promise("program-captures")
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_stays_as_it_is_beside_all_device_work(tenant: Tenant, mode: int) -> None:
-    """Another thread works while one captures; the capture is valid or not, call by call, as without the hook."""
+    """One thread captures while another thread works. After each call the capture is valid or not, as without the
+    hook.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(5, metered=True)
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
@@ -115,7 +117,7 @@ DIRECTIONS = [
 
 @pytest.mark.promise("program-host-copies")
 def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
-    """Copies whose direction only the descriptor or the driver can tell."""
+    """Copies whose direction only the descriptor or the driver shows."""
     parameters = {row.symbol: row.parameters for row in GATED}
     agent = tenant.agent()
     probe = tenant.probe()

@@ -1,4 +1,4 @@
-"""Node without Kubernetes: the real agent, standalone, on simulated GPUs.
+"""Node without Kubernetes: the real agent in standalone mode, on simulated GPUs.
 
 Programs run under the real hook from a tenant's directory, as they would from the volume in their container.
 """
@@ -37,7 +37,7 @@ MODEL = "Simulated"
 GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
 PATIENCE_S = 60.0
 CALLED_MOST = 12
-"""Tenants that callers call at most: more would be a load of their own."""
+"""Most tenants to which callers connect: more callers would be a load of their own."""
 
 
 def built() -> bool:
@@ -48,7 +48,7 @@ def built() -> bool:
 def tenant(
     tenant_id: str, request: float, limit: float = 1.0, *, gpus: Sequence[str] = GPUS[:1], **changes: Any
 ) -> dict[str, Any]:
-    """Return a row of the tenants file; `request` and `limit` are fractions of a GPU, as users write them."""
+    """Return a row of the tenants file. `request` and `limit` are fractions of a GPU, as users write them."""
     return {
         "id": tenant_id,
         "namespace": "default",
@@ -61,15 +61,15 @@ def tenant(
 
 
 class Node:
-    """One node: the agent, its state directory, its simulated GPUs and its programs. Made by `running`.
+    """One node: the agent, its state directory, its simulated GPUs and its programs. `running` creates it.
 
     Args:
-        directory: A short path: Unix socket paths end at 107 bytes.
+        directory: Short path, because a Unix socket's path has at most 107 bytes.
         settings: Environment variables of the agent.
-        context_bytes: Bytes that a process's contexts take of a GPU.
-        known: Whether the agent has learnt `context_bytes` already.
+        context_bytes: Bytes that a process's contexts take on a GPU.
+        known: Whether the agent has already measured `context_bytes`.
         nvml: Whether the agent reads the devices by NVML instead of from a file.
-        apart: Whether the agent is two processes, as in its DaemonSet; needs root.
+        apart: Whether the agent consists of two processes, as in its DaemonSet; needs root.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Node:
         (directory / "inventory.yaml").write_text(yaml.safe_dump({"gpus": inventory}))
 
     def set_tenants(self, *rows: Mapping[str, Any]) -> None:
-        """Write the tenants file; if the agent runs, wait until each row's limits are in force."""
+        """Write the tenants file. If the agent runs, wait until the limits of each row are applied."""
         fresh = self.directory / "tenants.new"
         fresh.write_text(yaml.safe_dump({"tenants": [dict(row) for row in rows]}))
         fresh.rename(self.directory / "tenants.yaml")
@@ -109,7 +109,7 @@ class Node:
                 wait_for(lambda row=row: self._in_force(row), f"the limits of {row['id']}")
 
     def start_agent(self, *rows: Mapping[str, Any]) -> None:
-        """Start the agent, with these tenants if given; wait until it serves them."""
+        """Start the agent, with these tenants if given, and wait until it serves them."""
         if rows:
             self.set_tenants(*rows)
         before, served = self._sockets(), self._served()
@@ -117,7 +117,9 @@ class Node:
         wait_for(lambda: self._serves_again(before, served), "the agent")
 
     def upgrade_agent(self) -> Interruption:
-        """Start another agent, and end the first once the other stands by. Return what callers saw meanwhile."""
+        """Start another agent, and end the first one once the new one is ready. Return the interruption that callers
+        saw.
+        """
         former, stood_by = self._agent, self.log().count("standing by")
         assert former is not None
         following = self._started()
@@ -129,7 +131,9 @@ class Node:
             return callers.settled()
 
     def kill_agent(self) -> Interruption:
-        """Kill privileged process and worker. Return what callers saw until the next ones served."""
+        """Kill the privileged process and the worker. Return the interruption that callers saw until the next processes
+        served.
+        """
         children = [(pid, os.pidfd_open(pid)) for pid in self.agent_pids[1:]]
         with self._callers() as callers:
             for pid, _pidfd in children:
@@ -140,7 +144,7 @@ class Node:
             return callers.settled()
 
     def restart_container(self) -> Interruption:
-        """Kill the agent and its supervisor, and start another. Return what callers saw meanwhile."""
+        """Kill the agent and its supervisor, and start another agent. Return the interruption that callers saw."""
         with self._callers() as callers:
             self.stop_agent(signal.SIGKILL)
             self.start_agent()
@@ -151,11 +155,15 @@ class Node:
         return Callers(directories[:: -(-len(directories) // CALLED_MOST)])
 
     def _sockets(self) -> dict[Path, tuple[int, int]]:
-        """Return the tenants' sockets, each with what tells it from the next one in its place."""
+        """Return the tenants' sockets, each with an identity by which it differs from a later socket at the same
+        path.
+        """
         return {path: _identity(path) for path in self.directory.glob("state/tenants/*/agent.sock")}
 
     def _serves_again(self, before: Mapping[Path, tuple[int, int]], served: int) -> bool:
-        """Return whether every tenant has a socket, and none of those before, and more are served than `served`."""
+        """Return whether every tenant has a socket that is not among those `before`, and more than `served` tenants
+        were served.
+        """
         assert self._agent is not None
         assert self._agent.poll() is None, self.log()
         listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
@@ -165,7 +173,7 @@ class Node:
         )
 
     def _served(self) -> int:
-        """Return how often an agent has said that it serves a tenant."""
+        """Return how many times an agent has logged that it serves a tenant."""
         path = self.directory / "agent.log"
         return path.read_text().count("tenant is served") if path.exists() else 0
 
@@ -197,7 +205,7 @@ class Node:
 
     @property
     def agent_pids(self) -> tuple[int, ...]:
-        """Pids of the running agent and of the processes that it has started."""
+        """Pids of the running agent and its child processes."""
         children = Path(f"/proc/{self.agent_pid}/task/{self.agent_pid}/children").read_text().split()
         return (self.agent_pid, *map(int, children))
 
@@ -224,8 +232,8 @@ class Node:
         """Run a program of the tests under the tenant's hook, on the tenant's GPUs.
 
         Args:
-            label: Name that its device time is counted under; by default the tenant's id.
-            extra: More variables of its environment.
+            label: Label under which its device time is counted; by default the tenant's id.
+            extra: Additional environment variables.
             quiet: Whether its standard error is discarded.
             program: Name of the program, in tests/hook/programs.
         """
@@ -247,11 +255,11 @@ class Node:
         }
 
     def devices(self) -> State:
-        """Return what each program got of the simulated devices."""
+        """Return each program's use of the simulated devices."""
         return read_state(self.state)
 
     def shares(self, seconds: float, *labels: str, gpu: str = GPUS[0]) -> dict[str, float]:
-        """Measure for `seconds` which fraction of a GPU's time each label gets."""
+        """Measure for `seconds` the fraction of a GPU's time that each label uses."""
         before, begin = self.devices(), time.monotonic()
         time.sleep(seconds)
         after, end = self.devices(), time.monotonic()
@@ -265,7 +273,7 @@ class Node:
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def read(self, path: str) -> str:
-        """Return what the agent serves at a path."""
+        """Return the agent's HTTP answer at a path."""
         found = re.findall(r'"port": (\d+)', self.log())
         with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}{path}", timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
@@ -291,7 +299,7 @@ class Node:
 
 
 class Program:
-    """Program under the hook; every line that it prints is a JSON report."""
+    """Program under the hook. Every line that it prints is a JSON report."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> None:
         errors = subprocess.DEVNULL if quiet else None
@@ -327,7 +335,7 @@ def running(
     apart: bool = False,
     **settings: str,
 ) -> Iterator[Node]:
-    """Run a node with these tenants; `settings`: of the agent, by environment variable without its prefix."""
+    """Run a node with these tenants. `settings`: of the agent, by environment variable without its prefix."""
     named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
     node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml, apart=apart)
     try:
@@ -338,7 +346,7 @@ def running(
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return inode and time of a file: the number alone is given to the next file."""
+    """Return inode and time of a file, because the next file may get the same inode number."""
     status = path.stat()
     return status.st_ino, status.st_ctime_ns
 

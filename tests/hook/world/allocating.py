@@ -31,7 +31,7 @@ def pool_properties(most: int = 0, handles: int = DESCRIPTOR) -> bytes:
 
 
 def node_parameters(size: int) -> bytes:
-    """Return a CUDA_MEM_ALLOC_NODE_PARAMS; the driver writes the address into its last 8 bytes."""
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS. The driver writes the address into its last 8 bytes."""
     return pool_properties() + struct.pack("<QQQQ", 0, 0, size, 0)
 
 
@@ -41,7 +41,7 @@ def box(size: int, flags: int = 0) -> bytes:
 
 
 def tile(array: int, x: int, handle: int) -> bytes:
-    """Return a CUarrayMapInfo that maps a tile of an array to the memory, or unmaps it with handle 0."""
+    """Return a CUarrayMapInfo that maps a tile of an array to the memory; `handle` 0: that unmaps the tile."""
     place = struct.pack("<8I", 0, 0, x, 0, 0, 128, 128, 1)
     return (
         struct.pack("<i4xQi4x", 0, array, 0) + place + struct.pack("<iiQQII8x", 1 if handle else 2, 0, handle, 0, 1, 0)
@@ -57,14 +57,14 @@ Way = Callable[[Caller, int, ExitStack], None]
 
 
 def take(symbol: str, caller: Caller, size: int) -> ExitStack:
-    """Take about `size` bytes of the first device by a function, with what it needs around it.
+    """Take about `size` bytes of the first device by a function, with the objects that the call needs.
 
     Args:
         symbol: A key of WAYS.
         size: Bytes, a multiple of 4 MiB.
 
-    Returns: A stack that gives all of it back when it is closed.
-    Raises DriverError if a call fails; then nothing that was made for it is left.
+    Returns: A stack that frees everything when it is closed.
+    Raises DriverError if a call fails; nothing that was created for the call is then left.
     """
     with ExitStack() as undo:
         WAYS[symbol](caller, size, undo)
@@ -102,7 +102,7 @@ def _stream(caller: Caller, undo: ExitStack) -> int:
 
 
 def _pooled(symbol: str) -> Way:
-    """Take memory of the current pool, or of a pool that is made for it."""
+    """Take memory of the current pool, or of a pool that is created for this."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         stream = _stream(caller, undo)
@@ -121,7 +121,7 @@ def _physical(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _mapped(caller: Caller, size: int, undo: ExitStack) -> None:
-    """Take memory that its mapping alone keeps."""
+    """Take memory that only its mapping keeps."""
     address = caller.new("cuMemAddressReserve", size, 0, 0, 0)
     undo.callback(caller.ok, "cuMemAddressFree", address, size)
     with ExitStack() as made:
@@ -132,7 +132,7 @@ def _mapped(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _retained(caller: Caller, size: int, undo: ExitStack) -> None:
-    """Take memory that a handle keeps which was retained through a mapping."""
+    """Take memory that only a handle keeps; the handle was retained through a mapping."""
     with ExitStack() as mapping:
         address = caller.new("cuMemAddressReserve", size, 0, 0, 0)
         mapping.callback(caller.ok, "cuMemAddressFree", address, size)
@@ -145,7 +145,7 @@ def _retained(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _tiles(symbol: str) -> Way:
-    """Take memory that a tile of an array keeps."""
+    """Take memory that only a tile of an array keeps."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         array = caller.new("cuArray3DCreate_v2", In(box(64 * MIB, SPARSE)))
@@ -159,7 +159,7 @@ def _tiles(symbol: str) -> Way:
 
 
 def _bound(symbol: str) -> Way:
-    """Take memory that a multicast object keeps, bound by its handle or by the address where it is mapped."""
+    """Take memory that only a multicast object keeps, bound by its handle or by the address at which it is mapped."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         team = caller.new("cuMulticastCreate", In(struct.pack("<I4xQQQ", 1, size, 0, 0)))
@@ -210,7 +210,7 @@ def _instantiate(symbol: str, caller: Caller, graph: int) -> int:
 
 
 def _graph(symbol: str) -> Way:
-    """Make a graph that allocates, by way of the function, and launch or upload it."""
+    """Create a graph that allocates by the function, and launch or upload it."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         add = symbol if symbol.startswith("cuGraphAdd") else "cuGraphAddMemAllocNode"
@@ -230,7 +230,7 @@ def _graph(symbol: str) -> Way:
 
 
 def _captured(symbol: str) -> Way:
-    """Capture a stream-ordered allocation into a graph, and launch that."""
+    """Capture a stream-ordered allocation into a graph, and launch the graph."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         undo.callback(caller.ok, "cuDeviceGraphMemTrim", 0)
@@ -255,7 +255,7 @@ def _heap(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _context(symbol: str, *between: int | None, after: tuple[int | None, ...] = ()) -> Way:
-    """Make a context, in a process without one. `size` does not matter."""
+    """Create a context, in a process without one. `size` has no effect."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         undo.callback(caller.ok, "cuCtxDestroy_v2", caller.new(symbol, *between, 0, 0, *after))
@@ -325,7 +325,7 @@ CONTEXTS: dict[str, Way] = {
     "cuDevicePrimaryCtxRetain": _primary,
     "cuGreenCtxCreate": _green,
 }
-"""Functions that make a context, for a process without one. They take what a context takes, whatever `size`."""
+"""Functions that create a context, for a process without one. They take the bytes of a context, whatever `size`."""
 
 MODULES: dict[str, Way] = {
     "cuModuleLoad": _module("cuModuleLoad"),

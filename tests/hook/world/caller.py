@@ -1,4 +1,5 @@
-"""Process whose driver calls a test composes byte by byte, structures included: for calls of any kind, by the thousand.
+"""Process whose driver calls a test composes byte by byte, including structures: for calls of any kind, in large
+numbers.
 
 caller = Caller(environment)
 address = caller.new("cuMemAlloc_v2", 4096)
@@ -25,7 +26,7 @@ class Out:
 
 @dataclass(frozen=True)
 class In:
-    """A pointer to a copy of these bytes; the answer has them as the call left them."""
+    """A pointer to a copy of these bytes. The answer contains the bytes after the call."""
 
     content: bytes
 
@@ -55,10 +56,10 @@ class Caller(PythonChild):
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(CHILD, environment)
         self.calls = 0
-        """Calls begun so far."""
+        """Number of calls begun so far."""
 
     def post(self, symbol: str, *arguments: Argument) -> None:
-        """Begin a call; `answer` waits for its end."""
+        """Begin a call. `answer` waits for its end."""
         self._send(json.dumps([symbol, *map(_written, arguments)]))
         self.calls += 1
 

@@ -1,9 +1,9 @@
-"""Program behind `Caller`: makes the driver calls that a test composes, one JSON array a line.
+"""Program behind `Caller`: makes the driver calls that a test composes, one JSON array per line.
 
-`close` in a symbol's place closes a descriptor. A call is `[SYMBOL, ARGUMENT, ...]`. An argument is a number, `null`,
-or a string with a prefix: `out:N` (a pointer to N bytes of zeros), `in:HEX` (a pointer to these bytes) or `by:HEX` (a
-structure by value). The answer is `[CUresult, HEX, ...]`: the bytes behind the pointers after the call. Runs with
-`-S` and the standard library only, so that it starts quickly.
+`close` as the symbol closes a descriptor. A call is `[SYMBOL, ARGUMENT, ...]`. An argument is a number, `null`, or a
+string with a prefix: `out:N` (a pointer to N zero bytes), `in:HEX` (a pointer to these bytes) or `by:HEX` (a structure
+by value). The answer is `[CUresult, HEX, ...]`, with the bytes behind the pointers after the call. The program runs
+with `-S` and the standard library only, so that it starts quickly.
 """
 
 from __future__ import annotations

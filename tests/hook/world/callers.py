@@ -1,4 +1,4 @@
-"""Callers of an agent: connect to tenants' sockets again and again, and measure for how long nobody answers."""
+"""Callers of an agent: they connect to tenants' sockets repeatedly, and measure for how long no agent answers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from typing import Self
 from sharepod import protocol
 
 _PAUSE_S = 0.04
-"""Between two calls of one tenant: 25 a second, a quarter of what an agent lets in."""
+"""Seconds between two calls of one tenant: 25 calls a second, a quarter of the number that an agent accepts."""
 _PATIENCE_S = 5.0
-"""For which one call waits for an answer."""
+"""Seconds for which one call waits for an answer."""
 
 
 @dataclass
 class Interruption:
-    """Times without an agent, as callers saw them while one was followed by another: the longest of all tenants."""
+    """Times without an agent while one agent follows another, as callers measured them: the longest of all tenants."""
 
     refused_s: float = 0.0
-    """Seconds from an attempt to connect that failed until one that did not."""
+    """Seconds from a failed attempt to connect until a successful one."""
     unanswered_s: float = 0.0
-    """Seconds from an attempt until the agent had said WELCOME."""
+    """Seconds from an attempt until the agent had sent WELCOME."""
     answered_at: float = 0.0
-    """Wall clock when all tenants had an answer again."""
+    """Wall-clock time at which all tenants had an answer again."""
 
 
 class Callers:
-    """Callers of the tenants in these directories, each in a thread: observers, which use no GPU. A context manager."""
+    """Callers of the tenants in these directories, one thread each. They are observers, which use no GPU. A context
+    manager.
+    """
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._callers = [_Caller(directory / "agent.sock") for directory in directories]
@@ -50,7 +52,7 @@ class Callers:
             caller.join()
 
     def settled(self, seconds: float = 30.0) -> Interruption:
-        """Wait until each caller has had an answer to a call that began after now; return the worst so far."""
+        """Wait until each caller has an answer to a call that began after now. Return the longest times so far."""
         begin, deadline = time.monotonic(), time.monotonic() + seconds
         while not all(caller.answered_call > begin for caller in self._callers):
             assert time.monotonic() < deadline, f"no answer within {seconds:g} s"
@@ -70,7 +72,7 @@ class _Caller(threading.Thread):
         self.ended = threading.Event()
         self.seen = Interruption()
         self.answered_call = 0.0
-        """Begin of the last call that was answered."""
+        """Start of the last call that was answered."""
 
     def run(self) -> None:
         asked_at = refused_at = None

@@ -1,7 +1,8 @@
-"""Driver of entry points only, for tests of symbol resolution.
+"""Driver that consists of entry points only, for tests of symbol resolution.
 
-Its libcuda.so.1 exports every symbol of the table up to a version of CUDA; none does anything. cuGetProcAddress answers
-by name, version and stream flags. It may be a stub or a library of another driver, whose cuInit fails.
+Its libcuda.so.1 exports every symbol of the table up to a CUDA version; the functions do nothing. cuGetProcAddress
+selects by name, version and stream flags. The driver may also be a stub, or a library of another driver, whose cuInit
+fails.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from table.render import Row, read_table
 
 NOT_SUPPORTED = 801
 PRIVATE = "catalogue_private"
-"""Function that cuGetProcAddress returns for the names given as `private`; no symbol of the table has its address."""
+"""Function that cuGetProcAddress returns for the names in `private`. No symbol of the table has its address."""
 
 _SOURCE = """\
 #include <stddef.h>
@@ -73,12 +74,12 @@ def _by_name() -> dict[str, list[Row]]:
 
 
 def exported(version: int) -> list[Row]:
-    """Return the rows of the table that a driver of that version of CUDA has."""
+    """Return the rows of the table that a driver of this CUDA version has."""
     return [row for row in read_table() if row.since <= version]
 
 
 def expected_symbol(name: str, version: int, per_thread: bool) -> str | None:
-    """Return the symbol that cuGetProcAddress has to answer with, by the table; None: not found."""
+    """Return the symbol that cuGetProcAddress must return by the table; None: not found."""
     rows = [row for row in _by_name().get(name, ()) if row.since <= version]
     streams = [row for row in rows if row.symbol.endswith(("_ptds", "_ptsz"))]
     chosen = streams if per_thread and streams else [row for row in rows if row not in streams]
@@ -86,12 +87,12 @@ def expected_symbol(name: str, version: int, per_thread: bool) -> str | None:
 
 
 def build(folder: Path, version: int, *, private: tuple[str, ...] = (), init: int = 0) -> Path:
-    """Build libcuda.so.1 in the folder and return the folder.
+    """Build libcuda.so.1 in the folder, and return the folder.
 
     Args:
-        folder: Is made.
-        version: Version of CUDA.
-        private: Names that are answered with an unknown pointer.
+        folder: Folder, which is created.
+        version: CUDA version.
+        private: Names for which an unknown pointer is returned.
         init: Result of cuInit.
     """
     folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""Child processes of a test: how each of them ends.
+"""Child processes of a test, and their end.
 
 Guarantees:
-- After `end` the process is reaped and its pipes are closed, whatever state it was in.
+- After `end` the process is reaped and its pipes are closed, whatever its state was.
 - `end` may be called more than once.
 """
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 REAP_S = 20.0
-"""Seconds to wait for a process after SIGKILL; a process that a debugger or a full disk holds up needs the longest."""
+"""Seconds to wait for a process after SIGKILL. A process that a debugger or a full disk blocks needs the longest
+time.
+"""
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -30,11 +32,11 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 class PythonChild:
-    """A Python program whose calls a test makes through its standard input and output. Ends with `close`.
+    """Python program whose calls a test makes through its standard input and output. Ends with `close`.
 
     Args:
-        program: The file to run, with the standard library alone (`-S`): it starts in 20 ms.
-        environment: The whole environment of the process.
+        program: File to run with the standard library only (`-S`), because it then starts in 20 ms.
+        environment: Whole environment of the process.
     """
 
     def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
@@ -50,7 +52,7 @@ class PythonChild:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process is reaped."""
+        """Send SIGKILL, and return when the process is reaped."""
         self._process.kill()
         self._process.wait()
 

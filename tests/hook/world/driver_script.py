@@ -1,6 +1,6 @@
-"""Scripts of driver calls, each run in a process of its own on the double of libcuda.
+"""Scripts of driver calls, each run in a separate process on the double of libcuda.
 
-`program` runs a script after PRELUDE, `memory_program` after MEMORY_PRELUDE too.
+`program` runs a script after PRELUDE; `memory_program` runs it after PRELUDE and MEMORY_PRELUDE.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ stream = new("cuStreamCreate", 1)
 def alloc(size):
     return new("cuMemAlloc_v2", size, kind=c_uint64).value
 """
-"""Names of the scripts: `call`, `ok`, `new`, `alloc`, a context and a stream."""
+"""Names for the scripts: `call`, `ok`, `new`, `alloc`, a context and a stream."""
 
 MEMORY_PRELUDE = """
 sys.path.insert(0, os.environ["TESTS"])
@@ -69,11 +69,11 @@ class Shape(ctypes.Structure):
     _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t), ("format", c_int),
                 ("channels", c_uint), ("flags", c_uint)]
 """
-"""More names: `took(kind)`, bytes of the first device by the state file, and structures of cuda.h."""
+"""More names for the scripts: `took(kind)` (bytes of the first device by the state file), and structures of cuda.h."""
 
 
 def program(state: Path, script: str, *, folder: str = "libcuda", **more: str) -> State:
-    """Run a script of calls in a process of its own. AssertionError with the output if it fails."""
+    """Run a script of calls in a separate process. AssertionError with its output if it fails."""
     double = str(BUILD / "doubles" / folder)
     done = subprocess.run(
         [sys.executable, "-S", "-c", PRELUDE + script],
@@ -88,6 +88,6 @@ def program(state: Path, script: str, *, folder: str = "libcuda", **more: str) -
 
 
 def memory_program(state: Path, script: str, **more: str) -> None:
-    """Run a script of calls about memory. AssertionError with the output if it fails."""
+    """Run a script of memory calls. AssertionError with its output if it fails."""
     tests = str(Path(__file__).resolve().parents[2])
     program(state, MEMORY_PRELUDE + script, TESTS=tests, **more)

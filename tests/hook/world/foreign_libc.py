@@ -1,7 +1,7 @@
-"""Foreign C libraries and machines: how to build programs for them and run them there.
+"""Foreign C libraries and machines: how to build programs for them, and how to run the programs.
 
-A `Land` that is not available says in one line why, for the reason of a skipped test. Nothing is installed: an old C
-library is unpacked into the cache directory from a package of the distribution's previous release.
+A `Land` that is not available gives a reason of one line for the skipped test. Nothing is installed: an old C library
+is unpacked into the cache directory, from a package of the distribution's previous release.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _TIMEOUT = 120.0
 
 
 class MissingError(Exception):
-    """A land is not available on this machine; the message is one line."""
+    """`Land` that is not available on this machine. The message has one line."""
 
 
 @dataclass(frozen=True)
 class Land:
-    """C library, or machine, and how to compile and run a program there."""
+    """C library or machine, with the way to compile and run a program for it."""
 
     compiler: tuple[str, ...]
     last: tuple[str, ...]
     """Last arguments of the compiler: the libraries to link."""
     run: Callable[[Path, dict[str, str]], list[str]]
-    """Function that returns the command which runs a program there, with exactly that environment."""
+    """Function that returns the command which runs a program there, with exactly this environment."""
     own_hook: bool = False
-    """True if the hook has to be built with that compiler; otherwise the one hook file is used."""
+    """Whether the hook must be built with that compiler; otherwise the normal hook file is used."""
 
 
 def musl() -> Land:
@@ -103,7 +103,7 @@ def _old_libraries() -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    """Download and unpack libc6, with package lists and status of its own: the machine's packages are not touched."""
+    """Download and unpack libc6. Package lists and status are separate, so the machine's packages are not changed."""
     draft = folder.with_suffix(".new")
     shutil.rmtree(draft, ignore_errors=True)
     for part in ("lists/partial", "cache/archives/partial"):

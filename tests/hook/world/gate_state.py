@@ -1,9 +1,10 @@
-"""The gate of the hook in a running process, read from that process's memory: evidence that is not the hook's own word.
+"""The hook's gate in a running process, read from the memory of that process: evidence that does not depend on the
+hook's reports.
 
 Guarantees:
-- A launch that the driver accepts while the gate is closed, and has been since before `Gate.inside`, is one that
-  `inside` returned: all others find the gate closed (G1).
-- The process notices nothing.
+- If the gate was closed before `Gate.inside` was called, and the driver accepts a launch while the gate is still
+  closed, then `inside` returned that launch. All other launches find the gate closed (G1, gate.h).
+- The process is not affected.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from hook.world.held_thread import Hold
 
 @dataclass(frozen=True)
 class _Layout:
-    """Places in the hook's memory, in bytes."""
+    """Offsets in the hook's memory, in bytes."""
 
     process: int
     """Offset of the pointer `the_process` from the beginning of the file."""
     count: int
-    """Offset of `slot_count` from where that points to."""
+    """Offset of `slot_count` from the address in `the_process`."""
     slots: int
     slot: int
     """Size of a slot."""
     sequence: int
-    """Offset from the beginning of a slot, as `thread`."""
+    """Offset of `sequence` in a slot. `thread` is an offset in a slot, too."""
     thread: int
 
 
@@ -54,9 +55,9 @@ class Passage(NamedTuple):
     """One launch of one thread, from the gate to the return of the driver."""
 
     thread: int
-    """Its id for the kernel."""
+    """Thread id, as the kernel knows it."""
     sequence: int
-    """Differs from that of the thread's other launches."""
+    """Number of the launch: it differs between the thread's launches."""
 
 
 class Gate:
@@ -78,9 +79,10 @@ class Gate:
         (self._process,) = struct.unpack("=Q", self._read(min(bases) + self._layout.process, 8))
 
     def inside(self) -> list[Passage]:
-        """Return the launches that threads are inside of, or look at this very moment whether they may be.
+        """Return the launches that threads are inside of. A thread that is just checking whether the gate is open
+        counts as inside.
 
-        Threads that have no slot of their own are not among them.
+        Threads without a slot of their own are missing.
         """
         at = self._layout
         try:
@@ -96,8 +98,9 @@ class Gate:
         return found
 
     def describe(self, thread: int) -> str:
-        """Describe what a thread does: its state, the system call it is in, and for how long it has had to wait for a
-        processor since it began."""
+        """Describe a thread: its state, the system call that it is in, and the time for which it has waited for a
+        processor since it began.
+        """
         task = self._tasks / str(thread)
         try:
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
@@ -117,8 +120,9 @@ class Gate:
 
 
 def caught_inside(gate: Gate, looks: int = 500) -> Hold | None:
-    """Hold a thread inside a launch, anywhere between the gate and the return of the driver. None: after so many looks
-    none was caught."""
+    """Stop a thread while it is inside a launch: after the gate, and before the driver returns. Return the held thread,
+    or None if none was caught in `looks` checks.
+    """
     for _ in range(looks):
         for passage in gate.inside()[:1]:
             hold = Hold(passage.thread)

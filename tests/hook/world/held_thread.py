@@ -1,4 +1,4 @@
-"""Another process stopped, or one of its threads held by a debugger while the others run on."""
+"""Stops another process, or holds one of its threads by ptrace while the other threads run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANY_CHILD = 0x40000000
 
 
 def hook_thread(pid: int) -> int:
-    """Return the id of the hook's own thread in a process. LookupError if it has none."""
+    """Return the id of the hook thread in a process. LookupError if there is none."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text() == "sharepod\n":
             return int(task.name)
@@ -26,9 +26,10 @@ def hook_thread(pid: int) -> int:
 
 
 def stop(process: subprocess.Popen[str], timeout: float = 20) -> None:
-    """Stop a process (SIGSTOP), and return once each of its threads stands still: under load some run on for a while.
+    """Stop a process (SIGSTOP), and return after all of its threads have stopped. On a busy machine some run on for a
+    while.
 
-    TimeoutError if one still runs after `timeout` seconds.
+    TimeoutError if a thread still runs after `timeout` seconds.
     """
     process.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + timeout
@@ -48,7 +49,7 @@ def _stands_still(task: Path) -> bool:
 
 @contextlib.contextmanager
 def held(thread: int) -> Iterator[None]:
-    """Hold a thread that runs, until the end of the block at the latest."""
+    """Hold a running thread, until the end of the block at the latest."""
     _ptrace(_SEIZE, thread)
     try:
         _ptrace(_INTERRUPT, thread)
@@ -68,10 +69,10 @@ def _ptrace(request: int, thread: int) -> None:
 
 
 class Hold:
-    """One thread of a process held by a debugger, until `release`: without waiting for anything in between.
+    """One thread of a process, held by ptrace until `release`. Only `stopped` waits.
 
-    All calls are the business of one thread of this process. The main thread of a process is not to be held: its end
-    is its parent's to see.
+    One thread of this process must make all calls. The main thread of a process must not be held, because its parent
+    must be notified of its end.
     """
 
     def __init__(self, thread: int) -> None:
@@ -83,14 +84,16 @@ class Hold:
             _ptrace(_INTERRUPT, thread)
 
     def stopped(self) -> bool:
-        """Wait until the thread has stopped. False: it has ended."""
+        """Wait until the thread has stopped. Return False if it has ended."""
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(self._thread, _ANY_CHILD)
             self._stopped = os.WIFSTOPPED(status)
         return self._stopped
 
     def look(self) -> bool:
-        """Return whether the thread is still there. To be asked now and then: its process ends only after that."""
+        """Return whether the thread still exists. Must be called at intervals, because its process can end only after
+        this call has seen the thread's end.
+        """
         try:
             seen, status = os.waitpid(self._thread, _ANY_CHILD | os.WNOHANG)
         except ChildProcessError:
@@ -99,7 +102,9 @@ class Hold:
         return not seen or os.WIFSTOPPED(status)
 
     def release(self) -> bool:
-        """Let the thread go on, or note that it is gone. False: it has not even stopped yet; to be tried again."""
+        """Let the thread continue. Return True if it continues or has ended, False if it has not stopped yet: then try
+        again.
+        """
         if not self.look():
             return True
         if not self._stopped:

@@ -1,4 +1,4 @@
-"""The hook, built from the sources of this tree where they are newer than the file."""
+"""The hook, built from the sources of this tree if they are newer than the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build"
 _BUILD_S = 120
-"""Seconds that a build may take: ten times as long as on a slow machine."""
+"""Most seconds for a build: ten times the time on a slow machine."""
 
 
 def built_hook(target: Path, *, define: str = "") -> Path:

@@ -1,7 +1,7 @@
 """Invalid calls of every function of the driver, generated from the table of entry points.
 
-Each call has arguments that fit the types of the parameters, except one bad argument: a null pointer, a null handle, a
-device that does not exist, a size or a number out of range.
+Each call has arguments that fit the parameter types, except one bad argument: a null pointer, a null handle, a device
+that does not exist, or a size or number out of range.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hook.world.caller import Argument, By, Caller, In
 from table.render import Row, read_table
 
 ROOM = 512
-"""Bytes behind each pointer: more than any structure that a call reads."""
+"""Bytes behind each pointer: more than the largest structure that a call reads."""
 ENDED = "the process ended"
 FILL = b"\xa5" * 8
-"""What variables hold that a call may write."""
+"""Value of variables before a call that may write them."""
 PAGE = 2 << 20
 OUT_OF_MEMORY = 2
 NOT_CAPTURING = 401
@@ -28,7 +28,7 @@ _SCALARS = (
     "CUdeviceptr", "CUcontext", "CUarray", "CUmipmappedArray", "CUmemGenericAllocationHandle", "CUmemoryPool",
     "CUgraph", "CUgraphExec", "CUgraphNode", "CUgreenCtx", "CUdeviceptr_v1", "size_t", "unsigned int", "int",
 )  # fmt: skip
-"""Types whose pointers are variables that the call writes."""
+"""Types whose pointers point to variables that the call writes."""
 _BAD_NUMBERS: Mapping[str, tuple[int, ...]] = {
     "size_t": (0, 1 << 60, (1 << 64) - 1),
     "unsigned int": (0, 0xFFFFFFFF),
@@ -47,19 +47,19 @@ _HANDLES = {
     "CUstream": "stream", "CUevent": "event", "CUfunction": "function", "CUgraph": "graph", "CUgraphExec": "exec",
     "CUmemoryPool": "pool", "CUarray": "array", "CUcontext": "context",
 }  # fmt: skip
-"""Types of handles of which `Handles` has a valid one."""
+"""Types of handles for which `Handles` has a valid one."""
 _WAITS = re.compile(r"Synchronize$|Callback|LaunchHostFunc|GetProcAddress|ThreadExchange|cuInit$")
-"""Functions whose arguments a table of types cannot choose, or that call the program back."""
+"""Functions whose arguments cannot be chosen by type, and functions that call the program back."""
 
 
 @dataclass(frozen=True)
 class InvalidCall:
-    """One call, and which of its arguments is bad."""
+    """One call, and its bad argument."""
 
     symbol: str
     what: str
     arguments: tuple[Argument | str, ...]
-    """A text names a handle."""
+    """Arguments. A string names a handle."""
 
 
 def _kind(parameter: str) -> str:
@@ -99,13 +99,13 @@ def _calls(row: Row) -> Iterator[InvalidCall]:
 
 
 def invalid_calls(*, wrapped: bool = True) -> list[InvalidCall]:
-    """Return the calls of the functions that the hook wraps, or of the others."""
+    """Return invalid calls of the functions that the hook wraps, or of the other functions."""
     rows = [row for row in read_table() if row.wrapped == wrapped and not _WAITS.search(row.name)]
     return [call for row in rows for call in _calls(row)]
 
 
 class Handles:
-    """Valid handles in the process of a caller, and its first device's primary context."""
+    """Valid handles in a caller's process, and the primary context of its first device."""
 
     def __init__(self, caller: Caller) -> None:
         caller.start()
@@ -113,7 +113,7 @@ class Handles:
         graph = caller.new("cuGraphCreate", 0)
         self.caller = caller
         self.usable = True
-        """False once a call has taken the process its context, its stream or its memory."""
+        """False after a call has ended the context, the stream or the memory of the process."""
         self.named = {
             "context": caller.new("cuCtxGetCurrent"),
             "stream": caller.new("cuStreamCreate", 1),
@@ -127,8 +127,9 @@ class Handles:
         }
 
     def answer(self, call: InvalidCall) -> str:
-        """Make the call and return its result: CUresult, and after a failure which variables it has changed
-        (a refusal for lack of memory: without these). Then restore the process. EOFError if the process has ended."""
+        """Make the call, and return its CUresult. After a failure, also return which variables it has changed, except
+        after a refusal for lack of memory. Then restore the process. EOFError if the process has ended.
+        """
         arguments = [self.named[one] if isinstance(one, str) else one for one in call.arguments]
         code, contents = self.caller.raw(call.symbol, *arguments)
         self.usable = (
@@ -142,7 +143,7 @@ class Handles:
 
 
 def answers(environment: Mapping[str, str], calls: Iterable[InvalidCall]) -> dict[tuple[str, str], str]:
-    """Return the result of each call, in processes that begin again after a call that ended one."""
+    """Return the result of each call. After a call that ended the process, a new process continues."""
     found: dict[tuple[str, str], str] = {}
     handles: Handles | None = None
     try:

@@ -1,8 +1,8 @@
-"""Memory of a tenant's processes by the agent's ledger and by the simulated driver: both have to be the same.
+"""Memory of a tenant's processes by the agent's ledger and by the simulated driver: both must be equal.
 
-Nothing here knows the insides of ledger or hook. The agent says on the tenant's socket what counts against the limit.
-Each process says by cuMemGetInfo what is free, which includes its own idle credits. The difference is what the
-processes use, as the ledger has it.
+This module does not depend on internals of the ledger or the hook. The agent reports on the tenant's socket the bytes
+that count against the limit. Each process reports by cuMemGetInfo the free bytes, which include its own idle credits.
+The difference is the processes' use by the ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_S = 10.0
 
 
 class Observer:
-    """Connection to a tenant's socket that only asks for figures. Ends with `close`."""
+    """Connection to a tenant's socket that only queries figures. Ends with `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class Observer:
         return answer
 
     def again(self) -> None:
-        """Connect again, to the agent that has replaced the last one."""
+        """Connect to the agent that has replaced the last one."""
         self._socket.close()
         self._socket = self._connect()
 
@@ -77,7 +77,7 @@ class Driver:
         return int(struct.unpack_from("=Q", self._map, self._places[pid, device])[0])
 
     def forget(self, pid: int) -> None:
-        """Forget an ended process: its pid may return at another place in the file."""
+        """Drop an ended process, because its pid may appear again at another place in the file."""
         for key in [key for key in self._places if key[0] == pid]:
             del self._places[key]
 
@@ -86,9 +86,9 @@ class Driver:
 
 
 def ledger_use(observer: Observer, callers: Sequence[Caller], gpu: int = 0) -> int:
-    """Return the bytes of a GPU that the processes use, as the ledger has it.
+    """Return the bytes of a GPU that the processes use by the ledger.
 
-    The processes' current contexts have to be on that GPU, and no other process of the tenant may use it.
+    The processes' current contexts must be on this GPU, and no other process of the tenant may use it.
     """
     for caller in callers:
         caller.post("cuMemGetInfo_v2", Out(8), Out(8))

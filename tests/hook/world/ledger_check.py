@@ -13,7 +13,7 @@ PAGE = 2 * MIB
 
 
 class LedgerCheck:
-    """A tenant with a scripted agent and one probe with CUDA started, whose memory is counted on both sides."""
+    """Tenant with a scripted agent and one probe with CUDA started. Both sides count its memory."""
 
     def __init__(self, tenant: Tenant, **environment: str) -> None:
         self.tenant, self.agent = tenant, tenant.agent()
@@ -26,12 +26,12 @@ class LedgerCheck:
         return usage.kinds[kind] if kind else usage.memory
 
     def counted(self) -> int:
-        """Return the bytes that the agent counts, less the process's idle credits."""
+        """Return the bytes that the agent counts, minus the process's idle credits."""
         free, total = self.probe.ok("memory_info")
         return int(total - free)
 
     def asked(self) -> int:
-        """Return how often the process has asked the agent for bytes."""
+        """Return how many times the process has requested bytes from the agent."""
         return len(self.agent.frames(self.agent.client(), Reserve))
 
     def same(self) -> int:
@@ -41,7 +41,7 @@ class LedgerCheck:
         return taken
 
     def refused(self, op: str, *arguments: object) -> None:
-        """Make a call that has to be refused as a full device refuses it, and has to leave nothing behind."""
+        """Make a call that must be refused like on a full device, and must leave nothing behind."""
         before = self.same()
         assert self.probe.call(op, *arguments).code == OUT_OF_MEMORY
         assert self.same() == before

@@ -1,4 +1,4 @@
-"""Runs of the program lifecycle: a test waits for the lines that it prints and lets it go on, step by step."""
+"""Runs of the program lifecycle. A test waits for the lines that it prints, and lets it continue step by step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Life:
         return "".join(self._complaints)
 
     def hears(self, word: str, timeout: float = 20) -> str:
-        """Wait for a line that begins with `word`; return the rest of that line."""
+        """Wait for a line that begins with `word`, and return the rest of the line."""
         deadline = time.monotonic() + timeout
         while True:
             for line in list(self._said):
@@ -56,7 +56,7 @@ class Life:
             time.sleep(0.002)
 
     def proceed(self) -> None:
-        """Let the program go on to its next step."""
+        """Let the program continue with its next step."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -82,18 +82,18 @@ class Life:
 
 
 def begin(lives: list[Life], tenant: Tenant, *arguments: str, **more: str) -> Life:
-    """Start a run that ends with the test; `lives`: the fixture of that name."""
+    """Start a run that ends with the test. `lives`: the fixture with this name."""
     lives.append(Life(tenant, *arguments, **more))
     return lives[-1]
 
 
 def generous(tenant: Tenant, quantum_ms: float = 0) -> ScriptedAgent:
-    """Return a scripted agent of the tenant that grants every WANT; `quantum_ms` 0: until revoked."""
+    """Return a scripted agent of the tenant that grants every WANT. `quantum_ms` 0: until revoked."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(quantum_ms)
     return agent
 
 
 def asked(agent: ScriptedAgent, client: Client) -> int:
-    """Return how often the client has asked for the token, by WANT or with DRAINED."""
+    """Return how many times the client has requested the token, by WANT or with DRAINED."""
     return len(agent.frames(client, Want)) + sum(frame.wanting for frame in agent.frames(client, Drained))

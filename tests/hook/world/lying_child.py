@@ -1,9 +1,8 @@
-"""Program without the hook that speaks to the agent as its hook would, and lies: `lying_child.py SOCKET WAY`.
+"""Program without the hook that sends the agent a hook's frames with false content: `lying_child.py SOCKET WAY`.
 
-`drained`: launches 40 ms of kernels under each grant and says at once that they have ended. `grown`: claims 1 GiB after
-another that the driver has taken for it, for which nobody can be refused; once as many as the GPU has it waits for some
-seconds and goes on. Connects again when the agent closes the
-connection.
+`drained`: launches 40 ms of kernels under each grant, and reports at once that they have ended. `grown`: reports again
+and again that the driver has taken 1 GiB for it without a call that could be refused. After as many bytes as the GPU
+has, it waits for some seconds and continues. Connects again when the agent closes the connection.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ CLAIM, PATIENT_AT, PATIENT_S = 1 << 30, 16, 6.0
 
 
 class Device:
-    """The simulated device, driven past the gate."""
+    """The simulated device, used without the gate."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -37,7 +36,7 @@ class Device:
         self._call("cuLaunchKernel", self._function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
 
     def finish(self) -> None:
-        """Wait until all that was launched has ended."""
+        """Wait until all launched work has ended."""
         self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -47,7 +46,7 @@ class Device:
 
 
 def connected(path: str) -> socket.socket:
-    """Return a connection that the agent has welcomed."""
+    """Return a connection on which the agent has sent WELCOME."""
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -61,7 +60,9 @@ def connected(path: str) -> socket.socket:
 
 
 def say_drained(sock: socket.socket, device: Device) -> None:
-    """Launch under each grant, say that it is over while it runs, and want the next one when it is."""
+    """Launch under each grant, report DRAINED while the work runs, and request the next grant after the work has
+    ended.
+    """
     sock.send(protocol.encode(protocol.Want(1)))
     while packet := sock.recv(protocol.FRAME_MAX):
         frame = protocol.parse_agent(packet)
@@ -75,7 +76,7 @@ def say_drained(sock: socket.socket, device: Device) -> None:
 
 
 def say_grown(sock: socket.socket) -> None:
-    """Claim memory without end."""
+    """Report memory growth without end."""
     for seq in range(1, 1 << 20):
         sock.send(protocol.encode(protocol.Reserve(seq, 0, CLAIM, grown=True)))
         if not sock.recv(protocol.FRAME_MAX):

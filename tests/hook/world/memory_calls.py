@@ -1,6 +1,6 @@
-"""Calls of the probed process that take or free device memory, beside plain linear memory.
+"""Calls of the probed process that take or free device memory, in addition to plain linear memory.
 
-Each call returns (CUresult, value); handles and addresses are numbers.
+Each call returns (CUresult, value). Handles and addresses are numbers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _descriptor_of(pid: int, descriptor: int) -> int:
 
 
 class MemoryCalls:
-    """Mix-in of the probe's calls, which have `cuda` and `handles`."""
+    """Mix-in of the probe's calls. Its class must provide `cuda` and `handles`."""
 
     handles: dict[str, c_void_p]
 
@@ -114,7 +114,7 @@ class MemoryCalls:
     def array(
         self, width: int, height: int, depth: int = 0, flags: int = 0, levels: int = 0, channels: int = 4
     ) -> tuple[int, Any]:
-        """Make an array of floats; `levels` > 0: a mipmapped one."""
+        """Create an array of floats. `levels` > 0: a mipmapped array."""
         handle, shape = c_void_p(), _Shape(width, height, depth, 0x20, channels, flags)
         if levels:
             return self.cuda("cuMipmappedArrayCreate", byref(handle), byref(shape), c_uint(levels)), handle.value
@@ -165,12 +165,12 @@ class MemoryCalls:
         return self.cuda("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0)), handle.value
 
     def physical_fabric(self, size: int) -> tuple[int, Any]:
-        """Make physical memory that can be exported by a handle of the fabric."""
+        """Create physical memory that can be exported by a fabric handle."""
         handle, properties = c_uint64(), _Physical(1, FABRIC, _Location(DEVICE, 0))
         return self.cuda("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0)), handle.value
 
     def fabric_export(self, handle: int) -> tuple[int, Any]:
-        """Return the handle of the fabric, in hexadecimal."""
+        """Return the fabric handle, in hexadecimal."""
         out = _Handle()
         code = self.cuda("cuMemExportToShareableHandle", byref(out), c_uint64(handle), FABRIC, c_uint64(0))
         return code, bytes(out).hex()
@@ -187,13 +187,13 @@ class MemoryCalls:
         return self.cuda("cuMemRetainAllocationHandle", byref(handle), c_uint64(address)), handle.value
 
     def physical_export(self, handle: int) -> tuple[int, Any]:
-        """Export a handle; the value is the number of a descriptor."""
+        """Export a handle. The value is a descriptor."""
         descriptor = c_int(-1)
         code = self.cuda("cuMemExportToShareableHandle", byref(descriptor), c_uint64(handle), 1, c_uint64(0))
         return code, descriptor.value
 
     def physical_import(self, descriptor: int, pid: int = 0) -> tuple[int, Any]:
-        """Import a descriptor, of another process if one is named."""
+        """Import a descriptor, by default of this process."""
         imported, own = c_uint64(), _descriptor_of(pid, descriptor) if pid else descriptor
         code = self.cuda("cuMemImportFromShareableHandle", byref(imported), c_uint64(own), 1)
         if pid:
@@ -201,15 +201,15 @@ class MemoryCalls:
         return code, imported.value
 
     def range_export(self, address: int, size: int) -> tuple[int, Any]:
-        """Make a descriptor (dma-buf) of a range of addresses."""
+        """Create a descriptor (dma-buf) of a range of addresses."""
         descriptor = c_int(-1)
         arguments = c_uint64(address), c_size_t(size), 1, c_uint64(0)
         return self.cuda("cuMemGetHandleForAddressRange", byref(descriptor), *arguments), descriptor.value
 
     def free_exported(self, opened: int, count: int) -> tuple[int, Any]:
-        """Free linear memory of which a descriptor is open, `count` times beside that of `beside` other descriptors.
+        """Free linear memory with an open descriptor, `count` times, while `beside` other descriptors are open.
 
-        Return the seconds of processor time that one took.
+        Return the seconds of processor time of one free.
         """
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))
@@ -232,7 +232,7 @@ class MemoryCalls:
         return 0, None
 
     def physical_again(self, handle: int) -> tuple[int, Any]:
-        """Export a handle and import it again; the value is the second handle."""
+        """Export a handle and import it again. The value is the second handle."""
         code, descriptor = self.physical_export(handle)
         if code != 0:
             return code, None
@@ -280,7 +280,9 @@ class MemoryCalls:
     def memory_graph(
         self, name: str, *sizes: int, inside: bool = False, uploaded: bool = False, frees: bool = False
     ) -> tuple[int, Any]:
-        """Make an executable graph with a node for each allocation; `frees`: with a node behind each that frees it."""
+        """Create an executable graph with a node for each allocation. `frees`: each is followed by a node that frees
+        it.
+        """
         graph, node, executable = c_void_p(), c_void_p(), c_void_p()
         code = self.cuda("cuGraphCreate", byref(graph), 0)
         for size in sizes:
@@ -333,13 +335,13 @@ class MemoryCalls:
         return self.cuda("cuIpcCloseMemHandle", c_uint64(address)), None
 
     def pool_export(self, pool: int) -> tuple[int, Any]:
-        """Export a pool; the value is the number of a descriptor."""
+        """Export a pool. The value is a descriptor."""
         descriptor = c_int(-1)
         code = self.cuda("cuMemPoolExportToShareableHandle", byref(descriptor), c_void_p(pool), 1, c_uint64(0))
         return code, descriptor.value
 
     def pointer_export(self, address: int) -> tuple[int, Any]:
-        """Return what describes an allocation of a pool, in hexadecimal."""
+        """Return the export data of an allocation of a pool, in hexadecimal."""
         out = _Handle()
         return self.cuda("cuMemPoolExportPointer", byref(out), c_uint64(address)), bytes(out).hex()
 
@@ -377,7 +379,7 @@ class MemoryCalls:
         return self.cuda("cuCtxSetLimit", limit, c_size_t(value)), None
 
     def memory_info_of(self, free: bool, total: bool) -> tuple[int, Any]:
-        """Call cuMemGetInfo with NULL for the figures that are not wanted."""
+        """Call cuMemGetInfo, with NULL for the figures that are not requested."""
         amounts = c_size_t(), c_size_t()
         return self.cuda(
             "cuMemGetInfo_v2", byref(amounts[0]) if free else None, byref(amounts[1]) if total else None

@@ -1,7 +1,8 @@
-"""Moves: what programs do with each kind of device memory beside taking it and freeing it.
+"""Moves: uses of each kind of device memory in addition to taking and freeing it.
 
-A move makes calls of one process and returns what it then holds, or nothing. It raises DriverError where the driver
-refuses a call; then nothing that the move made is left. AssertionError if a call succeeds that has to fail.
+A move makes calls of one process, and returns the memory that it then holds, or None. It raises DriverError if the
+driver refuses a call; nothing that the move created is then left. It raises AssertionError if a call succeeds that must
+fail.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RELEASE_THRESHOLD = 4
 
 @dataclass
 class Held:
-    """Memory that a process holds, and how to give it back."""
+    """Memory that a process holds, and how to free it."""
 
     name: str
     give: ExitStack
@@ -42,7 +43,7 @@ Move = Callable[[Caller, int, random.Random, Sequence[Caller]], Held | None]
 
 
 def several_from_a_pool(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Use a pool with its own threshold and limit: some of its allocations are freed, some outlive it."""
+    """Use a pool with a threshold and a limit of its own. Some of its allocations are freed; some outlive it."""
     with ExitStack() as undo:
         stream = _stream(caller, undo)
         pool = [caller.new("cuMemPoolCreate", In(pool_properties(chance.choice((0, 64 * MIB, 256 * MIB)))))]
@@ -66,7 +67,7 @@ def several_from_a_pool(caller: Caller, size: int, chance: random.Random, others
 
 
 def another_current_pool(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Make a pool the device's current one for a while."""
+    """Set a pool as the device's current pool for a while."""
     with ExitStack() as undo:
         stream = _stream(caller, undo)
         pool = [caller.new("cuMemPoolCreate", In(pool_properties()))]
@@ -136,8 +137,9 @@ def tiles_of_an_array(caller: Caller, size: int, chance: random.Random, others: 
 
 
 def handed_to_another(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Share physical memory by a descriptor, which keeps it, and memory of cuMemAlloc by IPC: a sibling that opens the
-    latter is not charged."""
+    """Share physical memory by a descriptor, which keeps it, and memory of cuMemAlloc by IPC. A sibling process that
+    opens the memory of cuMemAlloc is not charged.
+    """
     with ExitStack() as undo:
         handles = [caller.new("cuMemCreate", size, In(PHYSICAL), 0)]
         undo.callback(_each, handles, caller, "cuMemRelease")
@@ -173,7 +175,7 @@ def a_context_with_all_its_memory(caller: Caller, size: int, chance: random.Rand
 
 
 def a_graph_that_is_used_again(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Upload and launch two executables of one graph; memory that one leaves behind serves the other."""
+    """Upload and launch two executables of one graph. Memory that one leaves behind serves the other."""
     with ExitStack() as undo:
         undo.callback(caller.ok, "cuDeviceGraphMemTrim", 0)
         stream = _stream(caller, undo)
@@ -201,7 +203,7 @@ def a_graph_that_is_used_again(caller: Caller, size: int, chance: random.Random,
 
 
 def what_must_fail(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> None:
-    """Make calls without sense: each fails and changes no ledger."""
+    """Make invalid calls. Each must fail and change no ledger."""
     address = caller.new("cuMemAlloc_v2", 4096)
     assert caller.code("cuMemFree_v2", address + 512) != 0
     caller.ok("cuMemFree_v2", address)

@@ -1,4 +1,4 @@
-"""Noise: processes that take the processors from everybody else for milliseconds, as a busy host does."""
+"""Noise: processes that take the processors from all others for milliseconds, as on a busy host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PRIORITY = 50
 
 @contextlib.contextmanager
 def noise(part: float, mean_ms: float) -> Iterator[None]:
-    """Take each processor for a part of the time, in stretches of exponential length. Skips the test where that is not
-    allowed.
+    """Take each processor for a part of the time, in intervals of exponentially distributed length. Skips the test if
+    this is not permitted.
 
     Args:
         part: Part of the time, between 0 and 1.
-        mean_ms: Mean length of a stretch in milliseconds.
+        mean_ms: Mean length of an interval in milliseconds.
     """
     processors = sorted(os.sched_getaffinity(0))
     command = [sys.executable, __file__, str(part), str(mean_ms)]

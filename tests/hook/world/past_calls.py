@@ -1,4 +1,4 @@
-"""Calls of the probed process that put work on a stream which does not run on the multiprocessors."""
+"""Calls of the probed process that put ungated work into a stream: work that does not run on the multiprocessors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 COPY_BYTES = 64 << 20
 COPIES = 320
-"""Copies of one call: a second of the double's copy engine."""
+"""Number of copies of one call, which take one second of the double's copy engine."""
 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -44,8 +44,9 @@ class PastCalls:
         return self.cuda("cuStreamWaitValue32_v2", stream, address, ctypes.c_uint32(1), 1)
 
     def _wait_context(self, way: str, name: str) -> int:
-        """Make all streams wait of the current context, or of the green context whose name is that of the stream, with
-        "-context"."""
+        """Make all streams wait that belong to the current context, or to the green context `NAME-context`, where NAME
+        is the stream's name.
+        """
         event, other, current = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         code = self.cuda("cuStreamCreate", ctypes.byref(other), 1) or self._wait_value(other)
         code = code or self.cuda("cuEventCreate", ctypes.byref(event), 2)
@@ -56,7 +57,9 @@ class PastCalls:
         return code or self.cuda("cuCtxWaitEvent", current, event)
 
     def ungated(self, way: str, name: str) -> tuple[int, Any]:
-        """Put work on the stream, `` the legacy one, that lasts until `ungated_ends`; way `copy`: for a second."""
+        """Put ungated work into the stream (`name` empty: the legacy stream). It lasts until `ungated_ends`; with the
+        way `copy`, for one second.
+        """
         stream = self.handles[name] if name else None
         if way == "value":
             return self._wait_value(stream), None
@@ -93,12 +96,12 @@ class PastCalls:
         return 0, None
 
     def ungated_again(self) -> tuple[int, Any]:
-        """Let what `ungated` does from now on last again."""
+        """Let later work of `ungated` last until the next `ungated_ends`."""
         self.word.value = 0
         return 0, None
 
     def hold(self, key: str, name: str) -> tuple[int, Any]:
-        """Let the stream wait until that key is released."""
+        """Let the stream wait until this key is released."""
         word = self.words.setdefault(key, ctypes.c_uint32(0))
         address = ctypes.c_uint64(ctypes.addressof(word))
         return self.cuda("cuStreamWaitValue32_v2", self.handles[name], address, ctypes.c_uint32(1), 1), None
@@ -108,12 +111,12 @@ class PastCalls:
         return 0, None
 
     def do_nothing(self, name: str) -> tuple[int, Any]:
-        """Put a function on the stream that does nothing."""
+        """Put a function that does nothing into the stream."""
         self.kept.append(_HOST_FUNCTION(lambda _: None))
         return self.cuda("cuLaunchHostFunc", self.handles[name], self.kept[-1], None), None
 
     def copy_nowhere(self) -> tuple[int, Any]:
-        """Put a copy of no bytes from host to host into the legacy stream."""
+        """Put a copy of 0 bytes between host addresses into the legacy stream."""
         host = ctypes.c_uint64(ctypes.addressof(self.word))
         return self.cuda("cuMemcpyAsync", host, host, ctypes.c_size_t(0), None), None
 

@@ -1,4 +1,4 @@
-"""Process under the hook whose CUDA calls a test makes by name, one by one, from as many threads as it likes."""
+"""Process under the hook whose CUDA calls a test makes by name, one by one, from as many threads as it needs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Probe(PythonChild):
         self._reader.start()
 
     def post(self, op: str, *args: Any, thread: str = "main") -> Future[Result]:
-        """Begin a call in a thread of the process, after the earlier calls of that thread."""
+        """Begin a call in a thread of the process. It follows the earlier calls of that thread."""
         future: Future[Result] = Future()
         self._count += 1
         self._pending[self._count] = future

@@ -1,8 +1,8 @@
-"""Program behind `Probe`: makes the CUDA calls that a test asks for by name, one JSON object a line.
+"""Program behind `Probe`: makes the CUDA calls that a test requests by name, one JSON object per line.
 
-`{"id": 1, "thread": "main", "op": "alloc", "args": [4096]}` is answered with `{"id": 1, "code": 0, "value": ...}`;
-`code` is the CUresult. Operations of one thread run one after the other; a thread that waits in a call does not delay
-the other threads.
+The answer to `{"id": 1, "thread": "main", "op": "alloc", "args": [4096]}` is `{"id": 1, "code": 0, "value": ...}`;
+`code` is the CUresult. Operations of one thread run one after another. A thread that waits in a call does not delay the
+other threads.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return self.cuda("cuMemFree_v2", ctypes.c_uint64(address)), None
 
     def copy_unsaid(self, to: int, source: int) -> tuple[int, Any]:
-        """Copy 64 bytes between addresses of whatever kind."""
+        """Copy 64 bytes between addresses of any kind; the call does not show their kinds."""
         addresses = ctypes.c_uint64(to), ctypes.c_uint64(source)
         return self.cuda("cuMemcpyAsync", *addresses, ctypes.c_size_t(64), None), None
 
@@ -144,11 +144,11 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return max(self.stream(f"{name}{index}")[0] for index in range(count)), None
 
     def streams_destroy(self, name: str, count: int, each: int = 1) -> tuple[int, Any]:
-        """Destroy each so many-th of them."""
+        """Destroy every `each`-th of these streams."""
         return max(self.stream_destroy(f"{name}{index}")[0] for index in range(0, count, each)), None
 
     def launch_each(self, kernel: str, name: str, count: int) -> tuple[int, Any]:
-        """Launch once into each of them."""
+        """Launch once into each of these streams."""
         return max(self.launch(kernel, f"{name}{index}")[0] for index in range(count)), None
 
     def stream_sync(self, name: str = "") -> tuple[int, Any]:
@@ -163,8 +163,9 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return 0, count
 
     def in_turn(self, *calls: list[Any]) -> tuple[int, Any]:
-        """Make several calls one right after the other; return the first code that is no success, and how many were
-        made before it."""
+        """Make several calls without a pause. Return the first code that is not CUDA_SUCCESS, and the number of calls
+        before it.
+        """
         for done, (op, *arguments) in enumerate(calls):
             code, _ = getattr(self, op)(*arguments)
             if code:
@@ -210,7 +211,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return code, None
 
     def recapture(self, stream: str, plain: str, kernel: str, other: str) -> tuple[int, Any]:
-        """Record a kernel into a graph of a different kernel; the callback for the mismatch launches into `other`."""
+        """Record a kernel into a graph of another kernel. The callback for the mismatch launches into `other`."""
         answers = []
 
         @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_int)  # type: ignore[untyped-decorator]
@@ -231,7 +232,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return self.cuda("cuGraphExecUpdate_v2", self.handles[name], self.handles[plain], outcome), None
 
     def proc_address(self, name: str, version: int = 13000, flags: int = 0) -> tuple[int, Any]:
-        """Ask cuGetProcAddress; return the file that the function lies in and the status."""
+        """Call cuGetProcAddress. Return the file that contains the function, and the status."""
         found, status = ctypes.c_void_p(), ctypes.c_int(-1)
         code = self.cuda(
             "cuGetProcAddress_v2",
@@ -244,7 +245,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return code, [_file_of(found.value or 0), status.value]
 
     def proc_address_v1(self, name: str, version: int) -> tuple[int, Any]:
-        """Ask the form of cuGetProcAddress that CUDA 11 has; return the file that the function lies in."""
+        """Call the form of cuGetProcAddress that CUDA 11 has. Return the file that contains the function."""
         found = ctypes.c_void_p()
         code = self.cuda("cuGetProcAddress", name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0))
         return code, _file_of(found.value or 0)
@@ -252,16 +253,16 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
     # Not CUDA.
 
     def thread_ends(self) -> tuple[int, Any]:
-        """End the thread; the next call in one of its name starts another."""
+        """End the thread. The next call for its name starts another thread."""
         return 0, None
 
     def live_events(self) -> tuple[int, Any]:
-        """Return the number of the double's events that are not destroyed."""
+        """Return the number of events that the double has created and not destroyed."""
         assert self.library is not None
         return 0, self.library.fake_live_events()
 
     def driver_calls(self) -> tuple[int, Any]:
-        """Return how many calls have reached the double so far."""
+        """Return the number of calls that have reached the double so far."""
         assert self.library is not None
         self.library.fake_driver_calls.restype = ctypes.c_uint64
         return 0, self.library.fake_driver_calls()
@@ -303,18 +304,20 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}
 
     def pin(self, processor: int) -> tuple[int, Any]:
-        """Let this thread run on one processor."""
+        """Bind this thread to one processor."""
         os.sched_setaffinity(0, {processor})
         return 0, None
 
     def sink(self, nice: int) -> tuple[int, Any]:
-        """Let this thread run only when no other does, and at that nice value if it should run as others again."""
+        """Let this thread run only when no other thread does. It gets this nice value, which applies if it later runs
+        as others do.
+        """
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
         return 0, None
 
     def become_nobody(self) -> tuple[int, Any]:
-        """Give up root, in all threads, and forbid that the process is dumped."""
+        """Give up root in all threads, and forbid core dumps of the process."""
         os.setresuid(65534, 65534, 65534)
         return ctypes.CDLL(None).prctl(4, 0, 0, 0, 0), None  # PR_SET_DUMPABLE
 
@@ -322,7 +325,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return 0, threading.get_native_id()
 
     def welcomed(self) -> tuple[int, Any]:
-        """Wait until the agent's hints page is mapped, which shows that it has answered HELLO."""
+        """Wait until the agent's hints page is mapped, which shows that the agent has answered HELLO."""
         deadline = time.monotonic() + 10
         while "sharepod-hints" not in Path("/proc/self/maps").read_text():
             if time.monotonic() > deadline:
@@ -340,7 +343,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return 1, None
 
     def fork(self, *steps: list[Any]) -> tuple[int, Any]:
-        """Run steps [op, args...] in a child of fork; return what each answered."""
+        """Run the steps [op, args...] in a child of fork. Return the result of each."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -358,8 +361,9 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return os.waitstatus_to_exitcode(status), json.loads(content) if content else None
 
     def fork_while_loading(self, name: str = "cuMemAlloc_v2") -> tuple[int, Any]:
-        """Fork with the loader's lock held, which a list of the loaded objects takes; return what a call of the child's
-        returned: cuMemAlloc_v2, or cuInit. It has ten seconds."""
+        """Fork inside dl_iterate_phdr, which holds a lock of the loader. Return the result of the child's call:
+        cuMemAlloc_v2 or cuInit. The child has ten seconds.
+        """
         assert self.library is not None
         call, address, children = getattr(self.library, name), ctypes.c_uint64(), []
         arguments = (0,) if name == "cuInit" else (ctypes.byref(address), ctypes.c_size_t(1))

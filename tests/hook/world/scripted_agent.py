@@ -1,7 +1,7 @@
-"""Scripted agent: the other end of the hook's socket, which does what a test tells it.
+"""Scripted agent: the other end of the hook's socket, controlled by a test.
 
-It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it received, with
-the time. On its own it only welcomes clients and answers questions about memory, from a minimal ledger.
+It uses the wire format of `sharepod.protocol` in a thread of its own, and stores every received frame with its time.
+Without instructions it only welcomes clients, and answers memory requests from a minimal ledger.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GRACE_MS = 1000
 
 @dataclass(frozen=True)
 class Received:
-    """Frame of a client, and when it was received."""
+    """Frame of a client, and the time of its receipt."""
 
     time: int
     """CLOCK_MONOTONIC, ns."""
@@ -76,13 +76,13 @@ class Client:
     """Bytes of each RESERVE with GROWN."""
     closed: bool = False
     pulse: Callable[[], Pulse] = lambda: Pulse(0, 0, 0)
-    """Returns what the client last wrote into its pulse page; without one, nothing."""
+    """Function that returns the last content of the client's pulse page, or nothing if it has no pulse page."""
 
 
 class ScriptedAgent:
-    """Server of `agent.sock` in a tenant's directory until `close`.
+    """Server of `agent.sock` in a tenant's directory, until `close`.
 
-    `vanish` and `appear` play an agent that ends and comes back.
+    `vanish` and `appear` simulate an agent that ends and comes back.
     """
 
     def __init__(self, directory: Path, gpus: Sequence[GpuTerms], *, grace_ms: int = GRACE_MS) -> None:
@@ -91,7 +91,7 @@ class ScriptedAgent:
         self.grace_ms = grace_ms
         self.clients: list[Client] = []
         self.on_want: Callable[[Client], Grant | None] = lambda client: None
-        """Returns the answer to a WANT, or to a DRAINED that counts as one; None: no answer yet."""
+        """Function that returns the answer to a WANT, or to a DRAINED that counts as a WANT; None: no answer yet."""
         self.answer_memory = True
         """False: RESERVE and MEMINFO are not answered."""
         self.refuse: RefusedReason | None = None
@@ -99,9 +99,9 @@ class ScriptedAgent:
         self.turn_away: RefusedReason | None = None
         """Answer to a new connection, which is then closed before HELLO is read."""
         self.version = VERSION_MAX
-        """Version of the protocol that it agrees on."""
+        """Version of the protocol in WELCOME."""
         self.mute = False
-        """True: nothing is read, as by an agent that hangs."""
+        """True: nothing is read, like by an agent that hangs."""
         self.hints = HintsPage()
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
@@ -109,13 +109,13 @@ class ScriptedAgent:
         self._stop = False
         self._grant_ids = 0
         self.last_grant = Grant(0, 0, 0, metered=False)
-        """The newest that was made; a test revokes it."""
+        """The newest grant, which a test may revoke."""
         self.appear()
 
     # ---- called by tests
 
     def appear(self) -> None:
-        """Start to listen, at the same path as before."""
+        """Start to listen at the same path as before."""
         path = self.directory / "agent.sock"
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -144,7 +144,7 @@ class ScriptedAgent:
         self.hints.close()
 
     def next_grant(self, quantum_ms: float = 0, *, metered: bool = False, concurrent: bool = False) -> Grant:
-        """Return the next GRANT, without sending it; `quantum_ms` 0: until revoked."""
+        """Return the next GRANT without sending it. `quantum_ms` 0: until revoked."""
         self._grant_ids += 1
         gpus = (1 << len(self.gpus)) - 1
         self.last_grant = Grant(self._grant_ids, int(quantum_ms * 1e6), gpus, metered, concurrent=concurrent)
@@ -182,7 +182,7 @@ class ScriptedAgent:
                 self._changed.wait(min(left, 0.01))
 
     def client(self, index: int = 0, timeout: float = 10) -> Client:
-        """Wait for the index-th client's HELLO and return the client."""
+        """Wait for the HELLO of the client with this index, and return the client."""
         self.wait(lambda: len(self.clients) > index and bool(self.clients[index].received), f"client {index}", timeout)
         return self.clients[index]
 
@@ -195,12 +195,12 @@ class ScriptedAgent:
             return [received.time for received in client.received if isinstance(received.frame, kind)]
 
     def next_frame(self, client: Client, kind: type[Got], after: int = 0, timeout: float = 10) -> Got:
-        """Wait for the frame of that type that follows `after` others of it, and return it."""
+        """Wait for the frame of this type that follows `after` others of the type, and return it."""
         self.wait(lambda: len(self.frames(client, kind)) > after, f"{kind.__name__} number {after + 1}", timeout)
         return self.frames(client, kind)[after]
 
     def wait_asked(self, client: Client, times: int = 1, timeout: float = 10) -> None:
-        """Wait until the client has asked for the token `times` times, by WANT or with DRAINED."""
+        """Wait until the client has requested the token `times` times, by WANT or with DRAINED."""
 
         def asked() -> bool:
             drained = self.frames(client, Drained)

@@ -1,4 +1,4 @@
-"""A process that is stopped (SIGSTOP) and goes on, again and again, as a CPU quota or a busy node holds one up."""
+"""Stops a process (SIGSTOP) and lets it continue, repeatedly, like a CPU quota or a busy node."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import threading
 from collections.abc import Iterable, Iterator
 
 AHEAD = {"FAKE_CUDA_AHEAD_MS": "50"}
-"""For programs that are stopped: the simulated GPU goes on with what they have launched, as hardware does."""
+"""Environment for programs that are stopped: the simulated GPU continues with the work that they have launched, like
+hardware.
+"""
 
 
 def regular(stopped_ms: float, runs_ms: float) -> Iterator[tuple[float, float]]:
-    """Yield the milliseconds of a stop and of the run after it, always the same."""
+    """Yield the milliseconds of a stop and of the following run, always the same."""
     return itertools.repeat((stopped_ms, runs_ms))
 
 
 def drawn(stopped_ms: float, runs_ms: float, seed: int) -> Iterator[tuple[float, float]]:
-    """Yield lengths of these means, evenly distributed from a tenth to nearly twice as much."""
+    """Yield lengths with these means, uniformly distributed from a tenth of the mean to nearly twice the mean."""
     draws = random.Random(seed)
     while True:
         yield stopped_ms * draws.uniform(0.1, 1.9), runs_ms * draws.uniform(0.1, 1.9)
@@ -28,7 +30,7 @@ def drawn(stopped_ms: float, runs_ms: float, seed: int) -> Iterator[tuple[float,
 
 @contextlib.contextmanager
 def stopping(process: subprocess.Popen[str], lengths: Iterable[tuple[float, float]]) -> Iterator[None]:
-    """Stop a process and let it go on, for these lengths, until the end of the block."""
+    """Stop a process and let it continue, for these lengths, until the end of the block."""
     done = threading.Event()
 
     def toggle() -> None:

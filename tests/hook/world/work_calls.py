@@ -1,7 +1,7 @@
 """Calls of the probed process that make the device work: any such entry point, by its prototype in the table.
 
-The arguments are chosen by the types and names of the parameters, so that a new entry point is called too: 64 bytes are
-copied, filled or moved between two pieces of memory, or a kernel or graph that does nothing is launched.
+The arguments are chosen by the types and names of the parameters, so a new entry point is called too. A call copies,
+fills or moves 64 bytes between two pieces of memory, or launches a kernel or graph that does nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WorkCalls:
         raise NotImplementedError
 
     def work_memory(self) -> tuple[int, Any]:
-        """Make what `work` works on: two pieces of each kind of memory, and two arrays."""
+        """Create the objects for `work`: two pieces of each kind of memory, and two arrays."""
         code = 0
         self.places: dict[str, list[int]] = {}
         for kind, symbol, word in (

@@ -1,9 +1,10 @@
-/* Replacements, by --wrap, of functions with which the hook passes the C library by, for a build under sanitizers.
+/* Replacements (linker option --wrap) of functions by which the hook bypasses the C library, for a build with
+ * sanitizers.
  *
- * - object_libc_symbol returns the sanitizer's function where there is one in place of the C library's. Without its
- *   pthread_create the sanitizer would not know the hook's thread.
- * - sys_map and sys_unmap call mmap and munmap, by which alone the sanitizer learns that memory at an address that
- *   returns is not the memory that was there before.
+ * - object_libc_symbol returns the sanitizer's function if the sanitizer replaces that of the C library. Without the
+ *   sanitizer's pthread_create, the sanitizer would not know the hook thread.
+ * - sys_map and sys_unmap call mmap and munmap. Only from them does the sanitizer learn that memory at a reused address
+ *   is new memory.
  */
 #include <dlfcn.h>
 #include <stddef.h>

@@ -1,6 +1,5 @@
-/* A library through which a program uses CUDA, and which it closes again: libcuda is loaded because this library needs
- * it, and what it leaves behind runs still.
- */
+/* A library through which a program uses CUDA, and which the program closes again. libcuda is loaded because this
+ * library needs it. Kernels of the library still run when it is closed. */
 #include <stddef.h>
 
 typedef void *handle;
@@ -32,9 +31,9 @@ static void call_back(handle stream, int status, void *unused) {
     call(unused);
 }
 
-/* Launch into a stream of its own, and once in each way that names a function of this library. What names one has ended
- * when this returns; the kernels at the end have not. Return how often the functions were called; negative: an error.
- */
+/* Launch into a stream of its own, and once in each way that passes a function of this library to the driver. Work that
+ * uses these functions has ended when this returns; the last kernels have not. Return the number of calls of the
+ * functions; negative: an error. */
 int work(int kernels) {
     handle context, module, function, stream;
     unsigned long long memory;

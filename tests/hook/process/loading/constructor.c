@@ -1,7 +1,8 @@
-/* A library whose constructor makes a CUDA call while another thread, which it has started, is in the process's first.
+/* A library whose constructor makes a CUDA call. At that time another thread, which the constructor has started, is in
+ * the first CUDA call of the process.
  *
- * The loader holds a lock while constructors run, so that the other thread, if it waits for the loader, waits for the
- * end of this one.
+ * The loader holds a lock while constructors run. If the other thread waited for the loader, it would wait for the end
+ * of this constructor.
  */
 #include <pthread.h>
 #include <stdatomic.h>

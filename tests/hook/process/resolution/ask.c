@@ -1,12 +1,13 @@
-/* ask: reads questions from standard input, one a line, and answers each with the file and symbol of what came out.
+/* ask: reads requests from standard input, one per line, and answers each with the file and symbol that the lookup
+ * returned.
  *
  *   proc1 NAME VERSION FLAGS      cuGetProcAddress          answer: RESULT - FILE SYMBOL
  *   proc2 NAME VERSION FLAGS      cuGetProcAddress_v2       answer: RESULT STATUS FILE SYMBOL
  *   handle|default|next NAME      dlsym                     answer: FILE SYMBOL
  *   vhandle|vdefault|vnext NAME   dlvsym of version NONE    answer: FILE SYMBOL
  *
- * A NAME of "" is the empty string. "load PATH" opens a libcuda, the one that is asked from then on. "init -" answers
- * with the result of its cuInit, "close -" closes it.
+ * The NAME "" is the empty string. "load PATH" opens a libcuda, in which later requests search. "init -" answers with
+ * the result of its cuInit. "close -" closes it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* runtime LIBCUDART: opens NVIDIA's runtime and asks it for something that makes it look for the driver. */
+/* runtime LIBCUDART: opens NVIDIA's runtime and makes a call for which the runtime looks up the driver. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
-/* A library preloaded before the hook that wraps dlsym itself, as tracers do: logs what the hook's cuGetProcAddress
- * hands out, one line each: name, version, flags, result, file and symbol. WITNESS_LOG names the log.
- */
+/* A library that is preloaded before the hook and wraps dlsym itself, like a tracer. It logs each function that the
+ * hook's cuGetProcAddress returns, one per line: name, version, flags, result, file and symbol. WITNESS_LOG is the name
+ * of the log. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ static void note(const char *name, int version, unsigned long long flags, int re
 static get_v1 witness_v1;
 static get_v2 witness_v2;
 
-/* A program that asks for cuGetProcAddress itself stays watched. */
+/* Also log calls of a program that looks up cuGetProcAddress itself. */
 static void replace(void **function) {
     Dl_info where = {0};
     if (function == NULL || *function == NULL || dladdr(*function, &where) == 0 || where.dli_sname == NULL)

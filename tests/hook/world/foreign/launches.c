@@ -1,5 +1,6 @@
-/* Launches without end in a thread of its own and, for each line that it reads, says how many launches have returned.
- * `launches symbol|dlsym` names the way to cuLaunchKernel. It needs nothing that is not in every C library. */
+/* Launches without end in a thread. For each line that it reads, prints the number of launches that have returned.
+ * `launches symbol|dlsym` selects the way to cuLaunchKernel. The program needs only functions that every C library has.
+ */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
