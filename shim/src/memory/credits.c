@@ -24,7 +24,8 @@
 #define CREDITS_IDLE_MOST (32ull << 20)
 /* Bytes, 64 TiB: most bytes that are requested from the agent. No GPU has as many. */
 #define RESERVE_MOST (1ull << 46)
-/* ns for an answer about bytes that the known limit excludes; one takes 22 us, with a busy agent some ms. */
+/* ns for which to wait for an answer about bytes that the known limit excludes. An answer takes 22 us, from a busy
+ * agent some ms. */
 #define RULED_OUT (100 * SYS_MS)
 /* Time between two checks of idle credits. A check returns the credits that were idle since the check before. So idle
  * credits are returned within a second of their last use. */

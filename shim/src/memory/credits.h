@@ -14,9 +14,9 @@
 
 #include "memory/state.h"
 
-/* Reserve bytes from the idle credits, and request the missing bytes from the agent. Waits for the agent's answer. If
- * the agent is absent, it waits up to SHAREPOD_MEMORY_WAIT_MS, or up to 1 s if this process alone would exceed its
- * limit. Return false if the limit does not allow the bytes. */
+/* Reserve bytes from the idle credits, and request the missing bytes from the agent. Waits for the agent's answer, and
+ * for an absent agent up to SHAREPOD_MEMORY_WAIT_MS. If this process alone would exceed its limit, each wait is 100 ms
+ * at most. Return false if the limit does not allow the bytes. */
 bool credits_reserve(int place, uint64_t bytes);
 /* Reserve more bytes than a call needs. Return false unless the agent can grant them at once, without recalling idle
  * credits of sibling processes. */
