@@ -61,7 +61,7 @@ static const struct link_map *first_object(void) {
 
 /* Return the last object of the list that was certainly loaded at the program's start: glibc or its dynamic linker.
  * Reading the list up to this object takes no lock, because these objects are never unloaded. In a child of fork,
- * another lock, that of dl_iterate_phdr, may never be released (H6). */
+ * another lock, that of dl_iterate_phdr, may never be released (H6, process.h). */
 static const struct link_map *last_initial(void) {
     static const struct link_map *_Atomic known;
     const struct link_map *last = atomic_load_explicit(&known, memory_order_relaxed);

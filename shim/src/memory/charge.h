@@ -1,7 +1,8 @@
 /* Charge of one driver call: its bytes are reserved before the call (C1) and returned if the call fails (C2).
  *
  * A wrapper that allocates calls charge_begin, the driver, and charge_end. A wrapper that frees calls uncharge_begin,
- * the driver, and uncharge_end. None of the four functions holds the lock when it returns (C4).
+ * the driver, and uncharge_end. None of the four functions holds the lock when it returns (C4). memory/state.h has C1
+ * to C6.
  */
 #ifndef SHAREPOD_CHARGE_H
 #define SHAREPOD_CHARGE_H

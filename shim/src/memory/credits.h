@@ -4,7 +4,7 @@
  * - On a GPU whose limit is enforced, the process uses only bytes that the agent has granted before (C1). The one
  *   exception is credits_grow, which reports the bytes to the agent (C5).
  * - Unused credits are returned to the agent (C6).
- * - The lock is not held during a request to the agent (C4).
+ * - The lock is not held during a request to the agent (C4). memory/state.h has C1 to C6.
  */
 #ifndef SHAREPOD_CREDITS_H
 #define SHAREPOD_CREDITS_H

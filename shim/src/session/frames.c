@@ -13,10 +13,10 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
     return (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size, .seq = seq};
 }
 
-/* Report the memory of this process from an earlier connection to the agent (SE3), and then the end of the report.
- * Until that end, the agent uses its own earlier figures of the process. It takes any frame other than these reports as
- * the end. So the MEMINFO requests of all GPUs follow last. Return false if the connection is lost. With the locks of
- * struct gpus and of the session. */
+/* Report the memory of this process from an earlier connection to the agent (SE3, session.h), and then the end of the
+ * report. Until that end, the agent uses its own earlier figures of the process. It takes any frame other than these
+ * reports as the end. So the MEMINFO requests of all GPUs follow last. Return false if the connection is lost. With the
+ * locks of struct gpus and of the session. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];

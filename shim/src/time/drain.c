@@ -3,7 +3,7 @@
  * before other work. The drain records no event for these launches: the driver's queue may be full, and the call would
  * then wait for room while it holds the registry's lock. Only for launches of threads without a queue the drain records
  * the event of the stream's row. A capturing stream runs nothing, and its earlier work was fenced when the capture
- * began (R5). cuCtxSynchronize cannot be used, because it would invalidate captures and cannot be polled.
+ * began (R5, streams.h). cuCtxSynchronize cannot be used, because it would invalidate captures and cannot be polled.
  *
  * An event in the legacy stream is a barrier between all blocking streams of the context. So the hook records an event
  * there only directly behind a launch, or directly before work, of the program in that stream (D4). Only its own thread
@@ -74,8 +74,8 @@ static bool launched_into(const struct known_stream *row) {
     return false;
 }
 
-/* Record the event of the row if its launches are not covered. Do nothing if a capture forbids the event (R3), or if
- * recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
+/* Record the event of the row if its launches are not covered. Do nothing if a capture forbids the event (R3,
+ * streams.h), or if recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
 static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
     if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
         return;

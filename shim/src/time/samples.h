@@ -1,7 +1,7 @@
 /* Samples of the process's progress: whether launched work is in flight at random moments.
  *
  * Guarantees:
- * - SP1 A sample disturbs no stream capture (R3), records no event and orders no work.
+ * - SP1 A sample disturbs no stream capture (R3, streams.h), records no event and orders no work.
  * - SP2 A sample never waits. It is skipped if the registry's lock is taken. If a thread is inside a launch that may go
  *   into a stream, the sample makes no call about that stream, because the launch may be waiting for room in the
  *   driver. The sample is then dropped, with one exception: a thread that was inside the same launch at the last sample

@@ -309,7 +309,7 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
 
 /* A default stream needs no event here. Only a per-thread default stream may join a capture, and its thread has already
  * recorded a fence behind its launches. An event in the legacy stream would order streams that the program has not
- * ordered (D4). */
+ * ordered (D4, drain.h). */
 bool streams_join(struct streams *streams, struct gate *gate, CUstream stream) {
     struct open_capture joins = {.context = context_of_stream(stream), .stream = stream, .joins = true};
     lock(&streams->lock);

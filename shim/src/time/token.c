@@ -367,7 +367,7 @@ static bool announce(struct token *token, uint64_t now) {
     return session_send(token->session, &frame, SHP_DRAINING, sizeof frame);
 }
 
-/* Step in TOKEN_CLOSING: wait until no thread is inside a launch (G1), for at most the grace period. */
+/* Step in TOKEN_CLOSING: wait until no thread is inside a launch (G1, gate.h), for at most the grace period. */
 static uint64_t step_closing(struct token *token, uint64_t now) {
     /* A pause longer than STOPPED counts as STOPPED, because the threads had no CPU to leave their launches. */
     token->patience -= least(token->patience, least(now - token->last_step, STOPPED));

@@ -6,9 +6,9 @@
  * Guarantees:
  * C7 reserved-counts: a pool counts with the bytes that it has reserved on the device, used or not, by the driver's
  *    figure.
- * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1). If the charge
- *    is refused, the call is made only if unused memory of the pool can serve it. No other call of the pool is then
- *    under way, so that no other call takes this memory.
+ * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1,
+ *    memory/state.h). If the charge is refused, the call is made only if unused memory of the pool can serve it. No
+ *    other call of the pool is then under way, so that no other call takes this memory.
  * C9 no-read-while-ending: the hook makes no driver call about a pool that is being destroyed.
  * C10 shrinking-is-seen: after a pool has returned memory to the device, the memory stops counting at the next of these
  *     events: a call of the pool, a query of free memory, a recall of credits, or a check every POOL_LOOK_NS.
@@ -119,7 +119,8 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
 /* After a call, charge growth beyond the charged bytes. Return false if the limit does not allow it. The caller must
  * then undo the call if it can, and call pool_call_close. */
 bool pool_call_end(struct pool_call *call);
-/* End a call after pool_call_end has returned false. The pool's growth is charged even over the limit (C5). */
+/* End a call after pool_call_end has returned false. The pool's growth is charged even over the limit (C5,
+ * memory/state.h). */
 void pool_call_close(struct pool_call *call);
 
 /* pool_settle.c */

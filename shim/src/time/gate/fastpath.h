@@ -17,7 +17,7 @@
 /* Forced, because the compiler does not inline a function that many wrappers use. A call would add 2 ns to a launch. */
 #define FAST static inline __attribute__((always_inline))
 
-/* Order the store to the slot before the load of the gate word (G3). */
+/* Order the store to the slot before the load of the gate word (G3, gate.h). */
 FAST void gate_order(const struct gate *gate) {
     if (UNLIKELY(atomic_load_explicit(&gate->no_membarrier, memory_order_relaxed)))
         atomic_thread_fence(memory_order_seq_cst);

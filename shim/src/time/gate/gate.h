@@ -131,7 +131,8 @@ void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, con
 void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
 /* Set new terms while the gate is open. Parameters as of gate_open. */
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
-/* From now on each thread waits for its own launches (P4), because the hook thread makes no more driver calls. */
+/* From now on each thread waits for its own launches (P4, passage.h), because the hook thread makes no more driver
+ * calls. */
 void gate_exit(struct gate *gate);
 /* Close the gate. Threads may be inside launches until gate_clear returns true (G1, G3). */
 void gate_close(struct gate *gate);

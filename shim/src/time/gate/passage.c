@@ -1,7 +1,7 @@
 /* Entering and leaving the gate outside the fast path; slots of threads; waiting for a turn.
  *
- * A thread marks its slot, then reads the gate word (G3). If the gate is closed, the thread clears the mark, records
- * that it waits, and wakes the hook thread. The hook thread then requests the token.
+ * A thread marks its slot, then reads the gate word (G3, gate.h). If the gate is closed, the thread clears the mark,
+ * records that it waits, and wakes the hook thread. The hook thread then requests the token.
  */
 #include "time/gate/passage.h"
 

@@ -2,7 +2,7 @@
  * the program's threads; gate.h has the functions of the hook thread.
  *
  * Guarantees:
- * - P1 After a launch is admitted, gate_clear sees the thread inside it until passage_leave (G1).
+ * - P1 After a launch is admitted, gate_clear sees the thread inside it until passage_leave (G1, gate.h).
  * - P2 registered-before-launch: the stream is registered before the launch is admitted, so that a drain waits for the
  *   launch's work.
  * - P3 The passage of a launch also covers launches that the same thread makes inside that launch.

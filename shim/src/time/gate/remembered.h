@@ -5,7 +5,7 @@
  * Guarantees:
  * - R9 Any stream that the thread has launched into is found by a few adjacent probes, for any number of streams. If
  *   the kernel gives no memory for the table, or two streams have the same key, `lost` is set: a queue may be missing
- *   here, and the registry is searched (R8).
+ *   here, and the registry is searched (R8, streams.h).
  * - R10 The table contains no queue that has been freed. It may contain a queue whose stream has ended; the queue's
  *   `word` is then 0.
  */

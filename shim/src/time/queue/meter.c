@@ -331,7 +331,7 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
     if (alone(gate) || (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
         return; /* nothing was metered, or this thread is inside a launch */
     if (captures && (stream_is_default(named) || stream_is_capturing(stream, per_thread)))
-        return; /* recording an event might disturb a capture (R3) */
+        return; /* recording an event might disturb a capture (R3, streams.h) */
     if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
         DRIVER(cuCtxGetCurrent)(&current);
     if (slot != NULL && slot->queues != NULL) {

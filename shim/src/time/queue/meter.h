@@ -5,12 +5,12 @@
  * Guarantees:
  * - Q1 At most PACE_FENCES windows of a queue are unfinished. PC1, PC4 and PC5 (pace.h) limit their size.
  * - Q2 A launch is held back if the work launched before it is expected to last until the quantum ends. Exceptions: the
- *   first launch of an opening after a complete drain, and launches after an unsuccessful wait (PC3).
+ *   first launch of an opening after a complete drain, and launches after an unsuccessful wait (PC3, pace.h).
  * - Q3 Every wait ends: with its fence, with the opening, or after PATIENCE (meter.c). Without PATIENCE, a kernel that
  *   waits for this thread's next action would never end.
  * - Q4 Before ungated work follows a metered launch into a stream, the hook records a fence behind that launch, so that
  *   no drain waits for the ungated work (D3, drain.h).
- * - Q5 In a queue that is kept short, a window begins when the window before it is about to end (PC4).
+ * - Q5 In a queue that is kept short, a window begins when the window before it is about to end (PC4, pace.h).
  * - Q6 A program may put a wait into a stream: for a value, a semaphore or a host function. The fence behind that wait
  *   may not pass until this thread continues. So in a wide queue the thread does not wait for such a fence while the
  *   unfinished launches are expected to take less than two windows. Beyond that it waits until 50 ms after the fence is

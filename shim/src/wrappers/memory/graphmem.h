@@ -4,9 +4,9 @@
  * the memory in the device's graph pool, for the next graph of the process.
  *
  * Guarantees:
- * - Before a launch or an upload, the bytes that it may take are charged (C8). After it, the driver's figure counts
- *   (C7).
- * - If a later launch of the same graph takes memory over the limit, that memory is counted (C5).
+ * - Before a launch or an upload, the bytes that it may take are charged (C8, pool_memory.h). After it, the driver's
+ *   figure counts (C7, pool_memory.h).
+ * - If a later launch of the same graph takes memory over the limit, that memory is counted (C5, memory/state.h).
  */
 #ifndef SHAREPOD_GRAPHMEM_H
 #define SHAREPOD_GRAPHMEM_H

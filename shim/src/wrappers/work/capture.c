@@ -1,9 +1,9 @@
 /* Wrapped begin and end of stream captures. The registry lists the open captures.
  *
  * A launch into a capturing stream runs nothing, and bypasses the gate. While a capture is open, the drain avoids calls
- * that would invalidate the capture (R3). A capture is recorded before the driver's call that begins it. From then on
- * the drain ignores its stream, because the capture may begin before the drain's next driver call. No lock is held
- * during the driver's call (R4).
+ * that would invalidate the capture (R3, streams.h). A capture is recorded before the driver's call that begins it.
+ * From then on the drain ignores its stream, because the capture may begin before the drain's next driver call. No lock
+ * is held during the driver's call (R4, streams.h).
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
@@ -17,10 +17,10 @@ struct beginning {
     struct open_capture capture;
 };
 
-/* Record a capture that is about to begin. First record fences behind the launched work of all streams (R5), because
- * neither a capturing stream nor a stream that joins the capture can be queried. Exception: the legacy stream never
- * captures, and an event in it would order other streams (D4). The thread itself records the fence of its own default
- * stream. */
+/* Record a capture that is about to begin. First record fences behind the launched work of all streams (R5, streams.h),
+ * because neither a capturing stream nor a stream that joins the capture can be queried. Exception: the legacy stream
+ * never captures, and an event in it would order other streams (D4, drain.h). The thread itself records the fence of
+ * its own default stream. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
     if (beginning.refused != CUDA_SUCCESS)

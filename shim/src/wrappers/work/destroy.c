@@ -1,7 +1,7 @@
 /* Wrapped calls that end a stream or a context.
  *
- * The registry removes the handles before the driver's call (R2). No lock is held during that call (R4), because it may
- * wait for the stream's work.
+ * The registry removes the handles before the driver's call (R2, streams.h). No lock is held during that call (R4,
+ * streams.h), because it may wait for the stream's work.
  */
 #include "driver/own_calls.h"
 #include "memory/charge.h"

@@ -2,8 +2,8 @@
  *
  * Under a metered grant, a launch that would end after the quantum waits for the next opening of the gate, but only
  * once. So a graph that is longer than any quantum runs at the beginning of a quantum. If the tenant holds the GPU
- * alone, or the end of the quantum is not known, no launch waits, and the fast path is the same as for kernels (G2). A
- * graph may take memory when it is launched. That memory is charged before the thread enters the gate.
+ * alone, or the end of the quantum is not known, no launch waits, and the fast path is the same as for kernels (G2,
+ * gate.h). A graph may take memory when it is launched. That memory is charged before the thread enters the gate.
  */
 #include "driver/entries.h"
 #include "process/process.h"

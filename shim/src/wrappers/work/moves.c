@@ -39,7 +39,7 @@ static uint64_t present_age(void) {
     return kinds_age(&memory_state()->kinds);
 }
 
-/* Return whether a capture records the call, which then runs nothing. The query disturbs no capture (R3). */
+/* Return whether a capture records the call, which then runs nothing. The query disturbs no capture (R3, streams.h). */
 static bool captured(CUstream stream, bool per_thread) {
     return atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
 }

@@ -1,5 +1,5 @@
 /* Passage of wrapped calls through the process's gate. enter_fast and leave_fast are inlined into launches of kernels
- * and graphs (G2). PASSTHROUGH is the body of other wrappers, where nanoseconds do not matter. */
+ * and graphs (G2, gate.h). PASSTHROUGH is the body of other wrappers, where nanoseconds do not matter. */
 #ifndef SHAREPOD_PASSTHROUGH_H
 #define SHAREPOD_PASSTHROUGH_H
 
@@ -29,7 +29,7 @@ struct passage enter_slowly(CUstream stream, bool per_thread);
 struct passage enter(CUstream stream, bool per_thread);
 
 /* Prepare a call that bypasses the gate, because it does not occupy the GPU's multiprocessors: record fences first, so
- * that no drain waits for the call (D3). */
+ * that no drain waits for the call (D3, drain.h). */
 struct passage pass_by(CUstream stream, bool per_thread);
 
 /* Body of a wrapper. `runs`: the call passes the gate; else it bypasses the gate. */

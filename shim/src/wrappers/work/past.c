@@ -34,8 +34,8 @@ static CUresult before_wait(CUstream stream, bool per_thread) {
         return result;                                                             \
     }
 
-/* A wait for an event of a capture makes the stream join that capture. So the stream's earlier launches are fenced
- * (R5), and the drain ignores the stream during the call. Return whether streams_joined must follow the call. Set
+/* A wait for an event of a capture makes the stream join that capture. So the stream's earlier launches are fenced (R5,
+ * streams.h), and the drain ignores the stream during the call. Return whether streams_joined must follow the call. Set
  * `*refused` if there is no memory. */
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
