@@ -114,7 +114,7 @@ def read(include: Path) -> Header:
         if typedefs != "cudaTypedefs.h" and not (include / typedefs).is_file():
             continue
         for name, since, per_thread, parameters in _TYPEDEF.findall(_COMMENT.sub(" ", _text(include / typedefs))):
-            if "HGPUNV" not in parameters:  # of Windows
+            if "HGPUNV" not in parameters:  # only on Windows
                 forms.setdefault(name, []).append(_Form(int(since), per_thread.lstrip("_"), _tidy(parameters)))
     if not functions or not forms:
         raise HeaderError(
@@ -147,7 +147,7 @@ def _entries(header: Header) -> list[EntryPoint]:
         for per_thread in {form.per_thread for form in forms}:
             wanted = [form for form in forms if form.per_thread == per_thread]
             declared = [symbol for _, symbol in sorted(symbols.get((name, per_thread), []))]
-            if not declared:  # cuda.h has dropped it, the driver has not
+            if not declared:  # cuda.h no longer declares it, but the driver has it
                 declared = [f"{name}_{per_thread}" if per_thread else name]
                 parameters[declared[0]] = wanted[-1].parameters
             since.update((symbol, form.since) for symbol, form in _pair(declared, wanted, parameters))

@@ -15,7 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# The first release that is covered, the last of each major version since; the newest is what the hook is compiled with.
+# The first covered release, and the last one of each major version since. The hook is compiled with the newest one.
 RELEASES = ("nvidia-cuda-runtime-cu11==11.8.89", "nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-runtime==13.5.37")
 NEWEST = "nvidia-cuda-runtime"
 

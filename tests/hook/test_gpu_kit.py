@@ -197,7 +197,7 @@ def test_the_kits_wheels_are_of_the_versions_that_the_project_pins() -> None:
     names = {name for name, _ in in_kit}
     assert {pin for pin in pins if pin[0] in names} <= in_kit
     left_out = {name for name, _ in pins} - names
-    assert left_out == {"grpcio", "protobuf", "kubernetes", "httptools", "orjson"}  # what mode `cluster` alone imports
+    assert left_out == {"grpcio", "protobuf", "kubernetes", "httptools", "orjson"}  # only mode `cluster` imports them
 
 
 @pytest.mark.parametrize(

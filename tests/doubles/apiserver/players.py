@@ -110,7 +110,7 @@ class Players:
         """
         self._swing = milli
 
-    # What they see
+    # Changes that they see
 
     def _see(self, change: Change) -> None:
         item = change.after
@@ -134,7 +134,7 @@ class Players:
             try:
                 self._storage.finish_deletion(kind, *where)
             except Refused:
-                return  # gone already
+                return  # it is already deleted
         elif not spec.get("nodeName"):
             if not spec.get("schedulingGates"):
                 node = _pin(spec) or self._nodes[next(self._turns) % len(self._nodes)]

@@ -280,7 +280,7 @@ class ApiServer:
         if where in self.disrupted:
             raise Refused(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
         if asked.get("uid") not in (None, found["metadata"]["uid"]):
-            self.storage.delete(kind, *where, asked["uid"])  # refuses
+            self.storage.delete(kind, *where, asked["uid"])  # raises Refused
         condition = {
             "type": "DisruptionTarget",
             "status": "True",

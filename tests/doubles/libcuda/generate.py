@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PER_THREAD = ("_ptds", "_ptsz")
-# Functions of cudaGL.h and cudaVDPAU.h that make a context, with the versions of CUDA; types of VDPAU are plain here.
+# Functions of cudaGL.h and cudaVDPAU.h that create a context, with their CUDA versions; VDPAU's types are replaced.
 _CONTEXT = "CUcontext *context, unsigned int flags, CUdevice device"
 BESIDE = {
     "cuGLCtxCreate": (_CONTEXT, 2000, 3020),
     "cuVDPAUCtxCreate": (f"{_CONTEXT}, unsigned int vdpau_device, void *functions", 3010, 3020),
 }
-# Calls that read or write state of the thread, or constants: they take no lock of the driver.
+# Calls that use only state of the thread, or constants: they take no lock of the driver.
 LOCKLESS = re.compile(
     r"cuCtx(GetCurrent|PushCurrent|PopCurrent|SetCurrent|GetDevice|GetApiVersion)|cuThreadExchangeStreamCaptureMode"
     r"|cuGetProcAddress|cuGetError|cuDriverGetVersion|cuDeviceGet(Count)?(_v\d)?$"

@@ -147,12 +147,12 @@ ok("cuStreamEndCapture", stream, byref(graph))
 exe = new("cuGraphInstantiateWithFlags", graph, 0)
 ok("cuGraphLaunch", exe, stream)
 ok("cuStreamSynchronize", stream)
-# A blocking stream: the legacy stream would have to wait for what only gets recorded.
+# A blocking stream: the legacy stream would wait for work that is only recorded.
 blocking = new("cuStreamCreate", 0)
 ok("cuStreamBeginCapture_v2", blocking, mode)
 assert call("cuMemsetD8_v2", a, 0, MIB) == 906
 assert call("cuStreamEndCapture", blocking, byref(graph)) == 901
-# The stream of the thread itself, where a synchronous call cannot be captured.
+# The thread's own default stream, in which a synchronous call cannot be captured.
 own = c_void_p(2)
 ok("cuStreamBeginCapture_v2", own, mode)
 assert call("cuMemcpyDtoH_v2_ptds", h, a, MIB) == 900

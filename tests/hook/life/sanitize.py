@@ -28,13 +28,13 @@ from hook.world.agent_node import running, tenant
 
 KINDS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    # -Wno-tsan: it does not follow fences. What they order here are atomics on both sides.
+    # -Wno-tsan: ThreadSanitizer does not follow fences. Those of the hook order only atomics.
     "thread": ["-fsanitize=thread", "-Wno-tsan"],
 }
 WRAPPED = ("object_libc_symbol", "sys_map", "sys_unmap")
 """Functions that sanitized/wrap.c replaces."""
 LIMIT = 256 << 20
-# The double keeps what operations may still point to, and the hook has no heap: there is nothing to leak.
+# No leak check: the double keeps objects to which operations may point, and the hook has no heap.
 # A child of a process with threads may start threads of its own.
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=66",

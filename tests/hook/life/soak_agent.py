@@ -163,7 +163,7 @@ class Soak:
             )
         self.workers[name] = Worker(label, program, self.now() + SETTLE_S)
 
-    # ---- trouble
+    # ---- faults
 
     def kill(self) -> None:
         name = self.run.random.choice(sorted(self.workers))
@@ -268,7 +268,7 @@ class Soak:
         self.co_run_s += co_run_s - self.co_run_read_s if co_run_s >= self.co_run_read_s else co_run_s
         self.co_run_read_s = co_run_s
 
-    # ---- what is seen of it
+    # ---- observations
 
     def note(self, what: str) -> None:
         """Store a fault with its time."""
@@ -379,7 +379,7 @@ def soak(run: Run) -> dict[str, int]:
         running(Path(directory), *rows) as node,
         Standstill() as standstill,
     ):
-        run.begun = time.monotonic()  # a busy machine starts the agent in longer than a slice takes
+        run.begun = time.monotonic()  # on a busy machine, the agent's start takes longer than a run
         state = Soak(run, node, standstill, filler=filler)
         try:
             state.begin()

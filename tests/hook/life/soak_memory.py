@@ -191,7 +191,7 @@ class Soak:
         self.observer.close()
         self.driver.close()
 
-    # ---- what has to hold
+    # ---- guarantees
 
     def on(self, gpu: int) -> list[Process]:
         return [process for process in self.processes if process.gpu == gpu]
@@ -228,13 +228,13 @@ class Soak:
         must then be between the bytes that the driver has taken and these bytes plus all idle credits.
         """
         credited = self.observer.ask(gpu).used
-        if credited < used:  # also while a process that asks has no agent
+        if credited < used:  # also while the querying process has no agent
             return credited
         if callers and credited <= self.limit:
             return ledger_use(self.observer, callers, gpu)
         return used if used <= credited <= used + IDLE_MOST * len(callers) else credited
 
-    # ---- what happens
+    # ---- steps
 
     def size(self, gpu: int) -> int:
         """Choose a size of whole pages; sometimes exactly the bytes that are left, or a page more."""
@@ -299,7 +299,7 @@ class Soak:
         try:
             held = move(process.caller, self.size(process.gpu), self.random, others)
         except DriverError as error:
-            return self.refused(error, what, 0, None)  # of several calls: who knows of which
+            return self.refused(error, what, 0, None)  # one of several calls; it is not known which
         if held is not None:
             process.held.append(held)
         self.counts["moves"] += 1
@@ -409,9 +409,9 @@ def _node(limit: int, *, nvml: bool) -> Iterator[Node]:
 def soak(run: Run) -> dict[str, int]:
     """Run random memory calls. Return the counts."""
     limit = run.random.choice(LIMITS)
-    nvml = run.random.random() < 0.5  # else the agent learns of processes from its own ledger alone
+    nvml = run.random.random() < 0.5  # else the agent knows processes only from its ledger
     with _node(limit, nvml=nvml) as node, Standstill() as standstill:
-        run.begun = time.monotonic()  # a busy machine starts the agent in longer than a slice takes
+        run.begun = time.monotonic()  # on a busy machine, the agent's start takes longer than a run
         soaking = Soak(run, node, limit, standstill)
         try:
             soaking.go()

@@ -91,7 +91,7 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
         _until(agent, lambda asked=asked: _asked(agent) > asked, 1)  # type: ignore[misc]
         while not hold.release():
             time.sleep(0.001)
-        time.sleep(0.01)  # the next grant is 20 ms off
+        time.sleep(0.01)  # the next grant follows after 20 ms
         agent.step()
     assert agent.seen["launches without a token"] == 0
     assert agent.seen["drained too early"] == 0

@@ -185,7 +185,7 @@ class WatchedAgent(ScriptedAgent):
             case 2:
                 packet = encode(Recall(self._chance.randrange(len(self.gpus), 1 << 32), 1 << 60))
             case _:
-                at = sound.index(self.gpus[0].uuid) - 8  # how many GPUs
+                at = sound.index(self.gpus[0].uuid) - 8  # offset of the number of GPUs
                 packet = bytes(sound[:at] + self._chance.randbytes(4) + sound[at + 4 :])
         self._turns[id(client)].given_up = True
         client.socket.send(packet)
@@ -195,7 +195,7 @@ class WatchedAgent(ScriptedAgent):
         now = self._counts.launches(turn)
         if turn.settled is None or now is None or now == turn.settled:
             return
-        if _hung_up(client):  # it has gone on without an agent
+        if _hung_up(client):  # the client continues without an agent
             turn.given_up = True
             return
         late = min(now - turn.settled, len(turn.inside))
@@ -300,6 +300,6 @@ def _hung_up(client: Client) -> bool:
     waiting = select.poll()
     try:
         waiting.register(client.socket, 0)
-    except ValueError:  # closed here as well
+    except ValueError:  # closed on this side as well
         return True
     return bool(waiting.poll(0))

@@ -63,7 +63,7 @@ def test_a_context_is_paid_for_as_the_agent_has_learnt(make_tenant: MakeTenant, 
     agent, first, second, third = tenant.agent(), *(tenant.probe(f"p{n}") for n in range(3))
     for probe in (first, second):
         probe.ok("init")
-        probe.ok("welcomed")  # what a context takes is known from then on
+        probe.ok("welcomed")  # from then on the bytes of a context are known
         probe.ok(create, *["one"] * (create != "context_create"))
         probe.ok("own_context", "more")
     assert agent.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)

@@ -217,7 +217,7 @@ def test_a_child_of_fork_keeps_nothing_for_an_importer(other: tuple[LedgerCheck,
 
 def test_no_descriptor_of_the_hooks_is_left_behind(make_check: MakeCheck) -> None:
     check = make_check()
-    check.probe.ok("descriptor_close", exported(check))  # from now on two of its own watch them
+    check.probe.ok("descriptor_close", exported(check))  # from now on the hook has two descriptors that watch exports
     until(check, 0)
     before = len(check.probe.ok("facts")["files"])
     handles = [check.probe.ok("physical", PAGE) for _ in range(40)]

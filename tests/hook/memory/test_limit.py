@@ -86,10 +86,10 @@ def test_credits_that_a_lowered_limit_takes_back_do_not_go_back_twice(make_check
     check = make_check()
     check.probe.ok("alloc", MIB)
     check.agent.wait(lambda: check.agent.used(0) == 2 * MIB, "a whole step of credits")
-    time.sleep(0.05)  # the first look
+    time.sleep(0.05)  # the first check
     check.agent.change_limits([terms(memory=100 * MIB)])
     check.agent.wait(lambda: check.agent.used(0) == MIB, "the idle credits")
-    time.sleep(0.7)  # the second
+    time.sleep(0.7)  # the second check
     assert check.agent.used(0) == MIB
     assert check.probe.call("alloc", 100 * MIB).code == OUT_OF_MEMORY
     assert check.same() == MIB

@@ -173,7 +173,7 @@ def test_small_allocations_seldom_ask(tenant: Tenant) -> None:
     for _ in range(1000):
         probe.ok("alloc", 2000)
     client = agent.client()
-    given_back = len(agent.frames(client, Release))  # what lay idle, where the allocations take long
+    given_back = len(agent.frames(client, Release))  # idle credits, if the allocations take long
     assert len(agent.frames(client, Reserve)) <= 1 + given_back
 
 
@@ -259,7 +259,7 @@ def test_without_an_agent_the_credits_in_hand_are_all_there_is(make_tenant: Make
     probe.start_cuda()
     probe.ok("alloc", MIB)
     agent.vanish()
-    probe.ok("alloc", MIB)  # of the 2 MiB that were credited
+    probe.ok("alloc", MIB)  # from the 2 MiB of credits
     begun = time.monotonic()
     assert probe.call("alloc", MIB).code == OUT_OF_MEMORY
     assert 1.4 < time.monotonic() - begun < 6, "it waits for the agent first"

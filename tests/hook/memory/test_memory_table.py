@@ -29,7 +29,7 @@ SIZE = 12 * MIB
 LEAST = 512
 OUT_OF_MEMORY = 2
 
-# Functions of class memory that take nothing: they free, tell, or make what takes memory later by a function of WAYS.
+# Functions of class memory that take none: they free, report, or prepare for a function of WAYS.
 TAKES_NOTHING = {
     "cuArrayDestroy",
     "cuDeviceGraphMemTrim",
@@ -213,7 +213,7 @@ def test_what_the_driver_refuses_is_not_counted(wide: Tenant, table: Table, symb
         ballast.new("cuMemAlloc_v2", free - SIZE + LEAST)
         assert refused(symbol, caller)
     finally:
-        ballast.close()  # then what is free is again what the limit leaves
+        ballast.close()  # then the limit alone determines the free memory
     assert wide.use() == before
     with take(symbol, caller, SIZE):
         assert wide.use() == before + cost

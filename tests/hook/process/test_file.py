@@ -32,7 +32,7 @@ def built_in(folder: Path) -> Path:
     """Build the hook from a copy of its sources and of the headers in `folder`."""
     shutil.copytree(ROOT / "shim", folder / "shim", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(HEADERS, folder / "headers")
-    for native in (ROOT / "operator" / "sharepod").rglob("native"):  # setup.py asks that they are there
+    for native in (ROOT / "operator" / "sharepod").rglob("native"):  # setup.py requires these folders
         shutil.copytree(native, folder / native.relative_to(ROOT))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, folder)

@@ -235,7 +235,7 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
     agent.next_frame(agent.client(), Drained)
     life.proceed()
     life.hears("full")
-    agent.vanish()  # what is lost cannot be opened again
+    agent.vanish()  # a lost connection cannot be opened again
     tenant.until(lambda: "too many open files" in life.stderr or "going on by" in life.stderr, "word of it")
     life.proceed()
     life.hears("launching")
@@ -321,8 +321,10 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     agent.next_frame(client, Want)
     grant = agent.grant(client)
     assert started.result(10).code == 0
-    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")  # beside the kernel and the fence behind it
-    launching = probe.post("launch", "spin_us_500", "s", 5, thread="stopped")  # sleeps in a full queue of the driver
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")  # next to the kernel and its fence
+    launching = probe.post(
+        "launch", "spin_us_500", "s", 5, thread="stopped"
+    )  # sleeps in a full queue
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     with held(stopped):
         agent.revoke(client, grant)

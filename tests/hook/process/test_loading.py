@@ -28,7 +28,7 @@ for turn in range(3):
     _ctypes.dlclose(library._handle)
     assert not loaded(sys.argv[1])
     if turn:
-        time.sleep(0.12)  # the token goes back meanwhile
+        time.sleep(0.12)  # the hook returns the token
 print("done", flush=True)
 """
 

@@ -32,7 +32,7 @@ def test_a_hook_and_an_agent_of_different_versions_share_a_gpu_and_keep_the_limi
     with running(tmp_path, tenant("a", 0.4), tenant("b", 0.6, memory=2 * GI), hook_file=str(hook)) as node:
         assert (node.path("a") / "libsharepod.so").read_bytes() == hook.read_bytes()
         first, second = (node.launch(name, "--sync-every", "16") for name in "ab")
-        # Each takes its turn again and again beside the other, as only two that the agent grants to can.
+        # Turns of both alternate, which is possible only if the agent grants to both.
         for _ in range(3):
             before = {name: node.devices().busy_ns(name) for name in "ab"}
             wait_for(

@@ -32,7 +32,7 @@ def test_two_busy_tenants_share_as_they_asked(tmp_path: Path) -> None:
         busy(node, "a", "b")
         time.sleep(SETTLE_S)
         shares = node.shares(6, "a", "b")
-    # Where other programs keep the processors busy, both get less of the GPU; how they divide it does not change.
+    # If other programs keep the processors busy, both get less of the GPU. Their ratio does not change.
     assert shares["a"] + shares["b"] >= 0.7
     assert shares["a"] / (shares["a"] + shares["b"]) == pytest.approx(0.4, abs=0.03)
 

@@ -61,7 +61,7 @@ def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenan
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    address = probe.ok("alloc", 4096) + 4096  # the next one in the double; memory of the host until then
+    address = probe.ok("alloc", 4096) + 4096  # the double's next address; host memory until then
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
     assert probe.ok(allocation, 4096) == address
@@ -95,7 +95,7 @@ def test_memory_of_a_graph_that_lies_where_the_host_had_some_is_a_devices(tenant
     probe.start_cuda()
     probe.ok("stream", "s")
     probe.ok("capture_begin", "s", 2)  # relaxed
-    address = probe.ok("alloc_async", 4096, "s") + 4096  # the next one in the double; memory of the host until then
+    address = probe.ok("alloc_async", 4096, "s") + 4096  # the double's next address; host memory until then
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
     if way == "captured":

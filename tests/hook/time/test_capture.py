@@ -188,7 +188,7 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
         return grants[-1]
 
     agent.on_want = granted
-    for _ in range(8):  # so short ones that the long one is long before the next fence is due
+    for _ in range(8):  # short ones: no fence is due after the long one
         probe.ok("launch", "spin_us_1", "busy")
     probe.ok("launch", "spin_us_100000", "busy")
     if way == "begins":
@@ -201,7 +201,7 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     agent.revoke(client, grants[-1])
     agent.wait(lambda: any(drained.grant_id == last for drained in agent.frames(client, Drained)), "the drain")
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
-    drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)  # one more may have come
+    drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)  # one more may have arrived
     assert usage.last_end <= next(at for drained, at in drains if drained.grant_id == last)
 
 
@@ -220,7 +220,7 @@ def test_a_drain_next_to_a_capture_waits_for_launches_of_ended_threads_into_defa
     probe.ok("launch", "spin_us_300000", "", 2, thread="ends")
     probe.ok("thread_ends", thread="ends")
     probe.ok("context_use", thread="next")
-    probe.ok("launch", "noop", "s", thread="next")  # has the slot of the thread that has ended
+    probe.ok("launch", "noop", "s", thread="next")  # gets the slot of the ended thread
     probe.ok("capture_begin", "captured", RELAXED)
     client = agent.client()
     agent.revoke(client, agent.last_grant)
@@ -243,7 +243,7 @@ def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, 
     probe.start_cuda()
     probe.ok("stream", "captured", 0 if stream == "legacy" else 1)
     where = "captured" if stream == "captured" else ""
-    launches = ["launch", "spin_us_1", where, 9]  # the last ones are before the next fence
+    launches = ["launch", "spin_us_1", where, 9]  # no fence is due after the last ones
     probe.ok("in_turn", launches, ["capture_begin", "captured", RELAXED])
     client = agent.client()
     agent.next_frame(client, Drained)

@@ -90,7 +90,7 @@ def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> No
     client = agent.client()
     recall_unread(agent, client)
     probe.ok("free", address)
-    probe.ok("alloc", 19 * MIB)  # of what is idle, as is what is asked for next
+    probe.ok("alloc", 19 * MIB)  # from idle credits, like the next request
     probe.ok("context_limit", 0, 1025)  # CU_LIMIT_STACK_SIZE, which the driver rounds up
     agent.mute = False
     agent.wait(lambda: bool(client.grown), "what the driver took beyond that")

@@ -191,7 +191,7 @@ def test_without_an_agent_too_work_may_wait_for_a_thread_at_the_gate(make_tenant
         probe.ok("stream", name)
     probe.ok("launch", "hang", "s")
     probe.ok("context_use", thread="other")
-    for _ in range(3):  # one of them meets a closed gate
+    for _ in range(3):  # one of the launches meets a closed gate
         probe.ok("launch", "noop", "t", thread="other")
         time.sleep(0.04)
     release_hung_kernels(tenant.state)
@@ -207,13 +207,13 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     first = probe.post("launch", "hang", "s")
     client = agent.client()
     agent.next_frame(client, Want)
-    grant = agent.grant(client, 60_000, metered=True)  # the fence behind the first says when that has ended
+    grant = agent.grant(client, 60_000, metered=True)  # the fence behind the first launch shows its end
     assert first.result(10).code == 0
-    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # beside the kernel and the fence behind it
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # next to the kernel and its fence
     launching = probe.post("launch", "spin_us_200000", "s", 3)
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     agent.revoke(client, grant)
-    time.sleep(0.3)  # the grace period is over, and what could end has ended
+    time.sleep(0.3)  # the grace period is over, and all other work has ended
     release_hung_kernels(tenant.state)
     drained = agent.next_frame(client, Drained)
     usage = tenant.read().client("tenant").usage[GPU_0]
@@ -289,7 +289,7 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
         for context in ("", "second"):
             probe.ok("context_use", context)
             probe.ok("launch", "spin_us_2000")
-    probe.ok("launch", "spin_us_100000")  # on the second
+    probe.ok("launch", "spin_us_100000")  # on the second GPU
     launched, client = time.monotonic_ns(), agent.client()
     agent.wait(lambda: max(agent.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
     came = max(agent.times(client, Drained))

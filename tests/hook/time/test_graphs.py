@@ -55,7 +55,7 @@ def test_a_graph_that_does_not_fit_the_quantum_waits_for_the_next(tenant: Tenant
     assert submitted(tenant) == before + 2, "the third would have ended after the quantum"
     assert not launched[2].done()
     assert agent.times(client, Drained)[1] - sent < 170e6, "the rest of the quantum was of no use"
-    agent.grant(client, 2000, metered=True)  # on a busy machine a short one may reach the gate too late for the graph
+    agent.grant(client, 2000, metered=True)  # on a busy machine a short grant may end before the graph is launched
     assert launched[2].result(10).code == 0
 
 
@@ -100,7 +100,7 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
         probe.ok("capture_end", "s", "", "graph of 1 ms")
         probe.ok("graph_update", "graph", "graph of 1 ms")
     agent.wait_asked(client, 1)
-    probe.ok("stream", "fresh")  # of what was launched into the other one it is known how long it takes
+    probe.ok("stream", "fresh")  # the duration of launches into the other stream is known
     posted = [probe.post("launch", "noop", "fresh"), *(probe.post("launch_graph", "graph", "fresh") for _ in range(3))]
     agent.wait_asked(client, 2)
     agent.grant(client, 50, metered=True)

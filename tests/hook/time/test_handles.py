@@ -80,8 +80,8 @@ def test_a_queue_that_was_given_back_to_another_thread_is_not_remembered(tenant:
     probe.ok("context_sync")
     handle = probe.ok("handle", "first")
     probe.ok("stream_destroy", "first")
-    probe.ok("launch", "noop", "third", thread="one")  # gives the queue back
-    probe.ok("launch", "noop", "fourth", thread="other")  # takes it
+    probe.ok("launch", "noop", "third", thread="one")  # frees the queue
+    probe.ok("launch", "noop", "fourth", thread="other")  # gets the freed queue
     probe.ok("stream", "second")
     assert probe.ok("handle", "second") == handle
     probe.ok("launch", "spin_us_200000", "second", thread="one")

@@ -17,7 +17,7 @@ def test_a_hints_page_in_hostile_hands_harms_nobody(tenant: Tenant) -> None:
     agent = generous(tenant)
     victim = tenant.loop("--kernel-us", "500")
     tenant.until(lambda: tenant.submitted() > 5, "launches")
-    page = os.dup(agent.hints.fd)  # as it comes to every client
+    page = os.dup(agent.hints.fd)  # as every client gets it
     try:
         with pytest.raises(PermissionError):
             os.ftruncate(page, 0)

@@ -51,7 +51,7 @@ def test_a_hook_that_says_at_once_that_it_has_drained_gets_no_more_than_its_shar
         liar = lie(node, "liar", "drained")
         try:
             wait_for(lambda: any(of_tenant(node, "sharepod_tenant_surcharged_seconds_total", "liar")), "a surcharge")
-            time.sleep(2)  # what it had in its buckets is used up
+            time.sleep(2)  # its buckets are empty
             stolen = Stolen()
             share = node.shares(MEASURED_S, "liar")["liar"]
             taken = stolen.part()

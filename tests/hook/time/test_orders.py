@@ -27,7 +27,7 @@ def blocked(tenant: Tenant, symbol: str, *, metered: bool = False) -> tuple[Scri
     for name in "XY":
         probe.ok("stream", name, BLOCKING)
     probe.ok("event", "e")
-    probe.ok("launch", "noop", "", 3, symbol)  # the last one is behind no fence
+    probe.ok("launch", "noop", "", 3, symbol)  # no fence is behind the last one
     probe.ok("context_sync")
     probe.ok("ungated", "function", "X")
     return agent, agent.client(), probe
@@ -101,7 +101,7 @@ def test_a_drain_that_asks_the_legacy_stream_waits_for_per_thread_default_stream
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
-    probe.ok("launch", "noop", "", 3)  # the last one is behind no fence
+    probe.ok("launch", "noop", "", 3)  # no fence is behind the last one
     probe.ok("launch", "spin_us_300000", "", 1, "cuLaunchKernel_ptsz")
     client = agent.client()
     agent.revoke(client, agent.last_grant)
@@ -123,7 +123,7 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
         probe.ok("stream", name)
     probe.ok("event", "e")
     probe.ok("context_use", thread="sleeper")
-    probe.ok("launch", "noop", "full", 3)  # the last one is behind no fence
+    probe.ok("launch", "noop", "full", 3)  # no fence is behind the last one
     probe.ok("ungated", "function", "full")
     sleeps = probe.post("event_record", "e", "full", 2 * QUEUE_DEPTH, thread="sleeper")
     client = agent.client()

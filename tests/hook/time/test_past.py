@@ -212,7 +212,7 @@ def test_a_launch_behind_such_work_is_waited_for(tenant: Tenant) -> None:
     probe.ok("stream", "other")
     probe.ok("launch", "spin_us_500", "s")
     probe.ok("ungated", "value", "s")
-    probe.ok("launch", "noop", "s")  # nothing is given back from here on
+    probe.ok("launch", "noop", "s")  # the token is not returned after this launch
     agent.on_want = lambda client: None
     client = agent.client()
     wants, drains = len(agent.frames(client, Want)), len(agent.frames(client, Drained))

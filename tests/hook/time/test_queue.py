@@ -32,7 +32,7 @@ def test_work_in_more_than_64_contexts_is_drained(tenant: Tenant, version: str) 
         probe.ok("launch", "spin_us_100")
         if index < 89:
             probe.ok("context_pop")
-    probe.ok("launch", "spin_us_80000")  # in the last of them
+    probe.ok("launch", "spin_us_80000")  # into the last of these streams
     launched, client = time.monotonic_ns(), agent.client()
     agent.wait(lambda: max(agent.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
     usage = tenant.read().client("tenant").usage[GPU_0]
@@ -262,7 +262,7 @@ def test_two_streams_of_one_context_that_a_thread_remembers_in_one_place_have_sh
     probe.start_cuda()
     at: dict[int, str] = {}
     pair: tuple[str, str] | None = None
-    for name in (f"s{index}" for index in range(33)):  # two of them share one of thirty-two places
+    for name in (f"s{index}" for index in range(33)):  # two of them have the same of thirty-two places
         probe.ok("stream", name)
         other = at.setdefault(place(probe.ok("handle", name)), name)
         if other != name:
@@ -361,7 +361,7 @@ def test_a_hook_says_when_its_last_work_will_have_ended_if_the_agent_listens(ten
     assert agent.frames(client, Draining) == []
     ids = count(7)
 
-    def again(_: object = None) -> Grant:  # of a late thread nothing may be left at the end of a quantum
+    def again(_: object = None) -> Grant:  # a late thread may have no work at the end
         return Grant(next(ids), 300_000_000, 1, metered=True, announce=True)
 
     agent.on_want = again

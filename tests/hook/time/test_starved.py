@@ -123,7 +123,7 @@ def _held(node: Node) -> float:
 def test_a_stopped_holder_is_suspended_and_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5)) as node:
         stopped, _ = (node.launch(label, "--sync-every", "16") for label in ("a", "b"))
-        # The end of what one launches while it is alone is not known, so that it would not be found silent.
+        # The end of work is not known while a tenant is alone, so the agent would not find it silent.
         wait_for(lambda: all(node.devices().busy_ns(label) > 200_000_000 for label in ("a", "b")), "turns of both")
         stop(stopped.process)
         time.sleep(0.5)
@@ -154,7 +154,7 @@ def test_no_launch_begins_under_a_barred_grant_while_the_hook_has_no_processor(t
         before = tenant.submitted()
         tenant.until(lambda: tenant.submitted() > before + 20, "launches go on: the gate is open")
         agent.hints.bar(grant.grant_id)
-        time.sleep(0.1)  # those that were inside a launch have left it
+        time.sleep(0.1)  # threads that were inside a launch have left it
         barred = tenant.submitted()
         time.sleep(0.3)
         assert tenant.submitted() == barred
@@ -227,7 +227,7 @@ def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_f
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "2000", "--event-every", "1000000", FAKE_CUDA_AHEAD_MS="200")
     client, _ = metered(tenant, agent, launches=100)
-    agent.on_want = lambda client: agent.next_grant(metered=True)  # a program that is held up may give the token back
+    agent.on_want = lambda client: agent.next_grant(metered=True)  # a delayed program may return the token
 
     def beyond() -> int:
         """Stop the process for a while. Return by how many ns its work ended before the end that it had reported."""
@@ -272,10 +272,10 @@ def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant:
     tenant.loop("--kernel-us", "5000", "--event-every", "1000000")
     client = agent.client()
     agent.next_frame(client, Want)
-    agent.grant(client, 100, metered=True)  # in which the hook learns how long its kernels take
+    agent.grant(client, 100, metered=True)  # the hook measures its kernels meanwhile
     agent.next_frame(client, Drained, timeout=30)
     agent.wait_asked(client, 2)
-    agent.on_want = lambda client: agent.next_grant()  # a program that is held up may give the token back
+    agent.on_want = lambda client: agent.next_grant()  # a delayed program may return the token
     agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 400, "two seconds of work")
     agent.send(client, Grant(agent.last_grant.grant_id, 60_000_000_000, 1, metered=True, renews=True))

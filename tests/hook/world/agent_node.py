@@ -169,7 +169,7 @@ class Node:
         listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
         paths = [self.path(row["id"]) / "agent.sock" for row in listed]
         return all(path.exists() and _identity(path) != before.get(path) for path in paths) and (
-            self._served() >= served + len(listed)  # a container that is started anew listens before it serves
+            self._served() >= served + len(listed)  # a new container listens before it serves
         )
 
     def _served(self) -> int:

@@ -111,6 +111,6 @@ class Hold:
             return False
         try:
             _ptrace(_DETACH, self._thread)
-        except OSError:  # killed meanwhile: `look` sees its end
+        except OSError:  # the thread was killed: `look` sees its end
             return False
         return True

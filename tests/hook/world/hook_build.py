@@ -22,7 +22,7 @@ def built_hook(target: Path, *, define: str = "") -> Path:
     """
     BUILD.mkdir(exist_ok=True)
     with (BUILD / "hook.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may want it at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may build at the same time
         return _built(target, define)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memory_calls import MemoryCalls  # they lie beside this file
+from memory_calls import MemoryCalls  # modules in the folder of this file
 from past_calls import PastCalls
 from work_calls import WorkCalls
 
@@ -298,7 +298,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         names = sorted((task / "comm").read_text().strip() for task in tasks.iterdir())
         files = []
         for path in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another thread has closed it
+            with contextlib.suppress(FileNotFoundError):  # another thread has closed the descriptor
                 files.append(str(path.readlink()))
         maps = Path("/proc/self/maps").read_text()
         return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}

@@ -165,7 +165,7 @@ class ScriptedAgent:
         self.send(client, Recall(gpu, size))
 
     def change_limits(self, gpus: Sequence[GpuTerms]) -> None:
-        with self._changed:  # who is being welcomed has the new ones, or is told
+        with self._changed:  # a client gets the new limits by WELCOME or by LIMITS
             self.gpus = tuple(gpus)
             for client in self.clients:
                 self.send(client, Limits(self.gpus, self.grace_ms))
@@ -212,7 +212,7 @@ class ScriptedAgent:
         """Return the bytes of a GPU credited to all connected clients."""
         return sum(client.credited[gpu] for client in self.clients if not client.closed)
 
-    # ---- done on its own
+    # ---- done without instructions
 
     def _serve(self) -> None:
         assert self._listener is not None
@@ -224,7 +224,7 @@ class ScriptedAgent:
                         accepted, _ = self._listener.accept()
                         accepted.setblocking(False)
                         if self.turn_away is not None:
-                            time.sleep(0.02)  # its HELLO is there by now
+                            time.sleep(0.02)  # its HELLO has arrived by now
                             accepted.send(encode(Refused(self.turn_away, "as the test wants it")))
                             accepted.close()
                             continue

@@ -79,7 +79,7 @@ class WorkCalls:
     ) -> tuple[int, Any]:
         """Call an entry point. `to` and `source`: host, device, unified host or unified device."""
         self.kinds = {"dst": to, "src": source}
-        self.kept: list[Any] = []  # what is pointed to while the call runs
+        self.kept: list[Any] = []  # objects to which pointers refer during the call
         self.stream_handle = self.handles.get(stream)
         arrays = iter(self.arrays)
         managed = "Prefetch" in symbol
