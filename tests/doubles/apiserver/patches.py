@@ -120,9 +120,7 @@ def apply(item: Json, body: Json, owners: dict[Path, str], manager: str, *, forc
         fields = ", ".join(".".join(path) for path in foreign)
         raise conflict("object", "", f"Apply failed: conflict with another manager: {fields}")
     dropped = [path for path, owner in owners.items() if owner == manager and path not in wanted]
-    for path in sorted(
-        dropped, key=lambda path: path[-1] == "type"
-    ):  # `type` identifies the entry: it goes last
+    for path in sorted(dropped, key=lambda path: path[-1] == "type"):  # `type` identifies the entry: it goes last
         _drop_leaf(result, path)
         del owners[path]
     for path, value in wanted.items():

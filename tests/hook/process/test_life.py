@@ -322,9 +322,7 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     grant = agent.grant(client)
     assert started.result(10).code == 0
     probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")  # next to the kernel and its fence
-    launching = probe.post(
-        "launch", "spin_us_500", "s", 5, thread="stopped"
-    )  # sleeps in a full queue
+    launching = probe.post("launch", "spin_us_500", "s", 5, thread="stopped")  # sleeps in a full queue
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     with held(stopped):
         agent.revoke(client, grant)

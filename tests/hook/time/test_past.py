@@ -24,7 +24,7 @@ WAYS = ("value", "function", "callback", "event", "batch", "copy")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("where", ["behind", "beside"])
 def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, way: str, where: str) -> None:
-    """The ungated work ends only when the test says so, or a long time after the launches."""
+    """The ungated work ends only at the test's command, or a long time after the launches."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe(double=tenant.double.with_name(version))
