@@ -214,7 +214,7 @@ void credits_grow(int place, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, more = bytes > idle ? bytes - idle : 0;
     gpu->used += bytes;
     gpu->credited += more;
-    if (gpu->wire >= 0) { /* else handed over with the next connection */
+    if (gpu->wire >= 0) { /* otherwise the next connection begins with a report of all bytes */
         gpu->unreported += more;
         if (!reports_sent(place, gpu))
             watch(gpu);

@@ -8,7 +8,7 @@
 
 #define KINDS_KEPT SYS_SECOND
 
-/* Parts of a place: the kind, the number of the page, the age. An age that repeats finds an empty table. */
+/* Bits of a place: the kind, the number of the page, and the age. Before an age repeats, the table is cleared. */
 enum { REGION_BITS = 21, PAGE_BITS = 12, KIND_BITS = 2, NUMBER_BITS = 45, AGE_BITS = 64 - KIND_BITS - NUMBER_BITS };
 
 static uint64_t page_of(uint64_t address) {

@@ -258,7 +258,7 @@ static void greet(struct session *session) {
         sizeof frame); /* an agent that has already closed the connection has sent its reason, which is read next */
 }
 
-/* Log why there is no connection, unless that was logged last. */
+/* Write why there is no connection, unless that was the last message. */
 static void log_once(struct session *session, enum session_logged what, const char *text) {
     if (session->logged != what)
         sys_say("no connection to the agent at ", session->directory, "agent.sock: ", text, NULL);

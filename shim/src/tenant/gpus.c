@@ -48,7 +48,7 @@ void gpus_disconnect(struct gpus *gpus) {
     for (unsigned i = 0; i < gpus->count; i++) {
         struct gpu *gpu = &gpus->gpus[i];
         gpu->wire = -1;
-        gpu->unreported = gpu->unanswered = 0; /* the next connection begins with all that is credited */
+        gpu->unreported = gpu->unanswered = 0; /* the next connection begins with a report of all credits */
     }
 }
 

@@ -36,10 +36,14 @@ static bool per_thread_uncovered(const struct known_stream *row) {
     return false;
 }
 
-/* Record the event of the row behind the work of its stream. For default streams, record it behind all work of the
- * context, unless a capture of the context forbids that: an event in the legacy stream would order the program's
- * streams. If the driver has no such call, this is left to threads without a queue (D4). A stream with a wait of the
- * program may be full, so its event is behind all work of the context, too, or nowhere. */
+/* Record the event of the row behind the work of its stream. Return whether it was recorded. Cases:
+ * - Default stream, or stream with a wait of the program, which may be full: the event is recorded behind all work of
+ *   the context. This needs cuCtxRecordEvent, and no open capture.
+ * - Stream with a wait, if that fails: return false.
+ * - Default stream, if that fails: an event in the legacy stream would order the program's streams (D4). It is recorded
+ *   only if the driver has no cuCtxRecordEvent and a thread without a queue has launched. Otherwise return false.
+ * - Any other stream: the event is recorded in the stream.
+ */
 static bool record_behind(const struct streams *streams, const struct known_stream *row) {
     if ((row->stream == NULL || row->held) && streams_record_context(streams, row, row->event))
         return true;
@@ -119,7 +123,7 @@ static void begin_stream(const struct streams *streams, struct known_stream *row
     bool recorded = by_event && cover(streams, row);
     row->unseen = by_event && !recorded && row->stream == NULL && streams->captures.count > 0;
     row->asked = by_event ? !recorded && !row->unseen && row->held : !covered(row);
-    await_fences(row); /* of an asked row too: of its per-thread default streams */
+    await_fences(row); /* also for a row that is queried: its per-thread default streams have fences */
 }
 
 void drain_begin(struct streams *streams) {
@@ -143,8 +147,8 @@ static void note_idle(struct known_stream *row) {
         row->held = row->blind = false;
 }
 
-/* Return whether the row's stream has unfinished work. A stream that cannot be queried because of a capture has none,
- * since its earlier work is behind an event (R5), unless it is blind. */
+/* Return whether the row's stream has unfinished work. If a capture forbids the query, return whether the row is
+ * `blind`: otherwise the stream's earlier work is before an event (R5, streams.h). */
 static bool unfinished(const struct streams *streams, struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)

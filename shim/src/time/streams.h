@@ -70,7 +70,8 @@ struct known_stream {
     bool busy;    /* the row is in the list of rows with work */
     bool held;    /* the program has put a wait into the stream, or into a stream that the stream waits for, and no
                      query has found the stream idle since */
-    bool blind;   /* the stream may capture, and no event is behind its earlier work: the end shows after the capture */
+    bool blind;   /* the stream may capture, and no event is behind its earlier work: its end is seen only after the
+                     capture */
     uint64_t idle_after; /* number of launches, of all its queues, after which a sample found the stream idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* rows of the same context */

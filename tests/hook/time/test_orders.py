@@ -204,12 +204,13 @@ def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
 
 
 def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[set[str]], list[set[str]]]:
-    """Hold streams of all kinds, of several threads, let some wait for others, and release one after the other.
+    """Let streams of all kinds and of several threads wait, some of them for others, and release them one after
+    another.
 
     Returns:
-        For each release the streams that are over then, by the program's own waits and as the events show.
+        For each release, the streams that have finished then: by the program's own waits, and by the events.
 
-    AssertionError: a stream does not go on when all that it waits for is released.
+    AssertionError: a stream does not continue after the release of all that it waits for.
     """
     places = {f"own{index}": (f"thread{index}", "own") for index in range(3)}
     for name, flags in (("x", BLOCKING), ("y", BLOCKING), ("z", NON_BLOCKING)):
@@ -257,7 +258,7 @@ def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[
 def test_streams_finish_when_all_that_they_wait_for_is_released(
     tenant: Tenant, seed: int, way: str, version: str
 ) -> None:
-    """Default streams of threads, blocking and other streams wait for each other only by the program's events."""
+    """Per-thread default streams, blocking streams and others wait for each other only by the program's events."""
     agent, chance = tenant.agent(grace_ms=100), Random(seed)
     agent.on_want = lambda client: agent.next_grant(20 if way == "metered" else 0, metered=way == "metered")
     bare = {"LD_PRELOAD": ""} if way == "without the hook" else {}

@@ -235,9 +235,9 @@ static bool fenced_behind_wait(struct queue *queue) {
            !passed(queue, queue->events[last]);
 }
 
-/* The steps: 1. the wait that was put off; 2. a fence; 3. the wait for the one before; 4. the next window. Behind a
- * wait of the program's there is one fence: others would take the places of launches in a stream that the program
- * fills. */
+/* The steps: 1. the wait that was put off; 2. a new fence; 3. the wait for the fence before it; 4. the plan of the next
+ * window. Behind a wait of the program only one fence is recorded: further fences would take the room of launches in a
+ * stream that the program fills. */
 static void fence(const struct gate *gate, struct slot *slot, struct queue *queue) {
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)

@@ -141,7 +141,7 @@ struct op {
     uint64_t ready, left, end;
     _Atomic uint64_t *meeting; /* of OP_KERNEL: as in struct work; NULL: the kernel lasts as long as `left` */
     uint64_t met_at;
-    bool arrived; /* it has added 1 */
+    bool arrived; /* the kernel has added 1 */
     bool faults;  /* it reads memory that is none, at its end */
 };
 
@@ -149,7 +149,7 @@ struct op {
 struct work {
     CUgraphNodeType type;
     bool hang, faults;
-    uint64_t device_ns, copy_ns; /* time on the device; time of a transfer beside it */
+    uint64_t device_ns, copy_ns; /* time on the device; time of a transfer in parallel to the device */
     CUhostFn function;
     void *argument;
     _Atomic uint64_t *meeting; /* of a collective: the kernel adds 1 to this number, and lasts until the number is at
