@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,32 @@ def test_a_docstring_begins_with_a_noun_phrase(top: str) -> None:
                 if NO_START.match(text):
                     stiff.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
     assert stiff == []
+
+
+TOPS = ("operator", "shim", "cli", "crds", "demo", "docs", "manifests", "benchmarks", "tests")
+READMES = [path for top in TOPS for path in sorted((ROOT / top).rglob("README.md"))]
+IN_WORDS = {"tests/harness", "tests/unit", "tests/unit/cli"}
+"""Folders whose README describes their use, or the place of a test, instead of each module."""
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_readme_names_each_module_of_its_folder_and_no_missing_one(readme: Path) -> None:
+    named = {name.rpartition("/")[2] for name in re.findall(r"`([\w./*-]+)`", readme.read_text(encoding="utf-8"))}
+    modules = {path.name for kind in ("*.py", "*.c") for path in readme.parent.glob(kind)}
+    modules -= {name for name in modules if name.startswith(("__", "conftest.")) or "_pb2" in name}
+    if str(readme.parent.relative_to(ROOT)) not in IN_WORDS:
+        unnamed = {
+            name for name in modules if not any(fnmatch(name, one) or fnmatch(name, f"{one}.*") for one in named)
+        }
+        assert unnamed == set()
+    assert {one for one in named if one.endswith(".py") and not _matching(one)} == set()
+
+
+@cache
+def _modules() -> frozenset[str]:
+    return frozenset(path.name for top in TOPS for path in (ROOT / top).rglob("*.py")) | {"setup.py"}
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the names of the repository's modules that the pattern matches."""
+    return [name for name in _modules() if fnmatch(name, pattern)]
