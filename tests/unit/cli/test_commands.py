@@ -138,6 +138,15 @@ def test_the_smallest_change_followed_has_no_obstacle(wanted: Wanted, change: st
         assert sum(not obstacle(gpu, followed) for gpu in gpus) >= wanted.count
 
 
+def test_the_readme_shows_the_output_of_top_and_why() -> None:
+    pages = printed(commands.top(Scope(cluster(), TEAM))) + "\n" + printed(why(cluster(), TEAM, "sharepod", "large"))
+    readme = (Path(commands.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("top -A --watch\n")[2].partition("\n|")[0]
+    shown = [line.strip() for line in block.splitlines() if line.strip() and "$ kubectl" not in line]
+    assert len(shown) == 8
+    assert set(shown) <= set(pages.splitlines())
+
+
 def test_a_waiting_pod_with_a_line_is_compared_by_its_line() -> None:
     kubectl = cluster()
     limits = {"sharepod.dev/gpu-milli": "400", "sharepod.dev/gpu-memory-mib": "40960"}
