@@ -4,8 +4,8 @@ drained their grant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sharepod import protocol
@@ -97,26 +97,27 @@ class TenantToken:
 
     def samples(self) -> Samples:
         """Read the progress counters of the processes that hold; return the sums over all processes so far."""
-        for client in self.undrained:
-            self._count(client)
-        self.counted = replace(self.counted, processes=len(self.undrained))
+        self._count(self.undrained)
         return self.counted
 
-    def _count(self, client: TokenClient) -> None:
-        if client.heartbeat is not None:
-            grown, counted = client.heartbeat.progress(), self.counted
-            self.counted = Samples(
-                counted.looks + grown.samples,
-                counted.flying + grown.in_flight,
-                counted.launches + grown.launches,
-                counted.processes,
-                counted.several + grown.several,
-            )
+    def _count(self, clients: Iterable[TokenClient]) -> None:
+        """Add the growth of these clients' counters to the sums. The number of processes becomes that of all that
+        hold."""
+        before = self.counted
+        looks, flying, launches, several = before.looks, before.flying, before.launches, before.several
+        for client in clients:
+            if client.heartbeat is not None:
+                grown = client.heartbeat.progress()
+                looks += grown.samples
+                flying += grown.in_flight
+                launches += grown.launches
+                several += grown.several
+        self.counted = Samples(looks, flying, launches, len(self.undrained), several)
 
     def forget(self, client: TokenClient) -> None:
         """Remove a client's grant: it has drained, or its connection is closed. Its last progress counts."""
         if client in self.undrained:
-            self._count(client)
+            self._count((client,))
         self.undrained.pop(client, None)
         self.sent_at.pop(client, None)
         self.ending.pop(client, None)

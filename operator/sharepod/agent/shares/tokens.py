@@ -57,6 +57,10 @@ _JOIN_NS = 1_000_000
 """Nanoseconds that must be left of a quantum for another process of the tenant to join it. With less, the process waits
 for the tenant's next turn. 1 ms is a tenth of the shortest default quantum."""
 
+_SAMPLED_EVERY_NS = 100_000
+"""Least nanoseconds between two readings of the progress counters of all holders. One event asks for the moment up to
+three times, and hooks count one sample per 0.5 ms."""
+
 
 class Tokens:
     """Tokens of all tenants of the node.
@@ -81,6 +85,8 @@ class Tokens:
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
         self._sampled: dict[str, TenantToken] = {}
         """Tenants that hold under a grant that asks their processes to sample their progress."""
+        self._sampled_at: int | None = None
+        """Moment of the last reading of the progress of all of them. None: not yet."""
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading a returned token to having sent the next grant."""
         self._turn_log = TurnLog()
@@ -173,7 +179,7 @@ class Tokens:
             self._looks.drop(tenant_id)
             now = self._now()
             self._log_turn(now, tenant_id, token)
-            self._stop_sampling(tenant_id)
+            self._stop_sampling(now, tenant_id)
             self._scheduler.remove(now, tenant_id)
             self._pump()
 
@@ -380,7 +386,7 @@ class Tokens:
             elif self._suspend_if_silent(now, tenant_id, token) is None:
                 self._pump()
             return
-        self._stop_sampling(tenant_id)
+        self._stop_sampling(now, tenant_id)
         self._log_turn(now, tenant_id, token)
         token.grant_id = None
         self._looks.drop(tenant_id)
@@ -403,7 +409,7 @@ class Tokens:
         actions = self._scheduler.tick(now)
         for action in actions:
             if isinstance(action, TokenGrant) and action.concurrent:
-                self._sampled[action.tenant] = self._tokens[action.tenant]
+                self._begin_sampling(now, action.tenant)
         self._mark_together()
         for action in actions:
             try:
@@ -496,7 +502,7 @@ class Tokens:
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
         self._sample(seen_at)
-        self._stop_sampling(turn.holder)
+        self._stop_sampling(seen_at, turn.holder)
         holder.forget(client)
         self._log_turn(seen_at, turn.holder, holder)
         holder.grant_id = None
@@ -510,7 +516,7 @@ class Tokens:
         self._log_turn(seen_at, turn.grant.tenant, token)
         successors = token.begin(seen_at, turn.grant)
         if turn.grant.concurrent:
-            self._sampled[turn.grant.tenant] = token
+            self._begin_sampling(seen_at, turn.grant.tenant)
         self._mark_together()
         for successor in successors:
             token.record_sent(successor, turn.grant, self._clock, seen_at)
@@ -518,9 +524,12 @@ class Tokens:
         self.hand_offs.add(sent_at - seen_at)
 
     def _sample(self, now: int) -> None:
-        """Read the progress of all tenants that hold concurrently. This precedes each call of the scheduler, because
-        the call may settle a hold.
+        """Read the progress of all tenants that hold concurrently, at most once per `_SAMPLED_EVERY_NS`. This precedes
+        each call of the scheduler, because the call may settle a hold.
         """
+        if self._sampled_at is not None and now - self._sampled_at < _SAMPLED_EVERY_NS:
+            return
+        self._sampled_at = now
         for tenant_id, token in self._sampled.items():
             self._scheduler.sampled(now, tenant_id, token.samples())
 
@@ -537,9 +546,15 @@ class Tokens:
             self._turn_log.add(turn)
             token.begun_at = token.draining_at = token.lost_at = None
 
-    def _stop_sampling(self, tenant_id: str) -> None:
+    def _begin_sampling(self, now: int, tenant_id: str) -> None:
+        token = self._sampled[tenant_id] = self._tokens[tenant_id]
+        self._scheduler.sampled(now, tenant_id, token.samples())
+
+    def _stop_sampling(self, now: int, tenant_id: str) -> None:
+        """Read the progress of a tenant whose hold ends now, for the last time in this hold."""
         token = self._sampled.pop(tenant_id, None)
         if token is not None:
+            self._scheduler.sampled(now, tenant_id, token.samples())
             token.mark_together(False)
 
     def _wait_for_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
