@@ -113,7 +113,7 @@ def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool)
     warning = condition["status"] != "True"
     if kind == CONDITION_PLACED and reason not in _SILENT and (warning or waited):
         yield Announcement(warning, reason if warning else "Placed", "Place", message)
-    elif kind == CONDITION_RESIZED:
+    elif kind == CONDITION_RESIZED and condition["status"] != "Unknown":
         yield Announcement(warning, f"Resize{reason}", "Resize", message)
     elif kind == CONDITION_GPU_HEALTHY or (
         kind == CONDITION_ENFORCED and condition["status"] == "False" and not findings

@@ -2,6 +2,7 @@
 
 Guarantees:
 - Every condition has a reason. The message of a condition that reports a problem contains a remedy.
+- A message has no control characters: terminals of other users print it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from sharepod.api.bounds import shown
 from sharepod.api.gpunode import BYPASSES, FindingReason, Gpu, Health, Mode, Tenant, TenantStatus
 from sharepod.api.sharepod import (
     CONDITION_ENFORCED,
@@ -90,7 +92,7 @@ class Stated(NamedTuple):
 
 
 def _condition(kind: str, status: Status, reason: str, message: str = "") -> Stated:
-    return Stated(kind, status, reason, message[:32768])
+    return Stated(kind, status, reason, shown(message[:32768]))
 
 
 def _former(was: SharePodStatus, kind: str) -> Stated | None:
@@ -260,11 +262,14 @@ def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated
         return _condition(CONDITION_RESIZED, "False", "Invalid", f"{sharepod.error}; keeps {share(inputs.row)}")
     if inputs.resizing:
         refusal = inputs.resize_refusal
-        if refusal is None:
+        if refusal is None and former is not None and former.status == "False":
             return former
+        if refusal is None:
+            text = f"the change waits for its answer; it keeps {share(inputs.row)} until then"
+            return _condition(CONDITION_RESIZED, "Unknown", "Waiting", text)
         return _condition(CONDITION_RESIZED, "False", refusal.outlook.value, refusal.message)
     changed = was.granted is not None and was.granted.dump() != granted(inputs.row)
-    if changed or (former is not None and former.status == "False"):
+    if changed or (former is not None and former.status != "True"):
         return _condition(CONDITION_RESIZED, "True", "Granted", share(inputs.row))
     return former
 

@@ -35,6 +35,7 @@ def seen(*reasons: FindingReason, message: str = "f") -> TenantStatus:
         ("GPUHealthy", "False", "GpuFailed", Announcement(True, "GpuFailed", "Watch", "m")),
         ("GPUHealthy", "True", "GpuRecovered", Announcement(False, "GpuRecovered", "Watch", "m")),
         ("Enforced", "False", "ProcessWithoutHook", Announcement(True, "ProcessWithoutHook", "Watch", "m")),
+        ("Resized", "Unknown", "Waiting", None),
         ("Enforced", "Unknown", "NoCudaCall", None),
         ("Enforced", "True", "HookConnected", None),
         ("PodReady", "False", "NotScheduled", None),

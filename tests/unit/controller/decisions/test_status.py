@@ -185,6 +185,26 @@ def test_a_share_that_differs_from_the_request_is_reported_until_it_agrees() -> 
     assert granted.granted.request_milli == 900
 
 
+def test_a_change_without_an_answer_does_not_count_as_granted() -> None:
+    running = pod(node="node-a", phase="Running")
+    first = again(compose(sharepod(), placed(sharepod(), running)))
+    own = again(compose(first, placed(first, running, row=row(request_milli=900))))
+    asked = compose(own, placed(own, running, row=row(request_milli=900), resizing=True))
+    assert condition(asked, "Resized") == ("Unknown", "Waiting")
+    own = again(asked)
+    withdrawn = compose(own, placed(own, running, row=row(request_milli=900)))
+    assert condition(withdrawn, "Resized") == ("True", "Granted")
+    first_change = compose(first, placed(first, running, resizing=True))
+    assert condition(first_change, "Resized") == ("Unknown", "Waiting")
+
+
+def test_a_condition_has_no_control_characters() -> None:
+    blocked = Blocked(BlockedReason.FORBIDDEN, "no PriorityClass \x1b[31mnope", until=1.0)
+    status = compose(sharepod(), inputs(sharepod(), blocked=blocked))
+    message = next(item.message for item in status.conditions if item.type == "PodReady")
+    assert message == "no PriorityClass \ufffd[31mnope"
+
+
 def found(*reasons: FindingReason) -> tuple[Finding, ...]:
     return tuple(Finding(reason=reason, message=f"{reason} here") for reason in reasons)
 
