@@ -101,8 +101,9 @@ class Kubectl:
         command = [self.program, *self.flags, "port-forward", "--namespace", namespace, f"pod/{pod}", f":{port}"]
         try:
             forwarding = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                encoding="utf-8", errors="replace",
+            )  # fmt: skip
         except OSError as error:
             raise self._missing(error) from None
         with forwarding:
@@ -131,7 +132,8 @@ class Kubectl:
                 [self.program, *self.flags, *arguments],
                 input=given,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=TIMEOUT_S,
                 check=False,
             )

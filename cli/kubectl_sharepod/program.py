@@ -86,7 +86,7 @@ def arguments() -> argparse.ArgumentParser:
     command = add("why", "why a workload has no GPU, and the smallest change", "why pod/train", shared, formats)
     command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
     command = add("bill", "GPU hours of namespaces in a month", "bill -A --month 2026-11", listed, formats)
-    command.add_argument("--month", help="such as 2026-11 (default: the last with any)")
+    command.add_argument("--month", type=commands.month_of, help="such as 2026-11 (default: the last with any)")
     add("budget", "budgets: used, left, and when they are spent", "budget -A", listed, formats)
     command = add("resize", "another share while it runs", "resize train --request 0.6", shared)
     command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")

@@ -53,7 +53,8 @@ def resize(
         item = kubectl.get(path("sharepods", namespace, name))
         status = mapping(item.get("status"))
         generation = whole(mapping(item.get("metadata")).get("generation")) or 0
-        if (whole(status.get("observedGeneration")) or 0) >= generation:
+        seen = (whole(status.get("observedGeneration")) or 0) >= generation
+        if seen and text(condition(status, "Resized"), "status") != "Unknown":
             return _answer(name, status)
         pause(_PAUSE_S)
     return Page(before=[f"sharepod/{name}: the operator has not answered within {WAIT_S} s"], status=1)
@@ -72,9 +73,10 @@ def _fraction(value: str) -> str:
     power = {"m": -3, "%": -2}.get(value[-1:], 0)
     try:
         number = Decimal(value[:-1] if power else value).scaleb(power)
+        valid = 0 <= number <= 1  # raises for NaN
     except DecimalException:
-        number = Decimal(-1)
-    if not 0 <= number <= 1:
+        valid = False
+    if not valid:
         raise KubectlError(f"{value} is no fraction of a GPU; write a number from 0 to 1, such as 0.4")
     return f"{number:f}"
 

@@ -183,9 +183,22 @@ def test_resize_patches_the_share_and_prints_the_operators_answer() -> None:
     for written in ("400m", "40%", "0.40"):
         resize(kubectl, TEAM, "sharepod", "train", request=written, limit=None, memory=None)
         assert kubectl.patches[-1][3] == {"spec": {"gpu": {"request": 0.4}}}
-    for change in ({"request": "2"}, {"request": "m"}, {"request": "110%"}, {"request": None}):
+    for change in ({"request": "2"}, {"request": "m"}, {"request": "110%"}, {"request": "nan"}, {"request": None}):
         with pytest.raises(KubectlError):
             resize(kubectl, TEAM, "sharepod", "train", limit=None, memory=None, **change)
+
+
+def test_resize_waits_for_the_operators_answer() -> None:
+    kubectl = cluster()
+    item = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    resized = {"type": "Resized", "status": "Unknown", "reason": "Waiting"}
+    item["status"]["conditions"].append(resized)
+
+    def answer(_s: float) -> None:
+        resized.update(status="False", reason="NeverFits", message="keeps memory 8Gi")
+
+    page = resize(kubectl, TEAM, "sharepod", "train", request=None, limit=None, memory="1000Gi", pause=answer)
+    assert (page.status, page.before) == (1, ["sharepod/train keeps its share: keeps memory 8Gi"])
 
 
 def test_formats_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +220,11 @@ def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as wrong:
         ran(cluster(), "resize", monkeypatch=monkeypatch)
     assert wrong.value.code == 2
+    for month in ("2026-13", "november", ""):
+        with pytest.raises(SystemExit) as wrong:
+            ran(cluster(), "bill", "--month", month, monkeypatch=monkeypatch)
+        assert wrong.value.code == 2
+        assert "write one such as 2026-11" in capsys.readouterr().err
 
 
 def test_logs_exec_and_port_forward_go_to_the_sharepods_pod(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,4 +280,7 @@ def test_kubectls_refusals_are_errors_of_their_kind(tmp_path: Path) -> None:
         Kubectl(program=str(tmp_path / "none")).get("/apis")
     script.write_text("#!/bin/sh\necho '[1'\n")
     with pytest.raises(KubectlError, match="is no JSON"):
+        Kubectl(program=str(script)).get("/apis")
+    script.write_text("#!/bin/sh\nprintf 'login failed: \\377' >&2\nexit 1\n")
+    with pytest.raises(KubectlError, match="login failed"):
         Kubectl(program=str(script)).get("/apis")
