@@ -65,7 +65,8 @@ def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Sum over the GPUs, then the number of the node's idle GPUs: whole nodes stay free for large requests."""
+    """Rank by the sum of `_leftover` over the GPUs, then by the node's number of idle GPUs, the fewest first. So whole
+    nodes stay free for large requests."""
     costs = [_leftover(gpu, request) for gpu in gpus]
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
 

@@ -103,8 +103,8 @@ class Columns:
         self._dirty[name] = None
 
     def settle(self) -> npt.NDArray[np.intp] | None:
-        """Copy the changed accounts into the columns. Returns the positions of the changed nodes; None: all arrays are
-        new."""
+        """Copy the present state of changed nodes into the columns. Returns the indices of these nodes; None if all
+        arrays were rebuilt."""
         if not self._dirty and not self._rebuild:
             return _NOTHING
         changed: list[int] = []

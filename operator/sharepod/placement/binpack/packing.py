@@ -78,9 +78,10 @@ class Packing:
             pass
 
     def renewal(self) -> Slices[None]:
-        """Renew in slices of at most some 5 ms, between which the cluster may change and decisions may be made.
+        """Learn the weights from the arrivals, in slices of at most about 5 ms. Between two slices the cluster may
+        change and decisions may be made.
 
-        Decisions use the former weights until one slice applies the new ones. Only one renewal may run at a time.
+        Decisions use the former weights until one slice replaces them all. Only one renewal may run at a time.
         """
         self.settle()
         columns = self.columns

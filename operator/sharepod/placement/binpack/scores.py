@@ -248,8 +248,8 @@ class Scorer:
         self.take(weighing)
 
     def weighing(self, usable: UsableCapacity, worth: Array) -> Weighing:
-        """Begin to weigh the columns from scratch, while the present weights stay in use. `worth`: future worth of the
-        GPUs."""
+        """Begin new weights for all columns. Scores use the present weights until `take`. `worth`: of each GPU, the
+        part of all arrivals that may join its tenants."""
         self._number += 1
         columns = _ffi.new("shp_columns *", self._c_columns[0])
         return Weighing(self._number, usable, columns, self._kept, len(self._columns.names), worth)

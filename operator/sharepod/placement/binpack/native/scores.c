@@ -224,8 +224,9 @@ struct label_holes {
     float after;
 };
 
-/* For a GPU with the label: the square of its free part; an idle one counts as any hole. So the fullest GPU with room
- * is taken, so that the others become empty; an idle GPU never comes first. */
+/* Value of the free part of a GPU with the request's exclusion label: its square, times the value of an idle GPU. So a
+ * request costs least on the fullest GPU with room, and the other GPUs become empty. An idle GPU has no label and
+ * counts as any hole: it never comes first. */
 static float of_label(const shp_capacity *capacity, int64_t time, int64_t memory) {
     float free = (float)at_most(time, memory) / (float)WHOLE_GPU;
     return capacity->hole_by_time[WHOLE_GPU] * free * free;
