@@ -24,13 +24,13 @@ log = structlog.get_logger(__name__)
 
 
 class LinePolicy:
-    """Watcher of the policy and of its binding. It reads both every `PERIOD_S`, because either may be deleted without
-    the other.
+    """Watcher of the admission policy for resource lines. It reads the policy and its binding every `PERIOD_S`, because
+    either may be deleted without the other.
 
     Args:
         client: The API server.
         acts: Returns True while this process acts as the leader. Otherwise nothing is checked.
-        on_changed: Called when the answer has changed.
+        on_changed: Called when `in_force` has changed.
     """
 
     def __init__(self, client: Client, acts: Callable[[], bool], on_changed: Callable[[], None]) -> None:

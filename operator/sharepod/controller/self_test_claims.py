@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class SelfTestClaims:
-    """Reconciler of self-test claims by uid.
+    """Reconciler of self-test claims: allocates each ResourceClaim with which an agent tests its node. Keys are uids.
 
     Args:
         seen: The claims that the watch shows.

@@ -154,7 +154,8 @@ class WorkQueue(Generic[Key]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _next(self) -> tuple[Key, str] | None:
-        """Take the next key with its owner; None if no owner of a waiting key may begin work."""
+        """Take the next key with its owner (see `owner`). Return None if no key waits, or every owner with waiting keys
+        has reached its limit in the worker lanes."""
         resync_first = (self._turns + 1) % _RESYNC_SHARE == 0
         for line in (self._resyncs, self._waiting) if resync_first else (self._waiting, self._resyncs):
             if (taken := line.take(self._running.may_begin)) is not None:

@@ -299,8 +299,8 @@ def _time_of_day(second: int) -> str:
 
 
 def _moves_to(snapshot: TenantSnapshot, memo: TenantMemo) -> KeptPlace | None:
-    """Return the place that is reserved for a tenant while this process moves it. None once the tenant's next Pod has a
-    share.
+    """Return the place that is reserved for a tenant while this operator moves it. None once the tenant's next Pod has
+    a share.
     """
     eviction, pod = memo.eviction, snapshot.pod
     if eviction is None or (pod is not None and pod.uid != eviction.pod and not pod.waits_for_share):

@@ -101,8 +101,8 @@ class CertificateKeeper:
         self._looked = True
 
     def unready(self) -> str | None:
-        """Return the reason for which API servers must not call this process yet. None if they may, or if no process
-        has a certificate."""
+        """Return why API servers must not call this process yet. None if they may, or if the Secret is missing or has
+        no certificate: then there is none to wait for."""
         return None if self._looked else "the certificate of the webhook has not been read"
 
     def _say_missing(self) -> None:

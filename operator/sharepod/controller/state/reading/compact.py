@@ -1,5 +1,5 @@
 """Compact forms of values that are kept for many objects. Equal short texts and equal models share one copy. Models
-lose pydantic's sets of set fields. Rarely read parts are JSON text.
+drop `model_fields_set`, pydantic's record of the fields that were given. Rarely read parts are JSON text.
 
 Guarantees:
 - The compact form equals the original.
