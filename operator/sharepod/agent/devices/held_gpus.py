@@ -61,12 +61,13 @@ class HeldGpus:
     def know_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: Collection[str] = ()
     ) -> None:
-        """Set, by UUID, the pod of each GPU that the device plugin has assigned.
+        """Record which pod has each GPU that the device plugin has assigned.
 
         Args:
-            given: None if the kubelet does not report it.
+            given: the pod of each assigned GPU, by UUID. None if the kubelet does not report the assignments.
             problem: why the plugin's GPUs cannot be shared; None if they can.
-            offered: GPUs that the plugin offers, allocated or not; empty: the health of the plugin's GPUs is unknown.
+            offered: UUIDs of the GPUs in the plugin's list, allocated or free. If it is empty, the health of the
+                plugin's GPUs is unknown.
         """
         self._given, self.problem, self._offered = given, problem, offered
         self._settle()

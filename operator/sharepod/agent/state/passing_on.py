@@ -2,13 +2,13 @@
 
 Connections wait in the sockets' backlogs until the next agent serves: no attempt to connect fails.
 
-<state directory>/successor.sock, accessible to the agent's user only: the serving agent listens, a standby agent is
-connected. Each message is a name, a mark and a descriptor, as in `kept_descriptors`; the end of the connection is the
-end of the serving agent.
+The serving agent listens at `<state directory>/successor.sock`, which only the agent's user may open. A standby agent
+stays connected. Each message has a name, a descriptor and its mark, which identifies a tenant's socket (see
+`kept_descriptors`). When the connection closes, the serving agent has ended.
 
 Guarantees:
-- Passing on is optional. An agent of an earlier version, or a killed agent, passes nothing on; neither does an agent
-  whose disk takes no socket. The next agent then creates its own sockets.
+- Passing on is optional. An agent of an earlier version, or a killed agent, passes nothing on; nor does an agent whose
+  state directory supports no Unix sockets. The next agent then creates its own sockets.
 - The event loop keeps running. Standby agents that read nothing delay the end of the serving agent by at most `_SEND_S`
   in total.
 - A received socket is used only if its mark shows that it is still the tenant's socket (see `StateDir.inherit`).
