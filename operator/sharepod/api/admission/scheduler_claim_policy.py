@@ -1,8 +1,8 @@
 """Admission policy on claims of class `scheduler.sharepod.dev` and their templates: refuses requests that
 kube-scheduler cannot fulfil as intended. Pure.
 
-It refuses the same as `scheduled_claims.fault` does later, in nearly the same words. It also refuses sizes with which
-kube-scheduler would allocate more than intended: it allocates all of an amount that a claim does not name.
+It refuses the same as `scheduled_claims.fault` does later, in nearly the same words. It also refuses a claim that names
+only one of time and memory: kube-scheduler would allocate all of the other one.
 """
 
 from __future__ import annotations
