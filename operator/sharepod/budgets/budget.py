@@ -221,8 +221,8 @@ def announced(before: BudgetState, now: BudgetState, rules: BudgetRules) -> tupl
 
 
 def standing_of(state: BudgetState, rules: BudgetRules, *, half_life_s: float, refill_at: str) -> Standing:
-    """Return the standing of the namespaces that a budget covers. `refill_at`: the time of its next refill, RFC
-    3339."""
+    """Return the effect of a budget on its namespaces: their use relative to their entitlement and, once the budget is
+    spent, the penalty of `whenSpent`. `refill_at`: start of the budget's next period, RFC 3339."""
     account, terms = state.account, rules.terms
     entitled_per_s = terms.amount * 1000 / span_of(terms.period, account.at_ms).length_ms
     share = share_milli(state.usage, entitled_per_s, half_life_s)
