@@ -8,9 +8,9 @@
 
 #include "base/sys.h"
 
-/* Numbers of kept descriptors, in order of preference: 1. the last ROOM numbers below the limit of open files or below
- * HIGHEST, whichever is lower, and all numbers above; 2. the upper half of the numbers below that; 3. any number behind
- * the standard streams. Numbers above HIGHEST would make the descriptor table, and so each fork, more expensive. */
+/* The hook moves its descriptors above the numbers that programs use. END is the limit of open files or HIGHEST,
+ * whichever is lower. A descriptor gets the first free number from END - ROOM on, else from END / 2 on, else from 3 on.
+ * Much higher numbers would make the descriptor table, and so each fork, more expensive. */
 enum { HIGHEST = 1024, ROOM = 32 };
 
 static uint64_t limit_of_files(void) {

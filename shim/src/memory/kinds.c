@@ -1,5 +1,5 @@
-/* Table of pages. The lowest bits of a page's number select its place. A place is one word with the age of the answer,
- * the page and the kind. A higher age makes all places invalid. */
+/* Direct-mapped table of pages. The page's number selects the entry, one word with the age of the answer, the page and
+ * its kind. An entry is valid only at the present age, so a higher age makes all entries invalid. */
 #include "memory/kinds.h"
 
 #include <stdbool.h>
@@ -8,7 +8,8 @@
 
 #define KINDS_KEPT SYS_SECOND
 
-/* Bits of a place: the kind, the number of the page, and the age. Before an age repeats, the table is cleared. */
+/* Bits of a table entry, from the lowest: kind of memory (host or device), number of the page, age. The age wraps
+ * around: the table is cleared before an age repeats. */
 enum { REGION_BITS = 21, PAGE_BITS = 12, KIND_BITS = 2, NUMBER_BITS = 45, AGE_BITS = 64 - KIND_BITS - NUMBER_BITS };
 
 static uint64_t page_of(uint64_t address) {
