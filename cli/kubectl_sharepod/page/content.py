@@ -65,7 +65,8 @@ class History:
         return f"{fraction(round(1000 * min(1.0, part)))} ({duration(round(length))})"
 
     def curve(self) -> Json:
-        """Return the points of the last hour, with GPUs' thousandths that were requested and used, and their mean."""
+        """Return the points of the last hour: time, requested and used thousandths of GPUs, waiting SharePods. Return
+        also the mean of the used thousandths, as text."""
         return {
             "points": [list(point) for point in self._points],
             "mean": fraction(round(fmean(point[2] for point in self._points))) if self._points else "-",
