@@ -53,7 +53,8 @@ class Durations:
 
 
 def _replaced(metric: str, seconds: Mapping[str, float]) -> list[Row]:
-    """Return the kept rows of a metric with the new figures in them, without tests whose file was removed."""
+    """Return the stored rows of a metric, updated with the new durations. Rows of tests whose file no longer exists are
+    dropped."""
     kept = {test: lasted for test, lasted in read(metric=metric).items() if (ROOT / test.partition("::")[0]).is_file()}
     return [Row(test, metric, "s", round(lasted, 3)) for test, lasted in sorted({**kept, **seconds}.items())]
 

@@ -1,4 +1,5 @@
-"""Pods that lengthen the kernel's lists about them: the agent reads little of each list, and no other pod waits."""
+"""Attack: pods make the agent's reads of /proc expensive, for example by many long mount paths. The agent bounds its
+reading time for each pod, and other pods do not wait."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class RealNode(Machine):
 class BareMachine(Machine):
     """No kubelet and no containers, so no root: the agent and the programs are processes of this user.
 
-    A player acts as the kubelet towards the API server; the agent, the hook and the sharing are real.
+    A double acts as the kubelet towards the API server; the agent, the hook and the sharing are real.
     """
 
     def __init__(self, cluster: Cluster, inventory: Path, namespace: str) -> None:

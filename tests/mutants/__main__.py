@@ -81,7 +81,8 @@ def declared(names: Sequence[str]) -> list[Mutant]:
 def with_fault(mutant: Mutant, source: str) -> str:
     """Return the source text of a file with the fault in it.
 
-    Raises `LookupError` if the file does not have the function once, or the function not the expression once.
+    Raises `LookupError` unless the file contains the function exactly once, and the function contains the expression
+    exactly once.
     """
     if mutant.file.suffix == ".py":
         begin, end = _of_python(mutant, source)

@@ -21,8 +21,8 @@ SOME = settings(
 def run_pair(
     neighbour: Program, *, request: int, work: int, pause: int, kind: str = "regular"
 ) -> tuple[Program, Simulation, list[float]]:
-    """Play a pausing tenant next to another; return it, the play, and the part of the time that each worked after
-    warm-up."""
+    """Simulate a pausing tenant next to `neighbour`. Return the pausing tenant, the simulation, and for both the part
+    of the time after warm-up in which they worked."""
     pausing = Program(
         "pausing",
         request=request,

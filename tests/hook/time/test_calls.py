@@ -57,7 +57,8 @@ def test_calls_that_are_hidden_from_no_capture_break_none_that_begins(tenant: Te
 
 @pytest.mark.parametrize("allocation", ["alloc", "alloc_managed"])
 def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, allocation: str) -> None:
-    """The hook stores that an address is host memory. Then the driver returns the same address for device memory."""
+    """The hook stores that an address is host memory. Then the driver returns the same address for device memory. The
+    next copy from it needs a grant."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

@@ -43,7 +43,8 @@ def of_tenant(node: Node, metric: str, tenant_id: str) -> list[float]:
 @pytest.mark.alone
 @pytest.mark.promise("time-liar")
 def test_a_hook_that_says_at_once_that_it_has_drained_gets_no_more_than_its_share(tmp_path: Path) -> None:
-    """The program has a request of 0.1, and uses 40 ms under each grant, for which it is charged almost nothing."""
+    """A hook with a request of 0.1 reports *drained* at once, but runs 40 ms of work per grant. Its reports alone would
+    charge it almost nothing: the agent adds a surcharge for the use that NVML shows."""
     rows = tenant("liar", 0.1), tenant("honest", 0.9)
     with running(tmp_path, *rows, context_bytes=CONTEXT, nvml=True) as node:
         node.launch("honest", "--kernel-us", "1000")

@@ -19,7 +19,8 @@ FAR = 2**64 - 1
 
 
 def played(directory: Path, play: Callable[[TenantRegistry], Awaitable[None]]) -> list[str]:
-    """Play with two tenants of one GPU and one of another on the agent's loop; return what failed in it."""
+    """Run `play` on the agent's event loop: two tenants share one GPU, a third has another GPU. Return the errors of
+    the loop and the ids of tenants with a refused message."""
     failed: list[str] = []
 
     async def main() -> None:

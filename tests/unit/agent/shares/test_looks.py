@@ -1,4 +1,4 @@
-"""Looks at signs of life by the agent's event loop, with real pulse pages on the real clock."""
+"""Tests of how the agent's event loop checks signs of life, with real pulse pages and the real clock."""
 
 from __future__ import annotations
 
