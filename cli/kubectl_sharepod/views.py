@@ -348,12 +348,13 @@ def _problems(status: Json) -> list[str]:
     return [
         f"{text(found, 'type')}: {text(found, 'message') or text(found, 'reason')}"
         for found in rows(status.get("conditions"))
-        if text(found, "status") == "False" and text(found, "type") in _NEEDED
+        if _FAULTS.get(text(found, "type")) == text(found, "status")
     ]
 
 
 _NEEDED = ("AgentAlive", "AgentReady", "CDIDevices", "ClaimsAttach", "HookLoads", "OwnNodeOnly")
-"""Conditions whose status False needs an administrator."""
+_FAULTS = dict.fromkeys(_NEEDED, "False") | {"DevicePluginPresent": "True"}
+"""Condition -> status that needs an administrator."""
 
 
 def _milli(value: object) -> int | None:

@@ -227,6 +227,14 @@ def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         assert "write one such as 2026-11" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("status", "reported"), [("True", True), ("False", False)])
+def test_doctor_reports_a_device_plugin_that_could_assign_the_gpus(status: str, reported: bool) -> None:
+    kubectl = cluster()
+    node = kubectl.objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"][0]
+    node["status"]["conditions"] = [{"type": "DevicePluginPresent", "status": status, "message": "the Node advertises"}]
+    assert ("DevicePluginPresent: the Node advertises" in printed(commands.doctor(kubectl), 400)) is reported
+
+
 def test_logs_exec_and_port_forward_go_to_the_sharepods_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
 
