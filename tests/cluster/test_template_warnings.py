@@ -72,7 +72,7 @@ def test_templates_of_pods_that_are_taken_get_none(cluster: Cluster) -> None:
     assert warnings(cluster, *jobs) == ""
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "Job", "CronJob"])
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob"])
 def test_each_kind_is_warned_of_a_misspelt_line_and_made(cluster: Cluster, kind: str) -> None:
     shown = warnings(cluster, workload_of(kind, line_pod(container(milli="1500"))))
     assert f"the Pods of this {kind} would be refused: spec.containers[main].resources.limits[{MILLI}]" in shown

@@ -1,5 +1,5 @@
-"""Warnings about Pod templates whose Pods admission would refuse: Deployments, StatefulSets, Jobs and CronJobs with an
-invalid resource line. Pure.
+"""Warnings about Pod templates whose Pods admission would refuse: Deployments, StatefulSets, DaemonSets, Jobs and
+CronJobs with an invalid resource line. Pure.
 
 Guarantees:
 - The rules for new plain Pods (`line_policies.refusals`) are applied to the template.
@@ -19,7 +19,7 @@ NAME = "sharepod-templates"
 _TEMPLATE = "(object.kind == 'CronJob' ? object.spec.jobTemplate.spec.template : object.spec.template)"
 _PARTS = {"metadata.?": "?metadata.?", "spec.": "spec."}
 """Beginning of a path in a Pod, and in a template, whose metadata may be absent."""
-_KINDS = {"apps": ["deployments", "statefulsets"], "batch": ["jobs", "cronjobs"]}
+_KINDS = {"apps": ["deployments", "statefulsets", "daemonsets"], "batch": ["jobs", "cronjobs"]}
 
 
 def template_policies() -> list[dict[str, Any]]:
