@@ -15,6 +15,7 @@ import hmac
 import json
 import re
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -159,6 +160,11 @@ class _Server(ThreadingHTTPServer):
         """Bind without the look-up of a name that `HTTPServer` makes."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing if the browser has closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def __init__(self, token: str, html: bytes, body: Callable[[], bytes], port: int) -> None:
         super().__init__((ADDRESS, port), _Handler)

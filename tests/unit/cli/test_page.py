@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +140,20 @@ def test_only_the_token_and_the_own_address_are_answered() -> None:
     with page() as (_, again):
         assert again != path
         assert len(again) > 30
+
+
+def test_a_browser_that_resets_its_connection_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with page() as (netloc, path):
+        host, _, port = netloc.partition(":")
+        browser = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+        browser.sendall(b"GET /")
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        browser.close()
+        assert asked(netloc, path).status == 200
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                thread.join(TIMEOUT_S)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.promise("operator-page-own")
