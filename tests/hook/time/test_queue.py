@@ -140,6 +140,25 @@ def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: T
         probe.ok("ungated_again")
 
 
+@pytest.mark.promise("program-held-launches")
+@pytest.mark.parametrize("way", ["value", "function"])
+def test_a_metered_tenant_waits_briefly_for_a_fence_behind_a_wait(tenant: Tenant, way: str) -> None:
+    """The hook polls a fence about once each ms. Of the 200 launches, each wait lets twice as many pass."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    for turn in range(2):
+        probe.ok("ungated", way, "s")
+        before = probe.ok("driver_calls")
+        probe.ok("launch", "spin_us_10", "s", 200, timeout=60)
+        assert probe.ok("driver_calls") - before < 900, turn
+        probe.ok("ungated_ends")
+        probe.ok("stream_sync", "s")
+        probe.ok("ungated_again")
+
+
 def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
     """A tenant with limit 1 and without neighbours has fences behind windows of launches, and no others."""
     agent = tenant.agent()

@@ -18,6 +18,10 @@
 #include "time/streams.h"
 
 #define PATIENCE SYS_SECOND /* ns, longest wait: most kernels are shorter, and the model learns their duration */
+/* ns for which a narrow queue waits beyond the due time of a fence behind a wait of the program: its longest window; a
+ * quarter of a quantum while the duration of launches is unknown. */
+#define HELD_PATIENCE (5 * SYS_MS)
+#define HELD_PATIENCE_UNKNOWN (25 * SYS_MS)
 #define POLL_LEAST (20 * 1000ull)
 #define POLL_MOST SYS_MS
 
@@ -146,7 +150,12 @@ static void foretell(struct slot *slot, const struct queue *queue) {
 
 /* Return whether the older fence is behind a wait of the program that may last (Q6). */
 static bool held(const struct queue *queue) {
-    return queue->pace.window.wide && queue->places[0] > atomic_load(&queue->held_after);
+    return queue->places[0] > atomic_load(&queue->held_after);
+}
+
+/* Return how long the thread waits after such a fence is due, in a queue that is not wide. */
+static uint64_t held_patience(const struct pace *pace) {
+    return pace->estimate.launch_ns == 0 ? HELD_PATIENCE_UNKNOWN : HELD_PATIENCE;
 }
 
 /* Return whether the unfinished work is expected to take at most two windows, or its duration is unknown. */
@@ -171,13 +180,15 @@ static void note_passed(struct queue *queue) {
 static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct queue *queue, uint64_t begun) {
     CUevent event = queue->events[0];
     uint64_t since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
-    bool over = passed(queue, event), waited = !over, closed = false, behind = held(queue);
+    bool over = passed(queue, event), waited = !over, closed = false, behind = queue->pace.window.wide && held(queue);
     if (waited && behind) {
         if (queue->held_long || short_enough(queue)) {
             pace_let_pass(&queue->pace);
             return begun;
         }
         patience = least(due - begun + PACE_WIDE_LONG, PATIENCE);
+    } else if (waited && held(queue) && short_enough(queue)) {
+        patience = least(due - begun + held_patience(&queue->pace), PATIENCE);
     }
     if (waited)
         atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);

@@ -14,8 +14,9 @@
  * - Q6 A program may put a wait into a stream: for a value, a semaphore or a host function. The fence behind that wait
  *   may not pass until this thread continues. So in a wide queue the thread does not wait for such a fence while the
  *   unfinished launches are expected to take less than two windows. Beyond that it waits until 50 ms after the fence is
- *   due, at most once for each wait of the program. After the first such wait of the process, waits for events count as
- *   well.
+ *   due, at most once for each wait of the program. In other queues, while the unfinished launches are expected to take
+ *   less than two windows of a wide queue, the wait is unsuccessful 5 ms after the fence is due; 25 ms after it while
+ *   the duration of launches is unknown. After the first such wait of the process, waits for events count as well.
  */
 #ifndef SHAREPOD_METER_H
 #define SHAREPOD_METER_H
