@@ -73,7 +73,6 @@ async def test_a_life_to_running_takes_two_writes_more_and_no_read(world: World)
         ("patch", "resourceclaims"),
         ("patch", "pods"),
         ("patch", "sharepods"),
-        ("patch", "sharepods"),
     ]
     assert world.server.made("get", "pods") == world.server.made("get", "resourceclaims") == []
 
