@@ -35,6 +35,8 @@ _CHOSEN = ("NodeSelector", "NodeAffinity", "Taint")
 """Obstacles of nodes that the request, or their owner, excludes on purpose."""
 _FIGURES = re.compile(r" \(.*\)")
 """Figures of an obstacle, in parentheses."""
+_BRIEF_WORDS = 25
+"""Words of an Event. Of a longer obstacle the Event has the first clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +403,8 @@ class Refusal:
         possible one of nodes that are not excluded on purpose."""
         most = max(self.obstacles, key=lambda item: (item.what not in _CHOSEN, item.count), default=None)
         rest = self._fits_now or (_FIGURES.sub("", most.text) if most is not None else "")
+        if len(f"{self.headline} {rest}".split()) > _BRIEF_WORDS:
+            rest = rest.partition(", ")[0]
         return clipped(f"{self.headline}: {rest}" if rest else self.headline)
 
     @property
