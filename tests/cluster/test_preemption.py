@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster.audit import Audit
-from cluster.operator_world import GIB, TIMES, World, a_world, condition_of, wait
+from cluster.operator_world import GIB, TIMES, World, a_world, wait
 from harness.api import Object
 
 _BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
@@ -80,10 +80,10 @@ def test_time_changes_hands_with_nobody_ended_and_comes_back(world: World) -> No
     assert len(lowered) == 2
     assert rows["high"] == 1000
     for name in lowered:
-        seen = world.until(namespace, name, lambda seen: condition_of(seen, "Resized"), what="its share is lowered")
+        world.condition(namespace, name, "Resized", status="False")
+        seen = world.sharepod(namespace, name)
         assert seen["status"]["phase"] == "Running"
         assert restarts(seen) == 0
-        assert condition_of(seen, "Resized")["status"] == "False"
         wait(lambda name=name: "Lowered" in dict(world.events(namespace, name)), what="an Event")
         note = dict(world.events(namespace, name))["Lowered"]
         assert "high of" not in note, "the other namespace's SharePod is not named"
