@@ -69,21 +69,21 @@ def test_only_containers_that_name_the_claim_get_gpu_and_hook(node: ClaimNode) -
         "mixed",
         "gpu",
         container(*maps, **shown),
-        container(*maps, name="sidecar", claim=None, **shown),
+        container(*maps, name="other", claim=None, **shown),
         initContainers=[
             container(*maps, name="first", **shown),
             container(name="sidecar", restartPolicy="Always"),
-            container(*maps, name="first-sidecar", claim=None, **shown),
+            container(*maps, name="first-other", claim=None, **shown),
         ],
         restartPolicy="Never",
     )
-    wait_until(lambda: bool(node.logs("mixed", "sidecar") and node.logs("mixed")), what="their output", timeout=40)
+    wait_until(lambda: bool(node.logs("mixed", "other") and node.logs("mixed")), what="their output", timeout=40)
     hooked = {
         name: "/run/sharepod/libsharepod.so" in node.logs("mixed", name)
-        for name in ("main", "sidecar", "first", "first-sidecar")
+        for name in ("main", "other", "first", "first-other")
     }
-    assert hooked == {"main": True, "sidecar": False, "first": True, "first-sidecar": False}
-    assert "FAKE_CUDA_STATE" not in node.logs("mixed", "sidecar")
+    assert hooked == {"main": True, "other": False, "first": True, "first-other": False}
+    assert "FAKE_CUDA_STATE" not in node.logs("mixed", "other")
     assert '"event"' in node.logs("mixed", "sidecar")
     assert node.cluster.api.get(pod)["status"]["phase"] != "Failed"
 

@@ -91,7 +91,7 @@ def test_a_gpu_that_the_plugin_calls_unhealthy_takes_no_new_tenants_and_others_a
         timeout=60,
     )
     assert waiting is not None
-    assert "NVIDIA's device plugin does not offer it" in str(waiting["status"]["conditions"])
+    assert "NVIDIA's device plugin no longer offers it" in str(waiting["status"]["conditions"])
     node.apply("beta", 0.3)
     well = node.gpu_of("beta")
     assert well != ill
