@@ -501,8 +501,8 @@ class Tokens:
         moment `seen_at`, when the holder's DRAINED frame was read."""
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
-        self._sample(seen_at)
         self._stop_sampling(seen_at, turn.holder)
+        self._sample(seen_at)
         holder.forget(client)
         self._log_turn(seen_at, turn.holder, holder)
         holder.grant_id = None
