@@ -406,7 +406,7 @@ class Occupancy:
         if not others:
             processes = sum(tenant.progress.processes for tenant in members)
             return [tenant.progress.in_flight * (1 - tenant.progress.processes / processes) for tenant in tenants]
-        left = max(0.0, 1 - sum(1 - loss for loss, one in zip(losses, tenants, strict=True) if one in others))
+        left = max(0.0, 1 - sum([1 - loss for loss, one in zip(losses, tenants, strict=True) if one in others], 0.0))
         least = left / len(members)
         return [min(loss, 1 - least) if one in members else loss for loss, one in zip(losses, tenants, strict=True)]
 
