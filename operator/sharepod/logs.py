@@ -27,7 +27,7 @@ class _NamedWriter(structlog.WriteLogger):
 
 
 def _writer(*args: str) -> _NamedWriter:
-    """Return the writer for `structlog.get_logger(*args)`."""
+    """Return the writer of the logger that `structlog.get_logger(*args)` creates."""
     return _NamedWriter(args[0] if args else "sharepod")
 
 

@@ -10,8 +10,8 @@ Guarantees:
 from __future__ import annotations
 
 _ROUNDING = 1e-6
-"""Part of one token that counts as none. A caller that slept for exactly `wait_s` must not miss by the clock's own
-rounding. A float clock at 1e6 s resolves 1e-10 s, which at 10,000 a second is 1e-6 tokens."""
+"""Part of one token that counts as none. It is the rounding error of the clock: a caller that slept for exactly
+`wait_s` must be admitted. A float clock at 1e6 s resolves 1e-10 s, which at 10,000 a second is 1e-6 tokens."""
 
 
 class RateLimiter:
@@ -49,8 +49,8 @@ class RateLimiter:
         return True
 
     def give_back(self, now: float, taken_at: float) -> None:
-        """Return the token taken at `taken_at` for an event that did not happen, but for what may have flowed over if
-        it had stayed."""
+        """Return the token taken at `taken_at`, for an event that did not happen, less the inflow since then. That
+        part could have overflowed without the event."""
         self._fill(now)
         unfilled = max(0.0, 1 - (now - taken_at) * self._per_s)
         self._level = min(self._burst, self._level + unfilled)

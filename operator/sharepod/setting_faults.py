@@ -1,7 +1,8 @@
-"""Faults of settings and files as both programs print them: field, reason, and of settings the nearest name.
+"""Faults of settings and files, as both programs print them: the field and the reason. For an unknown setting also the
+most similar name.
 
 Guarantees:
-- A name that is not a setting's is answered with the most similar one, where one is similar.
+- A name that is no setting is answered with the most similar setting, if one is similar.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pydantic import ValidationError
 
 
 def first_fault(error: ValidationError, whole: str = "") -> str:
-    """Return field and reason of the first fault. `whole`: name of the object, for a fault of no single field."""
+    """Return the field and the reason of the first fault. `whole`: name of the object, for a fault that concerns no
+    single field."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 

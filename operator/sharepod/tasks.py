@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class TaskEndedError(Exception):
-    """End of a task that was to run until it is cancelled. `__cause__` is what the task raised, if it raised."""
+    """A task ended that was to run until it is cancelled. `__cause__` is the exception that it raised, if any."""
 
     def __init__(self, task: str, cause: BaseException | None) -> None:
         super().__init__(f"{task} has ended" if cause is None else f"{task} failed: {cause}")

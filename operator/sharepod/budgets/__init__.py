@@ -1,1 +1,1 @@
-"""Budgets: GPU consumption of namespaces, summed over nodes and time. Pure."""
+"""Budgets: limits on the GPU consumption of namespaces, summed over nodes and time. Pure."""

@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MONTHS_AT_MOST = 24
-"""Most months over which one amount is spread, the latest ones: bounds the work for a distant moment."""
+"""Most months over which one amount is spread, counted back from the latest. It bounds the work for a moment that is
+far in the past."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """GPU time in milliseconds of one GPU, and memory."""
+    """GPU time in milliseconds of one GPU, and reserved memory over time."""
 
     held_ms: int = 0
     """Time held."""
     borrowed_ms: int = 0
-    """Part of `held_ms` beyond the guarantee."""
+    """Part of `held_ms` in excess of the guarantee."""
     reserved_ms: int = 0
     """Request x time."""
     memory_mib_s: int = 0
@@ -36,7 +37,7 @@ class Amounts:
         )
 
     def beyond(self, other: Amounts) -> Amounts:
-        """Return by how much each amount exceeds the other's; 0 where it does not."""
+        """Return by how much each amount exceeds the other amount. 0 if it does not."""
         return Amounts(
             max(0, self.held_ms - other.held_ms),
             max(0, self.borrowed_ms - other.borrowed_ms),
@@ -105,8 +106,8 @@ def spread(amounts: Amounts, begin: str, end: str) -> Iterator[tuple[str, Amount
 
 
 def _month_of(timestamp: str) -> str:
-    """Return the month of a moment. A month number that does not exist, which the pattern of timestamps allows, counts
-    as the nearest one."""
+    """Return the month of a timestamp. The pattern of timestamps allows month numbers that do not exist; such a number
+    counts as the nearest month."""
     return f"{timestamp[:4]}-{min(max(int(timestamp[5:7]), 1), 12):02}"
 
 

@@ -1,9 +1,10 @@
 """Budget of one GPUBudget: its rules, its charges, and the resulting standing of the namespaces that it covers.
 
 Guarantees:
-- BU1 once: a total that is read again, or late, charges nothing. The charge and the position up to which totals are
+- BU1 once: a total that is read again, or late, charges nothing. The charge and the totals up to which consumption is
   charged are one value, stored in one write.
-- BU2 from-here-on: a namespace is charged from when the budget first covers it, not for its consumption before.
+- BU2 from-here-on: a namespace is charged from the time at which the budget first covers it, not for its earlier
+  consumption.
 - BU3 told-once: each of 80 %, 100 % and the refill is announced once in a period; with continuous refill 80 % and 100 %
   again after each refill.
 - An account is never larger than can be stored: namespaces for whose totals it has no room are charged nothing.
@@ -75,9 +76,10 @@ class BudgetRules:
 class BudgetState:
     """State of a budget at the time of its account.
 
-    `announced`: the percentage that was announced last, 0, 80 or 100. `usage`: charged time, decayed by the half-life
-    of the queue's order. `spending`: the same, with a half-life of an hour. `charged`: the position up to which totals
-    are charged.
+    - `announced`: the percentage that was announced last, 0, 80 or 100.
+    - `usage`: charged time, decayed by the half-life of the queue's order.
+    - `spending`: charged time, decayed by a half-life of an hour.
+    - `charged`: by namespace and model, the total that is already charged.
     """
 
     account: BudgetAccount
@@ -138,13 +140,13 @@ class BudgetState:
 
 
 def _with_room(charged: Mapping[TotalKey, ConsumedTotal]) -> list[tuple[TotalKey, ConsumedTotal]]:
-    """Return the totals to store, sorted: the first namespaces', each complete. A namespace with only a part of its
-    totals stored would be charged again for the rest."""
+    """Return the totals to store, in order of namespaces, as many as there is room for. Each namespace is stored
+    completely or not at all. Otherwise the totals that were left out would be charged again."""
     found: list[tuple[TotalKey, ConsumedTotal]] = []
     for _, group in groupby(sorted(charged.items()), key=lambda item: item[0][0]):
         own = list(group)
         if len(own) > 1 and own[0] == (own[0][0], ConsumedTotal()) and own[0][0][1] == _NO_MODEL:
-            del own[0]  # only shows that the namespace is covered, as the others do
+            del own[0]  # this entry only shows that the namespace is covered, as its other entries do
         if len(found) + len(own) > MAX_TAKEN:
             break
         found += own

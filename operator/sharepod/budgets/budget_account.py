@@ -23,8 +23,8 @@ from .periods import span_of
 MICRO = 1_000_000
 """Account units in a GPU-second of weight 1."""
 RESUMED_AT = 10
-"""Part of the cap, its tenth, from which a spent continuous budget counts again. With less, a team's priority would
-alternate at each check."""
+"""Divisor of the cap: a spent budget with continuous refill counts again once a tenth of the cap is refilled. With
+less, a team's priority would alternate at each check."""
 _MOST_PERIODS = 120
 """Most periods that are checked for the time at which a spent budget counts again: ten years of months."""
 
@@ -44,7 +44,7 @@ class Consumed:
         return Consumed(self.held * numerator // denominator, self.reserved * numerator // denominator)
 
     def by(self, charge: ChargeBy) -> int:
-        """Return the part of it that is charged."""
+        """Return the part of the consumption that this kind of charge counts."""
         return self.held if charge is ChargeBy.HELD else self.reserved
 
 
@@ -69,10 +69,10 @@ class BudgetAccount:
     """Account of a budget at `at_ms`.
 
     - `consumed`: consumption in the period that began at `period_start_ms`.
-    - `credit`: remaining amount of a continuous budget. For the other kind it is the remaining amount at `at_ms`, from
-      which the account continues if its terms change to continuous refill. Until then the remaining amount is the
-      amount less the charge.
-    - `spent`: nothing was left, and less than `1 / RESUMED_AT` of the cap has been refilled since.
+    - `credit`: remaining amount of a budget with continuous refill. For a budget that is refilled at the period's
+      start, it is the remaining amount at `at_ms`. The account continues from it if the terms change to continuous
+      refill; until then the remaining amount is the amount less the charge.
+    - `spent`: True from when nothing was left until `1 / RESUMED_AT` of the cap is refilled.
     """
 
     period_start_ms: int
@@ -88,8 +88,8 @@ class BudgetAccount:
         return max(0, terms.amount - self.consumed.by(terms.charge_by))
 
     def used_milli(self, terms: Terms) -> int:
-        """Return the used part of the budget, in thousandths; above 1000 if more was charged than there was (refill at
-        the period's start)."""
+        """Return the used part of the budget, in thousandths. With refill at the period's start it exceeds 1000 if the
+        charge exceeds the amount."""
         if terms.refill is Refill.CONTINUOUS:
             return 1000 - self.left(terms) * 1000 // terms.cap
         return self.consumed.by(terms.charge_by) * 1000 // terms.amount

@@ -26,9 +26,9 @@ from .namespace_account import NamespaceAccount
 _MS_PER_HOUR = Decimal(3_600_000)
 _MIB_S_PER_GIB_HOUR = Decimal(1024 * 3600)
 _COST = Decimal("0.0001")
-"""Step of a cost: a hundredth of a cent."""
+"""Resolution of a cost: a hundredth of a cent."""
 _HOURS = Decimal("0.000001")
-"""Step of hours: 3.6 ms."""
+"""Resolution of hours: 3.6 ms."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/()-]*")
 """Text that no spreadsheet interprets as a formula, in any locale: names of objects, models, times and currencies."""
 _SEPARATORS = str.maketrans(dict.fromkeys(',;|"', " "))
@@ -120,7 +120,8 @@ def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str | Decimal]]) -> str:
-    """Return rows as CSV, with a header. No spreadsheet interprets a text in it as a formula, another cell or row."""
+    """Return rows as CSV, with a header. Texts are written so that no spreadsheet interprets them as a formula, or as
+    several cells or rows."""
     parts = _Parts()
     writer = csv.writer(parts, lineterminator="\n")
     writer.writerow(columns)

@@ -1,9 +1,9 @@
-"""Coverage: the namespaces of each budget, where several budgets select the same one.
+"""Coverage: decides which budget covers a namespace, if several budgets select it.
 
 Guarantees:
 - CV1 one: a namespace is covered by one budget at most.
-- Selecting budgets in the operator's namespace have precedence over budgets in the covered namespaces. So no user
-  escapes a team's budget with a budget of his own. Within a kind the oldest has precedence, then the first by name.
+- Selecting budgets in the operator's namespace have precedence over budgets in the covered namespaces. So a user cannot
+  replace a team's budget by a budget of his own. Within a kind the oldest has precedence, then the first by name.
 - A budget that cannot be read covers nothing, and affects no other budget.
 """
 
@@ -17,7 +17,7 @@ from sharepod.api.gpubudget import MAX_NAMESPACES, NamespaceSelector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimant:
-    """Budget that claims namespaces. `created`: its creationTimestamp, RFC 3339. `readable`: its spec can be read."""
+    """Budget that selects namespaces. `created`: its creationTimestamp, RFC 3339. `readable`: its spec can be read."""
 
     uid: str
     namespace: str
@@ -29,7 +29,8 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Namespaces of one budget. `reason` and `message`: why it lacks some of the selected ones; None: it has all."""
+    """Namespaces that one budget covers. `reason` and `message`: why it does not cover some of the namespaces that it
+    selects. None if it covers all."""
 
     namespaces: tuple[str, ...] = ()
     reason: str | None = None
@@ -39,7 +40,7 @@ class Coverage:
 def coverages(
     claimants: Iterable[Claimant], labels: Mapping[str, Mapping[str, str]], operator_namespace: str
 ) -> dict[str, Coverage]:
-    """Return the coverage of each budget, by uid. `labels`: of every namespace."""
+    """Return the coverage of each budget, by uid. `labels`: the labels of every namespace."""
     taken: dict[str, Claimant] = {}
     found: dict[str, Coverage] = {}
     central = operator_namespace

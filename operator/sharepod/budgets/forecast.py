@@ -1,8 +1,8 @@
-"""Forecast of a budget: its rate of spending, and the time at which nothing is left. Also finds unused reservations.
+"""Forecast of a budget: its rate of spending, and the time at which it is spent. Also finds unused reservations.
 
 Guarantees:
 - A forecast assumes the current rate. It gives no time if the budget is refilled before.
-- A reservation is idle only after it was seen without use for the whole time.
+- A reservation counts as idle only after it was observed as unused for all of `IDLE_AFTER_S`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .budget_account import BudgetAccount, Terms, refill_rate
 from .periods import span_of
 
 RATE_HALF_LIFE_S = 3600.0
-"""Half-life in seconds of spending in its rate: an hour, so that a job's start shows in minutes and a pause of minutes
-does not."""
+"""Half-life of the spending from which the rate is computed, in seconds. With an hour, a job's start shows in minutes
+and a pause of minutes does not."""
 IDLE_AFTER_S = 3600.0
 """Seconds without use after which a reservation is idle."""
 
 
 def gone_at_ms(account: BudgetAccount, terms: Terms, rate: float) -> int | None:
-    """Return when nothing is left at this rate (account units a second), in milliseconds since 1970.
+    """Return the time at which the budget is spent at this rate (account units a second), in milliseconds since 1970.
 
-    None where the budget is refilled before, and where the rate does not exceed the refill.
+    None if the budget is refilled before, or if the rate does not exceed the refill.
     """
     left = account.left(terms)
     if left <= 0:
@@ -41,7 +41,8 @@ def gone_at_ms(account: BudgetAccount, terms: Terms, rate: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Current reservation: `milli` of a GPU's time over all its GPUs, and whether it is in use."""
+    """Current reservation. `milli`: its time in thousandths, summed over its GPUs; the other fields show whether it is
+    in use."""
 
     tenant: str
     namespace: str
@@ -61,7 +62,7 @@ class IdleReservation:
 def unused_since(
     before: Mapping[str, float], holdings: Iterable[Holding], now_s: float
 ) -> tuple[dict[str, float], list[IdleReservation]]:
-    """Return since when each reservation has not been used, and the idle ones.
+    """Return the time since which each reservation has been unused, and the reservations that are idle.
 
     `before`: the first result of the last call. Best effort reserves nothing and is never idle.
     """

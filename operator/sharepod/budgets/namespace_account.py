@@ -127,15 +127,15 @@ def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present:
 
 
 class _Places:
-    """Names of the series of each node and model that an account knows, by their `since`."""
+    """By node and model: the series that an account contains, by their `since`."""
 
     def __init__(self, series: Mapping[str, TakenIn]) -> None:
         self._series = series
         self._known: dict[tuple[str, str], list[tuple[str, str]]] | None = None
 
     def passed(self, node: str, entry: Consumption) -> bool:
-        """Return whether an unknown series is older than all known ones of its node and model, which are the maximum
-        number. Such a series was dropped, and its reading is late."""
+        """Return whether an unknown series is late: it is older than all known series of its node and model, which are
+        the maximum number. Such a series was dropped from the account before."""
         known = self._by_place().get((node, entry.model), ())
         return len(known) >= SERIES_OF_A_NODE and entry.since < min(known)[0]
 

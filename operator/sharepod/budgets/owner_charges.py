@@ -1,6 +1,7 @@
-"""Charges by owner: the GPU consumption of existing SharePods since their begin, at an administrator's prices.
+"""Charges by owner: the GPU consumption of existing SharePods since they were created, at an administrator's prices.
 
-The owner of a SharePod is its controller, such as a workflow or a custom resource, or the SharePod itself.
+The owner of a SharePod is its controller, such as a workflow or a custom resource. A SharePod without a controller is
+its own owner.
 
 Guarantees:
 - Each SharePod counts with one owner, by its own totals (`status.consumed`).
@@ -21,7 +22,7 @@ from .charges import AMOUNT_COLUMNS, BillLine, Prices, amount_columns, charged_l
 
 _COLUMNS = ("namespace", "controllerKind", "controller", "since", "gpuModel", *AMOUNT_COLUMNS)
 _UNKNOWN = "unknown"
-"""Model of the GPUs of a SharePod without GPUs."""
+"""Model in a bill for a SharePod that has no GPUs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -44,7 +44,7 @@ def span_of(period: BudgetPeriod, at_ms: int) -> Span:
 
 def _year_and_month(day: int) -> tuple[int, int]:
     """Return year and month (1 to 12) of a day, counted from 1970-01-01, in the Gregorian calendar."""
-    year = 1970 + day // 366  # not later than the year, by at most a few years
+    year = 1970 + day // 366  # at most a few years before the year
     while _first_day(year + 1, 1) <= day:
         year += 1
     while _first_day(year, 1) > day:
@@ -58,7 +58,7 @@ def _year_and_month(day: int) -> tuple[int, int]:
 def _first_day(year: int, month: int) -> int:
     """Return the number of a month's first day, counted from 1970-01-01.
 
-    Years are counted from March, so that the day of a leap year is the last one of its year.
+    The computation counts years from March, so that the leap day is the last day of its year.
     """
     shifted = year - (month <= 2)
     of_year = (153 * ((month + 9) % 12) + 2) // 5

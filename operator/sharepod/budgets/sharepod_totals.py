@@ -20,8 +20,8 @@ such write in five minutes."""
 _LEAST_MIB_S = 300 * 80 * 1024
 """Least growth of memory x time that is written, in MiB x s: five minutes of a GPU of 80 GiB."""
 _PART = 8
-"""Growth that is written, as a divisor of the written total: some 30 writes in the first day, a few on each later
-one."""
+"""Divisor of the written total: totals are written when they have grown by an eighth. That is some 30 writes on the
+first day, and a few on each later day."""
 _AMOUNTS = tuple(GpuTotals.model_fields)
 
 

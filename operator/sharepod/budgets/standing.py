@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 ON_ENTITLEMENT = 1000
-"""Share, in thousandths, of a team that uses exactly its entitlement; also of a team without a budget."""
+"""Share, in thousandths, of a team that uses exactly its entitlement. A team without a budget counts as such a team."""
 STEP_MILLI = 500
 """Step of the share, in thousandths, in which it orders the queue. With finer steps, small jobs of a slightly lower
 team take GPUs that became free together, and jobs of whole nodes wait (`make bench-fairness`)."""
@@ -32,11 +32,11 @@ class DecayedUsage:
     since_ms: int
 
     def at(self, at_ms: int, half_life_s: float, more: int = 0) -> DecayedUsage:
-        """Return the usage at a later time, with the consumption since. A time that is not later only adds the
-        consumption."""
+        """Return the usage at a later time, including the consumption `more` since. If the time is not later, the
+        consumption is only added."""
         passed_s = max(0, at_ms - self.at_ms) / 1000
         factor = math.exp2(-passed_s / half_life_s)
-        # Consumption at an even rate over the past time has itself decayed in part.
+        # Consumption is assumed to be spread evenly over the past time, so a part of it has already decayed.
         evenly = 1.0 if passed_s == 0 else (1 - factor) / (passed_s / half_life_s * math.log(2))
         return DecayedUsage(self.amount * factor + more * evenly, max(at_ms, self.at_ms), self.since_ms)
 

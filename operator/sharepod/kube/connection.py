@@ -269,7 +269,7 @@ class Connection:
                 self._clock_compared_at = now
 
     def _rejected(self) -> None:
-        """Record that credentials or certificate were rejected, and have them read again."""
+        """Record that credentials or the certificate were rejected, so that both are read again."""
         if self._rejected_since is None:
             self._rejected_since = time.monotonic()
         if isinstance(hook := self._config.refresh_api_key_hook, Rereading):
@@ -285,7 +285,8 @@ class Connection:
     async def _exchange(
         self, method: str, path: str, body: Json | list[Json] | None, query: Mapping[str, str], content: str
     ) -> Answer:
-        """Make a call by a kept connection; with a proxy, by the general client, which supports proxies."""
+        """Make a call over a kept connection. If a proxy is configured, use the general client, which supports
+        proxies."""
         if self._proxied:
             response = await self._send(method, path, body, query, content)
             async with response:
@@ -358,13 +359,14 @@ def _hand_over(item: Json | Unreadable, take: Callable[[Json], None], unreadable
 
 
 class _SilenceError(Exception):
-    """Watch that the server has not ended in time."""
+    """The server has not ended a watch in time."""
 
 
 async def _lines(
     response: aiohttp.ClientResponse, ends: float, heard: Callable[[], None]
 ) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield the lines of a response, and whether each is complete; of a line longer than `OBJECT_LIMIT`, its beginning.
+    """Yield the lines of a response, each with whether it is complete. Of a line longer than `OBJECT_LIMIT`, only its
+    beginning is yielded.
 
     Raise `_SilenceError` if the response has not ended at `ends`, on the clock of the event loop.
     """

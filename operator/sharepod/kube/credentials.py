@@ -1,9 +1,9 @@
 """Credentials of the API server: from a kubeconfig, or the pod's ServiceAccount; read again as they are rotated.
 
 Guarantees:
-- They are read again at most each `_PERIOD_S`, and as soon as the API server has rejected them. The clock is monotonic,
-  so that a clock set back delays nothing.
-- While they cannot be read, the former ones stay in use.
+- Credentials are read again at most each `_PERIOD_S`, and as soon as the API server has rejected them. The clock is
+  monotonic, so a clock that is set back delays nothing.
+- While the credentials cannot be read, the former credentials stay in use.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 _PERIOD_S = 60.0
 """Seconds between two readings: well below the lifetime of a token (at least 10 min)."""
 _AFTER_REJECTION_S = 1.0
-"""Shortest time in seconds between two readings while the API server rejects the credentials: a rotation is a
-rename."""
+"""Shortest time in seconds between two readings while the API server rejects the credentials. A rotation replaces the
+files by a rename, so a later reading soon succeeds."""
 
 
 class NoApiServerError(ConnectionError):
-    """API server without a readable configuration of its address."""
+    """No configuration with the address of an API server can be read."""
 
 
 class Rereading:

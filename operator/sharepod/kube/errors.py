@@ -15,7 +15,7 @@ _NOT_SERVED = ("the server could not find the requested resource", "404 page not
 
 
 class ApiError(Exception):
-    """Call that the API server did not carry out, or whose outcome is unknown."""
+    """The API server did not carry out a call, or the outcome of the call is unknown."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class ApiError(Exception):
 
     @property
     def of_resource(self) -> bool:
-        """True if the server does not serve the resource: the error concerns no object. A CRD is served some seconds
-        after the API server has started, and not while it is deleted and applied again. A 404 without a reason also
-        counts, because a load balancer sends it. An API server gives a reason for each object that it does not find."""
+        """True if the server does not serve the resource, so that the error concerns no object. A CRD is served only
+        some seconds after the API server has started, and not while it is deleted and applied again. A 404 without a
+        reason also counts, because a load balancer sends such answers. An API server gives a reason for each object
+        that it does not find."""
         return self.status == 404 and (not self.reason or self.message.startswith(_NOT_SERVED))
 
     @property
@@ -108,7 +109,7 @@ class ErrorEventError(UnavailableError):
 
 
 class SilentError(UnavailableError):
-    """Watch that the server has not ended in time: its connection is half open."""
+    """The server has not ended a watch in time: its connection is half open."""
 
 
 LONGEST_MESSAGE = 1024
@@ -155,5 +156,5 @@ def _seconds(retry_after: str | None, date: str | None) -> float | None:
         return float(retry_after) if len(retry_after) < 6 else None
     try:
         return max(0.0, (parsedate_to_datetime(retry_after) - parsedate_to_datetime(date or "")).total_seconds())
-    except (TypeError, ValueError, OverflowError):  # no date, or one without a time zone
+    except (TypeError, ValueError, OverflowError):  # not a date, or a date without a time zone
         return None

@@ -3,8 +3,8 @@
 
 Guarantees:
 - A connection carries one exchange at a time; a connection whose exchange was not completed is closed.
-- A request is sent once. Only a repeatable one (`_REPEATABLE`) is sent again, once, over a new connection, if a kept
-  one turns out to be closed before any answer.
+- A request is sent once. Exception: if a kept connection turns out to be closed before any part of the answer, a
+  repeatable request (`_REPEATABLE`) is sent once more, over a new connection.
 - A connection that has been idle for `_IDLE_S`, or was opened with another trust, is not used again.
 - Every failure is an `OSError`; timeouts are the caller's.
 """
@@ -130,7 +130,7 @@ class Exchanges:
 
 
 class _StaleError(ConnectionError):
-    """Connection that was closed before any part of an answer."""
+    """The server closed the connection before any part of an answer."""
 
 
 class _Channel(asyncio.Protocol):
@@ -147,7 +147,7 @@ class _Channel(asyncio.Protocol):
         self._begun = False
         """True once a part of the answer has come."""
         self._to_the_end = False
-        """True if the end of the connection ends the body."""
+        """True if the body has no length of its own and ends with the connection."""
         self.is_reusable = True
 
     @property

@@ -42,9 +42,10 @@ _IN_STRING = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NUMBER = re.compile(r"[-+0-9.eE]+")
 _STRING = re.compile(rf'"{_IN_STRING.pattern}"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rf'(?:[^"]++|{_STRING.pattern})*+', re.DOTALL)
-"""Text up to its end, or up to a string that the end cuts off."""
+"""Pattern of text up to its end, or up to a string that the end of the text cuts off."""
 _STRETCH = 1 << 14
-"""Characters that are skipped together, 16 KiB. One by one, their brackets would take up to 5 ms."""
+"""Characters that are skipped in one step, 16 KiB. Without steps, the brackets of a long text would take up to 5 ms
+each time."""
 _STEPS = bytes(1 if byte in b"{[" else 255 for byte in range(256))
 """Change of depth per bracket: 1 for an opening one, -1 (in eight bits) for a closing one."""
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"{}[]")
@@ -59,11 +60,11 @@ class Unreadable:
 
 
 class NotAListError(ValueError):
-    """Answer that is not a list, or ends in the middle of one."""
+    """The answer is not a list, or ends in the middle of one."""
 
 
 class NotAnEventError(ValueError):
-    """Line that is not an event of a watch."""
+    """The line is not an event of a watch."""
 
 
 class ListText:
@@ -115,7 +116,8 @@ class ListText:
         self._text, self._at = self._text[self._at :], 0
         self._try_at = min(2 * len(self._text), OBJECT_LIMIT + 1) if len(self._text) > _TRY_AGAIN else 0
 
-    # Steps: each reads one thing at `_at` and sets `_next`. `_Incomplete`: more text is needed.
+    # Steps of the parser: each reads one element at `_at` and sets `_next` to the following step. `_Incomplete` is
+    # raised if more text is needed.
 
     def _open(self) -> None:
         self._expect("{")
@@ -282,8 +284,9 @@ class _Skipped:
         return len(text), False
 
     def _stretch(self, text: str, at: int) -> tuple[int, int]:
-        """Skip a stretch in which the value does not end. Return where to continue, and up to where to go bracket by
-        bracket: at least one character, so that each call makes progress."""
+        """Skip a stretch of text in which the value does not end. Return the position at which to continue, and the
+        position up to which brackets must be read one by one. The latter is at least one character later, so each call
+        makes progress."""
         found = _WHOLE_STRINGS.match(text, at, at + _STRETCH)
         end = found.end() if found is not None else at
         brackets = _STRING.sub("", text[at:end]).encode("ascii", "replace").translate(_STEPS, _NO_BRACKETS)
@@ -294,7 +297,7 @@ class _Skipped:
         return end, end
 
     def _turn(self, character: str) -> None:
-        """Go a level in or out, or into a string."""
+        """Update the depth, or enter a string, by this character."""
         if character == '"':
             self._in_string = True
         elif character in "{[":
@@ -304,7 +307,8 @@ class _Skipped:
 
 
 def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
-    """Yield the members of the object at `at`: key and where its value begins. Ends where the text does."""
+    """Yield the key of each member of the object at `at`, with the position of its value. Ends at the end of the
+    text."""
     at = blank(text, at)
     if not text.startswith("{", at):
         return
@@ -330,7 +334,7 @@ def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
 
 
 def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield the readable ones among these members of the object at `at`."""
+    """Yield the members of the object at `at` that can be read, among the keys in `only`."""
     for key, begin in _positions(text, at):
         if key in only:
             try:
@@ -340,7 +344,8 @@ def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def deep_end(text: str, at: int) -> int:
-    """Return where the object or array at `at` ends, at any depth. Raise `ValueError` if the text ends before."""
+    """Return the position after the object or array at `at`, which may nest to any depth. Raise `ValueError` if the
+    text ends before."""
     end, ended = _Skipped("").feed(text, at)
     if not ended:
         raise ValueError("the text ends within a value")
@@ -354,7 +359,8 @@ def blank(text: str, at: int) -> int:
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:
-    """Return the value at `at` and where it ends. Raise `_Incomplete`, `RecursionError`, `ValueError` (long number)."""
+    """Return the value at `at`, and the position after it. Raise `_Incomplete`, `RecursionError`, or `ValueError` (a
+    number with too many digits)."""
     try:
         return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError:
@@ -362,7 +368,7 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
 
 
 def _colon(text: str, at: int) -> int:
-    """Return where the value of a member begins whose key ends at `at`."""
+    """Return the position of the value of a member whose key ends at `at`."""
     at = blank(text, at)
     at = blank(text, at + 1)
     if at >= len(text):

@@ -20,7 +20,7 @@ _PERIOD_S = 60.0
 """Seconds between two checks of the files: the kubelet itself brings a changed ConfigMap to a pod within two
 minutes."""
 _AFTER_DOUBT_S = 1.0
-"""Shortest time in seconds between two checks while the API server's certificates are not trusted."""
+"""Shortest time in seconds between two checks of the files after a certificate of the API server was not trusted."""
 
 
 class Trust:

@@ -1,7 +1,7 @@
-"""Spread next to replicas: the nodes that already have replicas of an owner, cheapest first.
+"""Spread next to replicas: ranks the nodes that already run replicas of an owner, such as a ReplicaSet, by cost.
 
 Guarantees:
-- `best` returns the same place as `choices.best` over the nodes with replicas, by `SPREAD`.
+- `best` returns the same place as `choices.best` with the costs `SPREAD` over the nodes with replicas.
 - A decision reads only nodes with replicas. It recomputes only nodes that changed since the owner's last decision, and
   filters only nodes that can still be the best.
 - At most `_MAX_NODES` nodes are kept over all owners, not counting the owner of the present decision.
@@ -25,16 +25,19 @@ from .state.cluster import Cluster
 from .state.types import Assignment, PlacementRequest
 
 _MAX_NODES = 100_000
-"""Nodes kept, over all owners and numbers of GPUs: some 30 MB. The owners decided longest ago are dropped first."""
+"""Most nodes that are kept, summed over all owners and numbers of GPUs: some 30 MB. The owners whose last decision is
+oldest are dropped first."""
 
 
 @dataclass(slots=True)
 class _Order:
     """Nodes with replicas of one owner, for requests of one number of GPUs.
 
-    `names`: all of these nodes, including absent ones. `least`: lower bound of Spread's cost on each. `heap`: the same
-    in order, with outdated entries. `seen`: the change up to which the entries are current. `there`: which nodes of the
-    columns, as last rebuilt, have replicas.
+    - `names`: all of these nodes, including nodes that are unknown now.
+    - `least`: by node, a lower bound of its cost by `SPREAD`.
+    - `heap`: the nodes ordered by that bound, with outdated entries.
+    - `seen`: the number of the last change of the cluster that the entries include.
+    - `there`: for each node of the columns, whether it has replicas. Computed when the columns were last rebuilt.
     """
 
     names: set[str] = field(default_factory=set)
@@ -46,7 +49,8 @@ class _Order:
 
 
 class BesideReplicas:
-    """Nodes with replicas of each owner that a Spread request named. The cluster reports every change of a node."""
+    """Nodes with replicas of each owner for which a request with policy Spread was decided. The cluster reports every
+    change of a node."""
 
     def __init__(self, cluster: Cluster, columns: Columns) -> None:
         self._cluster = cluster
@@ -57,7 +61,8 @@ class BesideReplicas:
         cluster.subscribe(self._touch)
 
     def nodes(self, request: PlacementRequest) -> npt.NDArray[np.bool_] | None:
-        """Return which nodes of the (settled) columns have replicas of the owner; None: none has."""
+        """Return a mask of the columns' nodes that have replicas of the request's owner. None if no node has any. The
+        columns must be settled."""
         return order.there if (order := self._order(request)) is not None else None
 
     def best(self, request: PlacementRequest) -> Assignment | None:
@@ -89,7 +94,7 @@ class BesideReplicas:
         self._changed[name] = self._version
 
     def _order(self, request: PlacementRequest) -> _Order | None:
-        """Return the current nodes with replicas of the request's owner; None: there are none."""
+        """Return the up-to-date nodes with replicas of the request's owner. None if there are none."""
         owner = request.owner
         if owner is None or not self._cluster.replicas_on(owner):
             return None
@@ -114,9 +119,9 @@ class BesideReplicas:
         return order
 
     def _changed_since(self, order: _Order, replicas: Collection[str]) -> list[str]:
-        """Return the nodes with replicas, now or at the owner's last decision, that have changed since then.
+        """Return the nodes with replicas, now or at the owner's last decision, that have changed since that decision.
 
-        Takes as many steps as there are such nodes, or changes, whichever are fewer.
+        The number of steps is the smaller of two numbers: such nodes, and changes since then.
         """
         if self._version - order.seen > len(order.names) + len(replicas):
             return [name for name in {*order.names, *replicas} if self._changed.get(name, 0) > order.seen]
@@ -146,7 +151,7 @@ class BesideReplicas:
                 heappush(order.heap, (least, name))
 
     def _forget(self) -> None:
-        """Drop the orders of owners decided longest ago, and the changes of deleted nodes."""
+        """Drop the nodes of the owners whose last decision is oldest, and the changes of deleted nodes."""
         kept = sum(len(order.least) for order in self._orders.values())
         for key in list(self._orders)[:-1]:
             if kept <= _MAX_NODES:

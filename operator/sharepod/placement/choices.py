@@ -1,8 +1,8 @@
-"""Choices among places that pass every filter: the GPUs of one node, and the best of several nodes.
+"""Choices among places that pass every filter: which GPUs of one node, and which of several nodes.
 
 Guarantees:
-- Among equals the first by name, index and UUID is chosen: the same accounts and request give the same choice.
-- GPUs of one node are chosen by cost, then as near to each other as they can be.
+- Among equal places the first by name, index and UUID is chosen, so the same accounts and request give the same choice.
+- GPUs of one node are chosen by cost. Among equally cheap sets, the GPUs with the shortest distances are chosen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def best(places: Iterable[Candidate], request: PlacementRequest, policy: Policy)
 def cheapest(
     node: NodeAccount, passing: Sequence[GpuAccount], request: PlacementRequest, policy: Policy
 ) -> Sequence[GpuAccount]:
-    """Choose the GPUs of one node: spread replicas first go to different GPUs; then near GPUs precede cheap ones."""
+    """Choose the GPUs of one node. Replicas of a Spread request go to different GPUs first. Then the distance between
+    the GPUs precedes their cost."""
     count = request.gpu.count
     if len(passing) <= count:
         return passing
@@ -53,8 +54,8 @@ def nearest(
 
 
 def assignment(node: str, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Assignment:
-    """Return the assignment. One tenant has the same memory on all of its GPUs. On GPUs of different sizes, a share
-    without `memory` gets the amount for the smallest."""
+    """Return the assignment. A tenant has the same memory on all of its GPUs, so a share without `memory` gets the
+    amount for the smallest GPU."""
     ordered = sorted(gpus, key=lambda gpu: (gpu.index, gpu.state.uuid))
     memory = min(request.gpu.memory_on(gpu.state.memory) for gpu in ordered)
     return Assignment(node=node, gpus=tuple(gpu.state.uuid for gpu in ordered), memory=Bytes(memory))

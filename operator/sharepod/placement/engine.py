@@ -39,7 +39,8 @@ from .together import place_on, places_together
 QueueKey = tuple[int, int, str, str, str]
 
 _OVERDUE = -1
-"""Standing, in head-of-queue order, of a request that has waited too long: before all others of its priority."""
+"""Standing, in the order of the head of the queue, of a request that has waited too long: before all other requests of
+its priority."""
 
 
 def queue_key(request: PlacementRequest) -> QueueKey:
@@ -70,14 +71,14 @@ class Engine:
         return explain(self.cluster, request, fits=lambda other: fits(other) is not None)
 
     def place_or_hold(self, request: PlacementRequest) -> Assignment | NewHolder | Refusal:
-        """Decide as `place`, and also on nodes whose GPUs NVIDIA's device plugin owns.
+        """Decide as `place` does, and also consider nodes whose GPUs NVIDIA's device plugin owns.
 
-        On these nodes, GPUs that holders have come first; otherwise the answer is where to create holders.
+        On these nodes, GPUs that holders have come first; otherwise the answer names where to create holders.
         """
         return self.find(request) or find_holder(self.cluster, request) or self.place(request)
 
     def find(self, request: PlacementRequest) -> Assignment | None:
-        """Decide as `place` without explaining a refusal, which is most of its cost."""
+        """Decide as `place` does, but return None for a refusal: its explanation takes most of the time."""
         if not request.siblings:
             return self._find_alone(request)
         alone = self._find_alone(request)
@@ -98,7 +99,8 @@ class Engine:
             wanted = set(request.gpu.uuids)
             named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
             return best(candidates(named, request), request, policy)
-        # 2. If its namespace excludes others from as many GPUs as it may, only GPUs with its label are left.
+        # 2. If the namespace excludes others from as many GPUs as it may, only GPUs that already have the request's
+        #    exclusion label are left.
         label = label_key(request.namespace, request.gpu.labels.exclusion)
         if label is not None and not cluster.excluded.has_room_for(request):
             return best(candidates(cluster.known(cluster.nodes_excluding(label)), request), request, policy)
@@ -107,7 +109,7 @@ class Engine:
         own = [item.node for item in kept if item.tenant == request.tenant]
         if own and (found := best(candidates(cluster.known(own), request), request, policy)) is not None:
             return found
-        # 4. Then unreserved GPUs, by its policy; the columns leave out all others.
+        # 4. Then unreserved GPUs, ranked by the request's policy. The columns leave out reserved GPUs.
         open_to = [item for item in kept if item.tenant != request.tenant and _lets_pass(item, request)]
         if not open_to:
             return self._by_policy(request, policy)
@@ -131,7 +133,7 @@ class Engine:
     def reserve(self, request: PlacementRequest, assignment: Assignment) -> None:
         """Reserve the places that `find` returned. Raises `PlacementError` as `Cluster.reserve` does.
 
-        Also updates the columns, so that the next decision need not.
+        Also updates the columns, so that the next decision need not do so.
         """
         for one, place in zip((request, *request.siblings), (assignment, *assignment.siblings), strict=True):
             self.cluster.reserve(assignment.node, place.reservation(one))
@@ -177,7 +179,7 @@ class Engine:
 
 
 def _lets_pass(reservation: HeadReservation, request: PlacementRequest) -> bool:
-    """Return whether a tenant other than its owner may use the reserved GPUs."""
+    """Return whether the request, of a tenant other than the owner of the reservation, may use the reserved GPUs."""
     if reservation.open_to == request.namespace:
         return reservation.priority <= request.priority
     return reservation.priority < request.priority

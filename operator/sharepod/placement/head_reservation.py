@@ -1,13 +1,13 @@
 """Head-of-queue reservation: which GPUs to keep free for the oldest waiting request, as EASY backfill does.
 
-Without a reservation, small requests that fit at once could delay a large one indefinitely (PL5 no-starvation of
+Without a reservation, small requests that fit at once could delay a large request indefinitely (PL5 no-starvation of
 docs/design.md). `Cluster.reserve_for_head` applies a reservation; the caller decides when.
 
 Guarantees:
 - A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the
   request may not have now because of the cap on excluded GPUs are not reserved.
 - Of all such nodes, the node is chosen whose tenants are expected to end first. Among equals it is the node with the
-  least to free, then the first by name.
+  least amount to free, then the first by name.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def find_head_reservation(
 
 
 def is_attainable(cluster: Cluster, request: PlacementRequest, reservation: HeadReservation) -> bool:
-    """Return whether the reserved GPUs can still come to serve the request.
+    """Return whether the reserved GPUs can still serve the request later.
 
-    False once the node is cordoned, a GPU has failed, or the request's affinity group runs on other GPUs.
+    False if the node is cordoned, a GPU has failed, or the request's affinity group runs on other GPUs.
     """
     node = cluster.node(reservation.node)
     if node is None or len(reservation.gpus) != request.gpu.count or not _node_usable(node, request):
@@ -93,7 +93,8 @@ def _gpu_usable(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> boo
 
 
 def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
-    """Return the amount to free before the request fits: thousandths of the GPU's time plus of its memory."""
+    """Return the amount that tenants must free before the request fits: thousandths of the GPU's time plus thousandths
+    of its memory."""
     asked = request.gpu
     exclusion = {label_key(request.namespace, asked.labels.exclusion)}
     anti_affinity = label_key(request.namespace, asked.labels.anti_affinity)

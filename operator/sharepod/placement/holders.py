@@ -1,10 +1,10 @@
-"""Holders: where SharePod's pods should take whole GPUs from NVIDIA's device plugin, so that a request gets a place.
+"""Holders: decides where new holders must take whole GPUs from NVIDIA's device plugin, so that a request gets a place.
 
 Guarantees:
 - A new holder is requested only where it makes a place, whichever of the node's free GPUs the kubelet assigns. A node
   is skipped if the plugin offers GPUs that the agent does not report.
-- A tenant that waits for a pending holder gets no other.
-- Pods that wait for whole GPUs come first: the GPUs of a node that they could use are left to them.
+- A tenant that waits for a pending holder gets no other holder.
+- Pods that wait for whole GPUs have precedence: the GPUs of a node that they could use are left to them.
 - A node has no more held GPUs than its label `sharepod.dev/max-held-gpus` allows. A label that is no number counts as
   0.
 """
@@ -29,8 +29,8 @@ DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
 
 
 def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None:
-    """Choose where new holders would make a place: the fewest holders, then the node with the fewest GPUs left to
-    assign.
+    """Choose where new holders would make a place: the node that needs the fewest holders, then the node with the
+    fewest free GPUs.
 
     The kubelet chooses among the free GPUs, so all of them must suit. A request for certain GPUs, and a request whose
     affinity group runs, cannot be served this way.
@@ -85,15 +85,15 @@ def _most_held(node: NodeAccount) -> int:
 
 
 def left_to_give(node: NodeAccount) -> int:
-    """Count the GPUs that the device plugin has assigned to no pod, less the GPUs of pending holders whose Pod is not
-    counted on the node yet."""
+    """Count the GPUs that the device plugin has not assigned to a pod. GPUs of pending holders whose Pod does not count
+    on the node yet are subtracted."""
     uncounted = sum(holder not in node.pods for holder in node.holders)
     return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - uncounted
 
 
 def _offers_unknown(node: NodeAccount) -> bool:
-    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet may assign a GPU that fell
-    off the bus."""
+    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet could then assign a GPU
+    that fell off the bus."""
     offered = node.state.allocatable.extended.get(DEVICE_PLUGIN_RESOURCE, 0) if node.state is not None else 0
     return offered > len(node.gpus)
 

@@ -1,6 +1,6 @@
 """Placement policies: costs by which possible places are ranked.
 
-A cost is a tuple of integers, compared item by item. The lowest wins; the engine breaks ties by node name and GPU
+A cost is a tuple of integers, compared item by item. The lowest cost wins; the engine breaks ties by node name and GPU
 index. Costs depend only on the accounts and the request. Binpack uses these costs only until `binpack/` has learned the
 demand.
 """
@@ -30,10 +30,10 @@ class Policy:
 
 
 def policy_for(request: PlacementRequest, *, first_of_group: bool) -> Policy:
-    """Return the policy of a request.
+    """Return the policy by which a request is placed.
 
-    The first member of an affinity group goes where most is free, whatever its own policy: the other members must fit
-    on the same GPUs.
+    The first member of an affinity group goes to the GPUs with most free room, whatever its own policy: the other
+    members must fit on the same GPUs.
     """
     if first_of_group:
         return MOST_FREE
@@ -58,14 +58,14 @@ def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
 
 
 def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Rank by best fit. Leftovers without use count twice: time without memory, or memory without time. A GPU without
-    tenants comes last."""
+    """Return the cost of best fit: the rest that would be left. A rest without use (time without memory, or memory
+    without time) counts twice. A GPU without tenants comes last."""
     time, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, time + abs(time - memory), time)
 
 
 def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Rank by the sum of `_leftover` over the GPUs, then by the node's number of idle GPUs, the fewest first. So whole
+    """Return the sum of `_leftover` over the GPUs, then the node's number of idle GPUs, the fewest first. So whole
     nodes stay free for large requests."""
     costs = [_leftover(gpu, request) for gpu in gpus]
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
@@ -74,12 +74,12 @@ def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Pla
 PACK = Policy(_leftover, _leftover_of_all)
 
 PACK_WHOLE = Policy(lambda gpu, request: (), lambda node, gpus, request: (node.idle(), len(node.gpus)))
-"""Exclusive: the node with the fewest idle GPUs that has enough."""
+"""Policy of mode Exclusive: of the nodes with enough idle GPUs, the node with the fewest."""
 
 
 def _least_promised(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Rank for best effort, which runs on time that others leave: a GPU with tenants, least promised time first, then
-    tightest in memory."""
+    """Return the cost for best effort, which uses time that other tenants leave idle: GPUs with tenants first, then
+    least promised time, then least free memory."""
     _, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, WHOLE_GPU - gpu.free_milli, gpu.tenants, memory)
 
@@ -114,7 +114,8 @@ def _spread(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _spread_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Rank by the fewest replicas of the same owner on these GPUs, then on the node, then where most is free."""
+    """Return the cost of Spread: the replicas of the same owner on these GPUs, then on the node, then the fullest of
+    the GPUs."""
     together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))
 

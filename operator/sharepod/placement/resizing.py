@@ -1,7 +1,8 @@
-"""Resizing: another share for a tenant on its present GPUs.
+"""Resizing: changes the share of a tenant on its present GPUs.
 
 Guarantees:
-- A tenant keeps its share. Only a raise needs room, and its GPUs must be outside the head-of-queue reservation.
+- A tenant keeps its share until the change is decided. Only a raise needs room, and its GPUs must be outside the
+  head-of-queue reservation.
 - A lower request is never refused, not even on a GPU that is over-committed.
 - Less memory is refused only below the tenant's last observed usage, which cannot be taken from it.
 """
@@ -59,7 +60,7 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
     """Return why `wanted` cannot replace `row`; None if it can."""
     more_time = wanted.request_milli - row.request_milli
     more_memory = wanted.memory - row.memory
-    # 1. A lowering, and obstacles that free room would not remove.
+    # 1. Refuse a lowering that is not possible, and a change that has obstacles other than missing room.
     if row.wanted.releasing:
         advice = "Create a new SharePod with the share that it should have."
         return _refusal(row, Outlook.NEVER, [Obstacle("Ending", "SharePod", 1, "the SharePod is ending")], advice)

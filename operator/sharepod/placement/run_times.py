@@ -3,7 +3,7 @@
 Guarantees:
 - A tenant that has run for longer than every known run of its kind is expected to run as long again. So services, which
   never end, are expected to stay.
-- Four fifths of the tenants of a kind and an age end within the expected seconds, as far as the last runs show.
+- Of the tenants of one kind and age, four fifths end within the expected seconds, as far as the last runs show.
 - At most `_KINDS` kinds are remembered, and the last `_RUNS` runs of each.
 """
 
@@ -16,17 +16,18 @@ from typing import TypeAlias
 from .state.types import Reservation
 
 Kind: TypeAlias = tuple[str, int, int]
-"""Namespace, number of GPUs and thousandths of each. Tenants of one kind are expected to run alike."""
+"""Namespace, number of GPUs and thousandths of each GPU. Tenants of one kind have similar run times."""
 
 _PART = 0.8
 """Part of the tenants that end within the expected seconds. A node drains with its last tenant, so a median is too low:
 in simulated weeks it doubled the longest waits."""
 _RUNS = 128
-"""Runs of a kind: enough for a quantile at each age, and few enough to follow a week's change."""
+"""Most remembered runs of a kind: enough for a quantile at each age, and few enough to follow a change within a
+week."""
 _KINDS = 1000
-"""Kinds: some MB of memory."""
+"""Most remembered kinds: some MB of memory."""
 _ENOUGH = 10
-"""Runs from which a kind is predicted by its own runs; with fewer, the runs of all kinds count."""
+"""Number of runs from which a kind is predicted by its own runs. With fewer, the runs of all kinds count."""
 
 
 class _Runs:

@@ -1,10 +1,10 @@
 """Advice for a waiting request: which tenant would have to move, or which tenants would have to end. Pure.
 
 Guarantees:
-- The engine places the request once the advice was followed, if nothing else has changed. Following it means that the
-  named tenants have ended, or that the named tenant runs on the named node.
-- The set is minimal. If tenants of the request's own namespace suffice, the smallest such set is named; else the
-  smallest of all, by number.
+- If the advice is followed and nothing else changes, the engine places the request. Following it means that the named
+  tenants have ended, or that the named tenant runs on the named node.
+- The set is minimal. If tenants of the request's own namespace suffice, the smallest such set is named, otherwise the
+  smallest set of all tenants.
 - Tenants of other namespaces are counted, never named.
 - Work is bounded: with more than `_MOST_TENANTS` tenants there is no advice.
 - Both searches yield None after each step, so that a caller can do other work, and the answer last. The answer is valid
@@ -33,8 +33,8 @@ _MOST_TENANTS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Leavers:
-    """Tenants that would have to end. `own`: names of those in the request's namespace; `others`: number of all others;
-    `tenants`: all of them."""
+    """Tenants that would have to end. `own`: names of the tenants in the request's namespace; `others`: number of all
+    others; `tenants`: all of them."""
 
     own: tuple[str, ...]
     others: int
@@ -106,7 +106,7 @@ def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | N
             own = tuple(sorted({_name(row) for row in rows if row.namespace == request.namespace}))
             others = {row.pod_uid or row.tenant for row in rows if row.namespace != request.namespace}
             yield Leavers(own, len(others), plan.evict)
-        return  # an empty set means that tenants that end already suffice
+        return  # an empty set: the tenants that end already suffice
 
 
 def _fact(row: Reservation) -> VictimFacts:

@@ -45,7 +45,7 @@ def size_near(size: int) -> str:
 
 
 def size_exact(size: int) -> str:
-    """Format bytes as the shortest exact quantity: `3840Mi`, or `6.4Gi` for a field that was so."""
+    """Format bytes as the shortest exact quantity: `3840Mi`, or `6.4Gi` if a user could have written exactly that."""
     exact = (f"{size * 10 // step / 10:g}{unit}" for unit, step in _STEPS if size >= step and size * 10 % step == 0)
     return next(exact, str(size))
 

@@ -26,7 +26,7 @@ CONCURRENT_VERSION = 3
 
 
 class ProtocolError(Exception):
-    """Bytes that are not a frame, or a frame that is not allowed at this point. Ends the connection."""
+    """Bytes are not a frame, or a frame is not allowed at this point. The agent then closes the connection."""
 
 
 class RefusedReason(IntEnum):
@@ -92,7 +92,7 @@ class Reserve:
     grown: bool = False
     """The driver has taken the bytes already, in a call that could not have been refused."""
     ahead: bool = False
-    """The client does not need all of it yet: the answer comes at once, and a refusal is not counted."""
+    """The client does not need the credit yet: the answer comes at once, and a refusal is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class GpuTerms:
     memory: int
     """Memory limit in bytes."""
     enforced: bool
-    """The memory limit is enforced; otherwise memory is only counted."""
+    """True if the memory limit is enforced. False if memory is only counted."""
     context_kib: int = 0
     """KiB of the memory that the context of each process takes; 0: unknown."""
 

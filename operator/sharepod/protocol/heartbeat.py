@@ -1,4 +1,4 @@
-"""Heartbeat of one process, by its pulse page: its last time with processor time, and the end of its work.
+"""Heartbeat of one process, read from its pulse page: when the process last had processor time, and when its work ends.
 
 Guarantee:
 - Only the agent's clock is trusted. Of a process's times only the differences count. Its last sign of life is never
@@ -48,11 +48,11 @@ class Beat(NamedTuple):
     offset_ns: int
     """Nanoseconds from its clock to that of the agent."""
     since_ns: int
-    """Moment of the agent's clock at which its silence begins to count, at the earliest."""
+    """Earliest moment of the agent's clock from which its silence counts."""
     patience_ns: int
     """Longest silence that is tolerated, in nanoseconds."""
     ahead_ns: int
-    """Nanoseconds before the end of its work from which on its silence matters."""
+    """Nanoseconds before the end of the process's work from which its silence counts."""
 
 
 class Heartbeat:

@@ -65,7 +65,7 @@ class HintsPage:
         self._hints.limits_generation = (self._hints.limits_generation + 1) & 0xFFFFFFFF
 
     def bar(self, grant_id: int) -> None:
-        """Prevent launches under the grant of that id, or of a lower one."""
+        """Bar launches under the grant of that id, and of every lower id."""
         self._hints.barred = max(self._hints.barred, grant_id)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ them."""
 _ASKS_PER_S, _ASKS_AT_ONCE = 50.0, 100.0
 """Requests answered per second, and at once, for one address: far more than Prometheus and the kubelet send."""
 _OPEN_EACH, _OPEN_MAX = 8, 64
-"""Most open connections of one address, and in total."""
+"""Most open connections of one address, and of all addresses."""
 _ADDRESSES = 1024
 """Addresses remembered, the latest ones: bounds memory for any number of addresses."""
 _READERS = 64
@@ -80,14 +80,14 @@ class _Connection:
     """True once a request on it has been answered, if the connection is kept."""
 
     def is_closed(self) -> bool:
-        """Return whether the connection is closed."""
+        """Return whether the connection or its transport is closed."""
         return self.handed_over and (self.transport is None or self.transport.is_closing())
 
     def drop(self) -> None:
         """Close it unanswered."""
         if self.transport is not None:
             self.transport.abort()
-        elif not self.handed_over:  # its transport is being created, and closes it
+        elif not self.handed_over:  # its transport is still being created, and closes it when ready
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -188,7 +188,7 @@ class HttpServer:
         return limiter
 
     def _make_room(self, address: str) -> bool:
-        """Close connections as needed for one more of an address. Return whether there is room."""
+        """Close connections until there is room for one more of this address. Return whether there is room."""
         for protocol in [protocol for protocol, connection in self._connections.items() if connection.is_closed()]:
             del self._connections[protocol]
         own = [protocol for protocol, connection in self._connections.items() if connection.address == address]
@@ -223,7 +223,7 @@ class HttpServer:
             connection.handed_over = True
         if protocol in self._connections:
             self._loop.call_later(_WITHIN_S, self._drop_unanswered, connection)
-        else:  # it was replaced in the meantime
+        else:  # the connection was closed for another one while it was created
             connection.drop()
 
     def _drop_unanswered(self, connection: _Connection) -> None:
@@ -247,7 +247,7 @@ class HttpServer:
                 return await handler(request)
             finally:
                 connection.asks = False
-                if request.protocol in self._connections:  # now it is the latest one
+                if request.protocol in self._connections:  # it becomes the latest connection
                     self._connections[request.protocol] = self._connections.pop(request.protocol)
 
         return attend

@@ -37,8 +37,8 @@ TRACE_PATH: Final = "/trace"
 _ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
 _REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
 _REVIEWS_EACH_PER_S, _REVIEWS_EACH_AT_ONCE = 1.0, 4.0
-"""The same for one address, so that a program that invents tokens does not take the turn of a reader with a new
-token."""
+"""Reviews per second, and at once, for one address. So a program that invents tokens does not use up the reviews that a
+reader with a new token needs."""
 _ADDRESSES = 1024
 """Most addresses that are remembered, the latest ones."""
 _REMEMBERED = 256

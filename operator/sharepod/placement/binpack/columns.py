@@ -25,15 +25,15 @@ from .label_combinations import LabelCombinations, Numbers
 from .label_demand import LabelShares
 
 NO_TENANT, NO_EXCLUSION = 0, 1
-"""Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Labels have the numbers
-from 2 on."""
+"""Numbers in the column `exclusion`: the GPU has no tenants; its tenants have no exclusion label. Labels have the
+numbers from 2 on."""
 
 OPEN_AT = 0.5
-"""Worth from which a GPU counts as room for copies of requests: most arrivals can use it. Equal to the value in
-scores.c."""
+"""Least `worth` of a GPU (the part of all arrivals that may join its tenants) with which its free time counts as room
+for copies of requests. With 0.5, most arrivals can use it. Equal to the value in scores.c."""
 
 _MAX_COMBINATIONS = 1 << 16
-"""Combinations of labels after which they are renumbered: `signature` has 16 bits for one."""
+"""Number of combinations of labels after which combinations are renumbered: `signature` has 16 bits for one."""
 
 
 class Columns:
@@ -82,15 +82,16 @@ class Columns:
         return list(self._sizes)
 
     def exclusion_number(self, key: LabelKey) -> int:
-        """Return the number of this exclusion label in the column `exclusion`; -1: no GPU has only tenants with it."""
+        """Return the number of this exclusion label in the column `exclusion`. -1 if no GPU's tenants all have it."""
         return self._exclusions.find(frozenset((key,)))
 
     def worth_by(self, worth: list[float]) -> npt.NDArray[np.float32]:
-        """Return the column `worth` for these worths of the combinations of labels."""
+        """Return the column `worth` of all GPUs, computed from the worth of each combination of labels."""
         return np.array(worth, dtype=np.float32)[self.labels]
 
     def weigh_labels(self, worth: list[float], shares: LabelShares) -> None:
-        """Set these shares of labels, and the worths that `combinations.weigh` computed from them."""
+        """Set the shares of labels among arrivals, and the worths of combinations that `combinations.weigh` computed
+        from them."""
         self.combinations.take(worth, shares, self.labels)
         self._exclusions.keep(self.exclusion)
         self.worth[:] = self.worth_by(self.combinations.worth)
@@ -192,7 +193,7 @@ class Columns:
         self._read_gpus(node, account)
 
     def _clear_gpus(self, node: int, start: int) -> None:
-        """Mark that there is no GPU from this position on."""
+        """Mark all positions of the node from `start` on as positions without a GPU."""
         for column, value in (
             (self.share, -1),
             (self.share_in_proportion, -1),

@@ -25,14 +25,14 @@ HALF_LIFE = 10_000
 
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)
 _RESCALE_AT = 1e12
-"""Weight of one arrival at which all weights are scaled down, far below the largest float."""
+"""Weight of one arrival at which all weights are scaled down: far below the largest float, so no sum overflows."""
 _MAX_CLASSES = 1024
-"""Classes kept; the rarest are dropped first. Bounds the memory, and the time of a renewal."""
+"""Most demand classes; the rarest are dropped first. The number bounds memory and the time of a renewal."""
 _FIRST_RENEWAL = 64
 """Arrivals before the first renewal. Fewer do not describe a demand; before the first renewal Binpack ranks by
 `policies.PACK`."""
 _RENEWAL_EVERY = range(32, 256)
-"""Arrivals from one renewal to the next: an eighth of all so far, within this range."""
+"""Arrivals from one renewal to the next: an eighth of the arrivals so far, within this range."""
 
 
 class MemoryShare(IntEnum):
@@ -62,7 +62,7 @@ class DemandClass:
 
 
 def memory_of(request: PlacementRequest) -> Bytes | MemoryShare:
-    """Return the memory that a request takes of each GPU."""
+    """Return the GPU memory that a request takes on each of its GPUs."""
     if request.gpu.mode is Mode.EXCLUSIVE:
         return MemoryShare.ALL
     return MemoryShare.IN_PROPORTION if request.gpu.memory is None else Bytes(int(request.gpu.memory))
@@ -84,7 +84,8 @@ def memory_milli(memory: int | MemoryShare, milli: int, size: int) -> int:
 
 
 def class_of(request: PlacementRequest) -> DemandClass | None:
-    """Return the demand class of a request; None for best effort, which runs on what others leave."""
+    """Return the demand class of a request. None for best effort, which uses only time that other tenants leave
+    idle."""
     gpu = request.gpu
     whole = gpu.mode is Mode.EXCLUSIVE
     if not gpu.request_milli and not whole:
@@ -95,7 +96,7 @@ def class_of(request: PlacementRequest) -> DemandClass | None:
 
 
 def in_order(shares: Mapping[DemandClass, float]) -> dict[DemandClass, float]:
-    """Return shares in the order that all tables have."""
+    """Return the shares sorted in the order of classes that all tables use."""
     ordered = sorted(shares, key=lambda known: (known.count, known.milli, known.memory, known.cpu, known.models))
     return {known: shares[known] for known in ordered}
 

@@ -1,12 +1,13 @@
 """Shadow prices: the value of a GPU's free time, its *hole*, to the requests that will arrive.
 
-A hole is worth the time of the best set of requests that fills it, less a price per request size. Prices are set so
-that the holes of the whole cluster want each request size as often as it will arrive while there is room. They are the
-dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from one estimate to the next.
+The value of a hole is the time of the best set of requests that fills it, less a price for each request, by its size.
+The prices balance supply and demand: while there is room, the holes of the cluster want each request size as often as
+it will arrive. They are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from one estimate
+to the next.
 
-- Requests too rare to fill all remaining slivers give these slivers no value.
-- A size that arrives more often than holes suit it has a price below zero.
-- A GPU's free memory bounds its value as a hole: time without memory is worth nothing.
+| - Requests that are too rare to fill all remaining slivers of time give these slivers no value.
+- A size that arrives more often than there are holes for it has a price below zero.
+- A GPU's free memory bounds the value of its hole: time without memory is worth nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 _MAX_SIZES = 64
-"""Request sizes with a price, the most frequent ones; any other size has the price of the next smaller one."""
+"""Most request sizes with a price of their own, the most frequent sizes. Any other size has the price of the next
+smaller size."""
 _ROUNDS = range(40, 150)
-"""Rounds of one estimate: after the last, prices change little."""
+"""Least and most rounds of one estimate. After more rounds prices change little."""
 _WORK = 2_000_000
 """Holes times sizes times rounds of one estimate, within `_ROUNDS`: about 30 ms."""
 _SLICE = 200_000
 """Work of one slice, in the same unit: about 3 ms."""
 _COMMON = 0.95
-"""Part of all arrivals whose classes, the most frequent ones, count for the value of memory."""
+"""Part of all arrivals, counted from the most frequent class on, whose classes determine the value of memory."""
 
 
 class ShadowPrices:
@@ -64,7 +66,7 @@ class ShadowPrices:
         coming = np.zeros(len(kept))
         for size, share in wanted.items():
             coming[max(int(np.searchsorted(milli, size, side="right")) - 1, 0)] += share
-        # Arrivals that would fill all free time if none were lost.
+        # Number of arrivals of each size that together would fill all free time, if each found a place.
         coming *= free.sum() / sum(size * share for size, share in wanted.items())
         step = int(np.gcd.reduce(milli))
         holes = np.bincount(free - free % step, minlength=WHOLE_GPU + 1).astype(np.float64)
@@ -76,7 +78,7 @@ class ShadowPrices:
     def memory_values(self, shares: Mapping[DemandClass, float], size: int) -> Floats:
         """Return the value of 0 to 1000 free thousandths of a GPU memory of `size` bytes, of shape (1001,).
 
-        The value is that of the frequent requests for which the memory is enough, with any amount of time, at the last
+        The value is that of the most frequent requests that this memory can serve with unlimited time, at the last
         prices.
         """
         gains: dict[int, float] = {}

@@ -72,24 +72,26 @@ class Numbers(Generic[_Key]):
 _NO_INTERACTIVE = -1
 
 _Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], int]
-"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and the number of interactive tenants that it
-still takes; `_NO_INTERACTIVE` if it has none."""
+"""Labels of the tenants of a GPU: exclusion labels, anti-affinity labels, and the number of further interactive tenants
+that the GPU takes. That number is `_NO_INTERACTIVE` if it has no interactive tenant."""
 _EMPTY: _Combination = (frozenset(), frozenset(), _NO_INTERACTIVE)
 _PLAIN: _Combination = (frozenset((None,)), frozenset(), _NO_INTERACTIVE)
 
 
 @dataclass(slots=True)
 class _KeepingOff:
-    """Combinations that exclude an anti-affinity label. `seen`: the change up to which they are current."""
+    """Cached mask of the combinations that exclude one anti-affinity label. `seen`: number of the last change that the
+    mask includes."""
 
     keeps: npt.NDArray[np.uint8]
     seen: int
 
 
 class LabelCombinations:
-    """Combinations of labels by number: 0 has no tenants, 1 tenants without labels.
+    """Combinations of labels by number. Number 0: no tenants. Number 1: only tenants without labels.
 
-    `shares`: present shares of labels. `worth`: by number, the part of all arrivals that may join.
+    `shares`: the present shares of labels among arrivals. `worth`: by number, the part of all arrivals that may join
+    such tenants.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,7 @@ class LabelCombinations:
         self._changes = 0
         self._changed_at = np.zeros(len(self), dtype=np.int64)
         self._keeping_off: dict[LabelKey, _KeepingOff] = {}
-        self._with: dict[LabelKey, set[int]] = {}  # numbers of the combinations with an anti-affinity label
+        self._with: dict[LabelKey, set[int]] = {}  # by anti-affinity label: numbers of the combinations that contain it
 
     def __len__(self) -> int:
         return len(self._numbers.keys)
@@ -132,7 +134,8 @@ class LabelCombinations:
         return number
 
     def keeping_off(self, label: LabelKey) -> npt.NDArray[np.uint8]:
-        """Return, by number, 1 if the tenants exclude this anti-affinity label, else 0."""
+        """Return, by number of a combination, 1 if its tenants exclude a tenant with this anti-affinity label, else
+        0."""
         found = self._keeping_off.get(label)
         if found is None:
             if len(self._keeping_off) >= _MAX_LABELS:
@@ -149,7 +152,7 @@ class LabelCombinations:
         return found.keeps
 
     def weigh(self, shares: LabelShares) -> Slices[list[float]]:
-        """Compute in slices the `worth` that these shares give."""
+        """Compute in slices the `worth` of all combinations for these shares of labels."""
         self._added.clear()
         worth: list[float] = []
         while len(worth) < len(self):
@@ -159,7 +162,7 @@ class LabelCombinations:
         return self._with_added(worth, shares)
 
     def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
-        """Set these shares and the worths that `weigh` computed from them. `used`: the numbers that GPUs have."""
+        """Apply these shares and the worths that `weigh` computed from them. `used`: the numbers that GPUs have."""
         self.shares, self.worth = shares, self._with_added(worth, shares)
         for number, (_, anti_affinity, _) in self._numbers.keep(used):
             for label in anti_affinity:
@@ -168,7 +171,7 @@ class LabelCombinations:
                     del self._with[label]
 
     def _with_added(self, worth: list[float], shares: LabelShares) -> list[float]:
-        """Return the worths, including combinations that were added since `weigh` began."""
+        """Return the worths, extended by the combinations that were added since `weigh` began."""
         worth = worth[: len(self)] + [0.0] * (len(self) - len(worth))
         for number in self._added:
             worth[number] = _worth(shares, self._numbers.keys[number])
@@ -176,7 +179,7 @@ class LabelCombinations:
 
 
 def _grown(array: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
-    """Return the array with zeros appended, with room for this number and as many again."""
+    """Return the array extended by zeros, so that it has an entry for `number` and as many again."""
     grown = np.zeros(2 * number + 2, dtype=array.dtype)
     grown[: len(array)] = array
     return grown

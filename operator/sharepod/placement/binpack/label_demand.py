@@ -25,13 +25,14 @@ from sharepod.placement.state.types import LabelKey, PlacementRequest, label_key
 from .sliced_work import Slices
 
 _MAX_LABELS = 4096
-"""Labels of one sort that are kept; the rarest are dropped first. The demand of a dropped label counts as none."""
+"""Most labels of one sort (exclusion, anti-affinity) that are kept. The rarest are dropped first, and count as without
+demand."""
 
 
 @dataclass(frozen=True)
 class LabelShares:
-    """Shares of all arrivals, in parts of `total`: by exclusion label, by anti-affinity label, and of latency
-    Interactive."""
+    """Shares of labels among all arrivals, in parts of `total`: by exclusion label, by anti-affinity label, and of
+    latency Interactive."""
 
     exclusion: Mapping[LabelKey, float] = field(default_factory=dict)
     anti_affinity: Mapping[LabelKey, float] = field(default_factory=dict)
@@ -39,7 +40,8 @@ class LabelShares:
     total: float = 1.0
 
     def open_to(self, exclusion: LabelKey | None) -> float:
-        """Return the part of all arrivals that may join tenants with this exclusion label; None: with none."""
+        """Return the part of all arrivals that may join tenants with this exclusion label. None: tenants without
+        one."""
         if exclusion is not None:
             return min(self.exclusion.get(exclusion, 0.0) / self.total, 1.0)
         return self._unlabelled
@@ -49,8 +51,8 @@ class LabelShares:
         return max(1.0 - sum(weight / self.total for weight in self.exclusion.values()), 0.0)
 
     def not_kept_off(self, anti_affinity: Iterable[LabelKey], *, interactive: bool) -> float:
-        """Return the part of all arrivals that is excluded neither by these anti-affinity labels nor by `interactive`
-        (the GPU takes no further interactive tenant)."""
+        """Return the part of all arrivals that may join a GPU with these anti-affinity labels. With `interactive`, the
+        GPU takes no further interactive tenant."""
         part = 1.0 - self.interactive / self.total if interactive else 1.0
         for label in anti_affinity:
             part *= 1.0 - self.anti_affinity.get(label, 0.0) / self.total
@@ -66,7 +68,8 @@ class LabelShares:
         """
         labels = list(exclusions)
         if len(labels) > 1:
-            return 0.0  # a ledger may mix them: no tenant may join
+            # tenants with different exclusion labels, which a loaded ledger may contain: no further tenant may join
+            return 0.0
         part = self.not_kept_off(anti_affinity, interactive=full)
         return part * self.open_to(labels[0]) if labels else part
 
@@ -98,7 +101,8 @@ class LabelDemand:
         self._interactive /= unit
 
     def keep_commonest(self) -> Slices[None]:
-        """Drop in slices the rarest labels of a sort beyond `_MAX_LABELS`; among equals, the earliest counted."""
+        """Drop the rarest labels of each sort beyond `_MAX_LABELS`, in slices. Among equally rare labels, drop the
+        earliest counted."""
         for weights in (self._exclusion, self._anti_affinity):
             if len(weights) > _MAX_LABELS:
                 labels = list(weights)

@@ -28,25 +28,25 @@ from .usable_capacity import UsableCapacity
 from .whole_nodes import largest_kinds, with_whole_nodes
 
 _MAX_SCORES = 2_000_000
-"""Scores kept, over all request classes: some 50 MB. Beyond that, the half of the classes decided longest ago is
-dropped."""
+"""Most scores that are kept, over all request classes: some 50 MB. Above that, the half of the classes whose last
+decision is oldest is dropped."""
 _MIN_CLASSES = 64
 """Request classes whose scores are kept on a cluster of any size."""
 _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
-"""Nodes, and nodes times demand shapes, from which a renewal estimates the room of the cluster; beyond that, every
-n-th."""
+"""Most nodes, and most nodes times demand shapes, from which a renewal estimates the room of the cluster. In a larger
+cluster every n-th node is read."""
 _RENEWAL_WORK, _WORK_OF_CLASS = 20_000_000, 5_000_000
-"""GPUs times demand shapes that a renewal scores: in all (about 20 ms), and at most for one request class."""
+"""GPUs times demand shapes that a renewal scores: for all request classes (about 20 ms), and at most for one."""
 
 
 class Packing:
-    """Ranks nodes for requests by the learned demand. `accounts`: a live view of the cluster's."""
+    """Ranking of nodes for requests by the learned demand. `accounts`: a live view of the cluster's accounts."""
 
     def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
         self.columns = Columns(accounts)
         self.demand = Demand()
         self.usable: UsableCapacity | None = None
-        """Usable capacity under the demand last learned; None: too few arrivals so far."""
+        """Usable capacity under the demand last learned. None before enough requests have arrived."""
         self._prices = ShadowPrices()
         self._scorer = Scorer(self.columns)
         self._scores: dict[Hashable, ClassScores] = {}
@@ -58,7 +58,7 @@ class Packing:
         self.columns.touch(name)
 
     def arrived(self, request: PlacementRequest) -> None:
-        """Count a new request once, placed or not."""
+        """Count a new request. The caller calls this once for each request, whether or not the request gets a place."""
         self.demand.count(request)
 
     @property
@@ -68,7 +68,7 @@ class Packing:
 
     @property
     def due(self) -> bool:
-        """True when it is time to `renew`."""
+        """Return True when `renew` is due."""
         return self.demand.due
 
     def renew(self) -> None:
@@ -184,7 +184,7 @@ class Packing:
         return scores
 
     def _drop_oldest(self) -> None:
-        """Drop the scores of the half of the classes decided longest ago."""
+        """Drop the scores of the half of the classes whose last decision is oldest."""
         oldest = sorted(self._scores, key=lambda key: self._scores[key].seen)
         for key in oldest[: -(-len(oldest) // 2)]:
             del self._scores[key]
@@ -221,7 +221,7 @@ class Packing:
 
 
 class Offers:
-    """Iterator over nodes, best first, with the GPUs to take on the present node."""
+    """Ranked places of a request: the best node first, with the GPUs to take on it."""
 
     __slots__ = ("_node", "_packing", "_scores")
 
@@ -236,7 +236,7 @@ class Offers:
         return None if self._node < 0 else self._packing.columns.names[self._node]
 
     def reject(self) -> None:
-        """Drop the present node until its account changes."""
+        """Drop the present node from the ranking until its account changes."""
         self._scores.score[self._node] = NO_PLACE
 
     def gpus(self, *, all_passing: bool = False) -> list[int]:

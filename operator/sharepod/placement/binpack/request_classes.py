@@ -25,11 +25,11 @@ _MAX_MASKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """Scheduling equivalence class: all properties that the scores of a request depend on."""
+    """Class of requests that are equal for placement: all properties on which the scores of a request depend."""
 
     needs: PodNeeds
     count: int = 0
-    """GPUs; 0 for a pod that takes none."""
+    """Number of GPUs. 0 for a pod that takes none."""
     milli: int = 0
     """Thousandths of the time of each GPU."""
     memory: Bytes | MemoryShare = MemoryShare.IN_PROPORTION
@@ -102,7 +102,7 @@ def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
 
 @dataclass(slots=True)
 class _Mask:
-    """Nodes that suit a pod. `seen`: the columns' version up to which changes are included."""
+    """Mask of the nodes that suit a pod. `seen`: number of the last change of the columns that the mask includes."""
 
     passes: npt.NDArray[np.bool_]
     seen: int
@@ -117,7 +117,7 @@ class NodeMasks:
         self._masks: dict[Hashable, _Mask] = {}
 
     def forget(self) -> None:
-        """Drop all masks: the nodes of the columns have other positions."""
+        """Drop all masks, because the nodes of the columns have other positions now."""
         self._masks.clear()
 
     def mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_] | None:

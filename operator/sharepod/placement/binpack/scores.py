@@ -32,15 +32,16 @@ NO_PLACE = int(np.iinfo(np.int64).min)
 HOLE_WEIGHT = 4.0
 """Weight of a GPU's value as a hole, relative to usable capacity."""
 ROUND_TO = 40
-"""Thousandths of a GPU: nodes whose scores differ by less are equal. The first by name is taken. If tenants leave, the
-first of those with the fewest idle GPUs is taken."""
+"""Thousandths of a GPU: nodes whose scores differ by less count as equal, and the first by name is chosen. If tenants
+leave, the nodes with the fewest idle GPUs come first among these."""
 
 _WORK = 3_000
-"""GPUs times demand shapes that a decision scores after large changes, and as many again after a change of weights.
-Bounds the time of a decision. Three times as many pack no better (six traces, five seeds: the same to 0.01 points)."""
+"""GPUs times demand shapes that a decision scores after large changes, and again as many after a change of weights. It
+bounds the time of a decision. With three times as much, six traces (five seeds each) are packed equally well, to 0.01
+points."""
 
 _SUMMED_AT_ONCE, _SCORED_AT_ONCE = 500_000, 500_000
-"""GPUs times demand shapes that one slice sums, or scores: one or two milliseconds."""
+"""GPUs times demand shapes that one slice sums, or scores: one to two milliseconds."""
 _NO_PAUSE = -(1 << 63)
 
 _GPU_COLUMNS = (
@@ -94,7 +95,7 @@ class ClassScores:
         self.c_scores = _ffi.new("shp_scores *")
         self.c_request = _ffi.new("shp_request *")
         self._owner: ClassScores | None = None
-        self._kept: dict[str, tuple[Array, Any]] = {}  # arrays that C has pointers to
+        self._kept: dict[str, tuple[Array, Any]] = {}  # arrays to which C has pointers
         for name in ("score", "gpu", "weights"):
             array = getattr(self, name)
             self._kept[name] = array, pointer(array)
@@ -111,7 +112,7 @@ class ClassScores:
         c_request.cpu = resources.cpu_milli
 
     def copy(self) -> ClassScores:
-        """Return a copy of the scores, to be changed for one decision."""
+        """Return a copy of the scores, which a caller may change for one decision."""
         copy = ClassScores(self.request_class, len(self.score))
         copy.c_request = self.c_request
         copy._owner = self  # c_request points into the original's arrays
@@ -191,22 +192,22 @@ class Weighing:
         self.for_scratch = pointer(self._scratch)
 
     def _filled_up(self, table: Array) -> Array:
-        """Pad a table to a multiple of `_LANES` with shapes that never fit."""
+        """Extend a table to a multiple of `_LANES` columns by shapes that never fit."""
         filled = np.zeros((*table.shape[:-1], self._shapes), dtype=np.float32)
         filled[..., : table.shape[-1]] = table
         return filled
 
     def reweigh(self) -> None:
-        """Copy the changed weights of the tables. Earlier results of `sum_gpus` are outdated then."""
+        """Copy the changed weights of the tables. Earlier results of `sum_gpus` are then outdated."""
         _keep(self._kept, self.c_capacity, "weights", self._filled_up(self.usable.weights))
 
     def sum_gpus(self, nodes: Array) -> None:
-        """Sum over the GPUs of these nodes."""
+        """Compute the sums over the GPUs of these nodes."""
         if nodes.size:
             _lib.shp_sum_gpus(self.c_columns, self.c_capacity, pointer(nodes), nodes.size, self.for_scratch)
 
     def slices(self, nodes: Array) -> Iterator[Array]:
-        """Sum over the GPUs of these nodes in slices. Yields the nodes of each."""
+        """Compute the sums over the GPUs of these nodes in slices. Yields the nodes of each slice."""
         gpus = max(int(self.c_columns.width) * max(self._shapes, 1), 1)
         at_once = max(_SUMMED_AT_ONCE // gpus, 1)
         for first in range(0, nodes.size, at_once):
@@ -221,7 +222,8 @@ def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
 
 
 class Scorer:
-    """Scores request classes over the columns. Call `bind` after the columns were rebuilt, `take` with new weights."""
+    """Computation of request classes' scores from the columns. The caller must call `bind` after the columns were
+    rebuilt, and `take` with new weights."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -231,7 +233,7 @@ class Scorer:
         self.bind(UsableCapacity({}, models=(), sizes=()))
 
     def bind(self, usable: UsableCapacity) -> None:
-        """Point C to the columns' new arrays, and set these weights."""
+        """Pass the columns' new arrays to C, and apply these weights."""
         columns, c_columns = self._columns, _ffi.new("shp_columns *")
         self._masks.forget()
         c_columns.nodes, c_columns.width = len(columns.names), columns.width
@@ -248,20 +250,20 @@ class Scorer:
         self.take(weighing)
 
     def weighing(self, usable: UsableCapacity, worth: Array) -> Weighing:
-        """Begin new weights for all columns. Scores use the present weights until `take`. `worth`: of each GPU, the
+        """Begin new weights for all columns. Scores use the present weights until `take`. `worth`: for each GPU, the
         part of all arrivals that may join its tenants."""
         self._number += 1
         columns = _ffi.new("shp_columns *", self._c_columns[0])
         return Weighing(self._number, usable, columns, self._kept, len(self._columns.names), worth)
 
     def take(self, weighing: Weighing) -> None:
-        """Set these weights. Earlier scores are outdated then."""
+        """Apply these weights. Earlier scores are then outdated."""
         self._weighing = weighing
         self._c_capacity, self._for_scratch = weighing.c_capacity, weighing.for_scratch
         weighing.c_columns = self._c_columns
 
     def sum_gpus(self, nodes: Array) -> None:
-        """Sum over the GPUs of these nodes, whose columns have changed."""
+        """Compute the sums over the GPUs of these nodes, whose columns have changed."""
         self._weighing.sum_gpus(nodes)
 
     def update(self, scores: ClassScores) -> None:
@@ -273,7 +275,7 @@ class Scorer:
             scores.seen = self._columns.version
 
     def renew(self, scores: ClassScores, work: int) -> Slices[int]:
-        """Score all nodes with the present weights, in slices. Returns the rest of `work`."""
+        """Score all nodes with the present weights, in slices. Return the unused rest of `work`."""
         self.update(scores)  # so that the next decision need not score the changed nodes
         columns, every = self._c_columns, _ffi.new("shp_pass *", {"seen": -1, "work": work})
         while True:
@@ -285,7 +287,7 @@ class Scorer:
                 return int(every.work)
 
     def _score(self, scores: ClassScores, some: Any, pause: int) -> None:
-        """Score nodes of the pass `some` until its work falls below `pause`."""
+        """Score the nodes of the pass `some` until its remaining work is below `pause`."""
         columns, capacity = self._c_columns, self._c_capacity
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_score(columns, capacity, request, some, pause, scores.c_scores, self._for_scratch, self._for_gpus)

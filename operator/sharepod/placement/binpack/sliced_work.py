@@ -1,4 +1,4 @@
-"""Slices: work in parts of at most some milliseconds, between which decisions are made."""
+"""Sliced work: long computations in slices of at most some milliseconds. Decisions are made between two slices."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 MIX = 0.8
-"""Weight, of 1, of the time of GPUs that could take one request; the copies that fit have the rest."""
+"""Weight, from 0 to 1, of the first term, the time of GPUs that could take one request. The second term, the copies
+that fit, has the rest."""
 
 SEVERAL_BY_COPIES, SEVERAL_WEIGHT = 200.0, 0.05
 """Requests of several GPUs: the factor by which a copy counts more, and the weight of classes all of whose room is
@@ -39,7 +40,7 @@ OF_MODELS_WEIGHT = 8.0
 points more of the trace gpuspec33 are refused at a load of 0.9."""
 
 INTENSITIES = 16
-"""Equal parts of the demand, by CPU to GPU time."""
+"""Number of equal parts into which the demand is divided, by the ratio of CPU to GPU time."""
 CPU_NEEDED, CPU_NEEDED_IF_TENANTS_LEAVE = 0.45, 0.15
 """Part of a request's CPU that must be free next to a node's holes. Less than all suffices, because requests with
 little CPU will come, too. Until a tenant leaves, lost room stays lost, so more CPU is kept: 0.45 allocates 0.3 points
@@ -47,18 +48,19 @@ more of the six traces than 0.15. With departures, 0.3 refuses 0.6 points more o
 0.95 than 0.15."""
 
 NO_CPU = 2.0**-10
-"""CPU that counts as free where there is none, in thousandths of a core. It is too little for any request with CPU, and
-enough for all without. Equal to the value in scores.c."""
+"""CPU that counts as free on a node without free CPU, in thousandths of a core. It is too little for any request with
+CPU, and enough for all requests without. Equal to the value in scores.c."""
 _ASKED_WITHOUT_CPU = NO_CPU / 2**20
-"""CPU of a request without CPU: small, but a valid divisor."""
+"""CPU that counts for a request without CPU: small, but a valid divisor."""
 
 _MOST_MEMORY = 1 << 53
-"""Bytes; more than any GPU has, and a thousand times as many fit 64 bits."""
+"""Upper bound of a memory size in bytes: more than any GPU has. A thousand times as many still fit into 64 bits."""
 _WEIGHED_AT_ONCE = 200_000
 """Pairs of classes, or models times such pairs, that one slice compares: some 2 ms."""
 
 SCARCE_AT_MOST = 0.05
-"""Part of all idle time. Room for a class below this part makes the class no scarcer."""
+"""Part of all idle time. If the room for a class is smaller, it counts as this part, so that no class becomes
+arbitrarily scarce."""
 
 
 class UsableCapacity:
@@ -135,7 +137,7 @@ class UsableCapacity:
         self.weights = self._by_shape(self.shares)
 
     def weigh_by_scarcity(self, copies: Floats, idle: float) -> Slices[None]:
-        """Replace the weights, in slices: classes with little room weigh more.
+        """Replace the weights, in slices, so that classes with little room weigh more.
 
         Args:
             copies: number of copies that fit into the whole cluster, by class.
@@ -149,10 +151,10 @@ class UsableCapacity:
             self.weights = self._by_shape((yield from self._with_spoken_for(weights, room, idle)))
 
     def _with_spoken_for(self, weights: Floats, room: Floats, idle: float) -> Slices[Floats]:
-        """Return the weights, where classes of several GPUs or of certain models weigh by the reserved part of their
+        """Return the weights, in which classes of several GPUs or of certain models weigh by the reserved part of their
         room.
 
-        The reserved part is the demand of these classes, and of classes that need the same room, over the room.
+        The reserved part is the demand of these classes, and of classes that need the same room, divided by the room.
         """
         count = np.array([known.count for known in self.classes])
         cpu = np.array([known.cpu for known in self.classes])
@@ -172,7 +174,7 @@ class UsableCapacity:
             yield
         of_models = self._fits[:-1].any(axis=0) & ~self._fits[-1].astype(bool)
         for some in _in_parts(np.flatnonzero(of_models & (count == 1)), self._fits.size):
-            # Models that a class takes in addition to those of another.
+            # By class: the models that it takes and another class does not.
             others = (1.0 - self._fits[:, some]).T @ self._fits
             by_room = weigh(some, (others == 0) & of_models, OF_MODELS_WEIGHT)
             result[some] = np.maximum(weights[some], by_room)
@@ -198,22 +200,22 @@ class UsableCapacity:
         return result
 
     def no_room(self) -> Floats:
-        """Return copies that fit, by model and shape: none yet, of (models + 1, shapes)."""
+        """Return a table of zeros for copies that fit, by model and shape, of (models + 1, shapes)."""
         return np.zeros((len(self._fits), len(self.shapes)))
 
     def add_room(self, room: Floats, copies: Floats, model: Ints) -> None:
-        """Add the `copies` of nodes, with their models, to `room`."""
+        """Add the `copies` that fit on nodes to `room`, each at the row of its node's model."""
         for number in np.flatnonzero(np.bincount(model)):  # np.unique imports a module of 6 ms at its first call
             room[number] += copies[model == number].sum(axis=0, dtype=np.float64)
 
     def room_of_classes(self, room: Floats) -> Floats:
-        """Add up `room` over the models that each class takes. Of (classes,)."""
+        """Return, by class, the sum of `room` over the models that the class takes, of (classes,)."""
         result: Floats = (room[:, self._shape_of] * self._fits).sum(axis=0)
         return result
 
 
 def _takes(shapes: Sequence[DemandClass], sizes: Sequence[int]) -> Ints:
-    """Return `memory_milli` of shapes by size, at least 1, of (sizes, shapes)."""
+    """Return `memory_milli` of each shape for each memory size, at least 1, of (sizes, shapes)."""
     milli = np.array([shape.milli for shape in shapes], dtype=np.int64)
     memory = np.array([min(int(shape.memory), _MOST_MEMORY) for shape in shapes], dtype=np.int64)
     takes = np.empty((len(sizes), len(shapes)), dtype=np.int64)
@@ -225,14 +227,15 @@ def _takes(shapes: Sequence[DemandClass], sizes: Sequence[int]) -> Ints:
 
 
 def _in_parts(classes: Ints, work: int) -> Iterator[Ints]:
-    """Yield these classes in parts. With `work` per class, each part takes some milliseconds."""
+    """Yield the classes in parts, so that a part takes some milliseconds. `work`: steps per class."""
     at_once = max(_WEIGHED_AT_ONCE // max(work, 1), 1)
     for first in range(0, len(classes), at_once):
         yield classes[first : first + at_once]
 
 
 def _time_by_cpu(shares: Mapping[DemandClass, float], needed: float) -> Floats:
-    """Return the thousandths of a GPU that a thousandth of a core serves, for equal parts of the demand by GPU time."""
+    """Return, for each of the equal parts of the demand by GPU time, the thousandths of a GPU that a thousandth of a
+    core serves."""
     if not shares:
         return np.zeros(0, dtype=np.float32)
     time = np.array([known.count * known.milli for known in shares], dtype=np.float64)
@@ -246,7 +249,7 @@ def _time_by_cpu(shares: Mapping[DemandClass, float], needed: float) -> Floats:
 
 def _takes_several(shape: DemandClass) -> bool:
     """Return whether requests need several GPUs of one node with much of their time free. Of smaller requests hundreds
-    fit on a node, and rounding errors would decide."""
+    fit on a node, so rounding errors would decide."""
     return shape.count > 1 and shape.count * shape.milli >= WHOLE_GPU
 
 

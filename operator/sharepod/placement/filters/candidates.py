@@ -1,7 +1,9 @@
 """Candidates: the nodes and GPUs that pass every filter for a request.
 
-Guarantees: a candidate has at least as many passing GPUs as the request needs. Of interchangeable GPUs only as many are
-listed as the request can use. Nothing is ranked here.
+Guarantees:
+- A candidate has at least as many passing GPUs as the request needs.
+- Of interchangeable GPUs, only as many are listed as the request can use.
+- The order of candidates is no ranking.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from . import gpu as gpu_filters
 from . import node as node_filters
 
 Candidate = tuple[NodeAccount, Sequence[GpuAccount]]
-"""A node that passes, with its passing GPUs."""
+"""Node that passes, and its GPUs that pass."""
 
 _NODE_CHECKS = tuple(check.passes for check in node_filters.STATIC + node_filters.DYNAMIC)
 
@@ -62,7 +64,7 @@ def candidates_among(
 def gpu_checks(request: PlacementRequest) -> tuple[gpu_filters.Passes, ...]:
     """Return the checks of all GPU filters for a request.
 
-    All checks must pass, so their order is free: time and memory, which fail most often, come first.
+    All checks must pass, so their order has no effect: time and memory, which fail most often, come first.
     """
     return tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
 

@@ -32,7 +32,7 @@ _JOIN_OR_LEAVE = (
 )
 
 _TRIES = 3
-"""Smaller requests that are checked for the advice, the largest first; each costs a decision."""
+"""Most smaller requests that are checked for the advice, the largest first. Each check takes as long as a decision."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ def _explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refu
 
 
 def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: PlacementRequest) -> Obstacle | None:
-    """Return why no such member can join its affinity group, regardless of free room; None if one can."""
+    """Return why the request cannot join its running affinity group, even with enough free room. None if it can."""
     alike = [group for group in groups if len(group[1]) == request.gpu.count]
     if not alike:
         text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
@@ -108,7 +108,8 @@ def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: Placement
 
 
 def _incompatibility(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: PlacementRequest) -> str | None:
-    """Return the reason why the request and its group exclude each other on these GPUs; None if they do not."""
+    """Return the reason why the request and a member of its group exclude each other on these GPUs. None if they do
+    not."""
     if node is None:
         return None
     if not all(check.passes(node, request) for check in node_filters.STATIC):
@@ -135,9 +136,9 @@ def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
 
 
 def _could_ever(node: NodeAccount, request: PlacementRequest) -> bool:
-    """Return whether the node takes the request without tenants and with everything available.
+    """Return whether the node could take the request if it had no tenants and everything on it were available.
 
-    A node that shows no GPU yet counts as having any.
+    A node that has not reported a GPU yet counts as having any GPU.
     """
     checks = [check.passes for check in node_filters.STATIC]
     if not node.gpus:
@@ -172,7 +173,7 @@ def _tally_of_groups(
     node_checks: Sequence[NodeFilter],
     checks: Sequence[GpuFilter],
 ) -> _Tally:
-    """Tally a request whose affinity group runs: only the group's GPUs count."""
+    """Tally the obstacles of a request whose affinity group runs: only the group's GPUs are considered."""
     tally = _Tally()
     label = f'the affinity group "{request.gpu.labels.affinity}"'
     places = []
@@ -257,7 +258,8 @@ def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: 
 
 
 def _free_on(nodes: Sequence[NodeAccount], request: PlacementRequest, free: Callable[[GpuAccount], int]) -> set[int]:
-    """Return for each node the free part of the fullest among its `count` freest GPUs."""
+    """Return, over all nodes, the set of amounts that a request of `count` GPUs could have there. Each is the free part
+    of the fullest among the node's `count` freest GPUs."""
     found = set()
     for node in nodes:
         ranked = sorted((free(gpu) for gpu in node.gpus), reverse=True)

@@ -1,8 +1,8 @@
 """GPU filters, in KubeShare's order: exclusion and anti-affinity, then time and memory.
 
-Affinity comes before them: it names the GPUs, and the engine applies it. Each filter decides whether a GPU passes, and
-words the reason for a group of GPUs that do not pass. `static` filters do not depend on the tenants of the GPU.
-Messages never name another namespace's labels or objects.
+The engine applies affinity before these filters, because affinity names the GPUs. Each filter decides whether a GPU
+passes, and words the reason for a group of GPUs that do not pass. `static` filters do not depend on the tenants of the
+GPU. Messages never name another namespace's labels or objects.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
 
 
 def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filters that depend on the GPU's state and tenants, without filters that this request cannot fail."""
+    """Return the filters that depend on the GPU's state and tenants. Filters that this request always passes are left
+    out."""
     filters = [_available(request), _held(request), _not_reserved_for_head(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
@@ -124,8 +125,8 @@ def _shared(request: PlacementRequest) -> GpuFilter:
 
 
 def _same_exclusion(request: PlacementRequest) -> GpuFilter:
-    """Pass a GPU without tenants, or one whose tenants all have the request's exclusion label (or none, if the request
-    has none)."""
+    """Return the filter that passes a GPU without tenants, and a GPU whose tenants all have the request's exclusion
+    label. For a request without a label, no tenant may have one."""
     label = request.gpu.labels.exclusion
     wanted = {label_key(request.namespace, label)}
 
@@ -138,11 +139,11 @@ def _same_exclusion(request: PlacementRequest) -> GpuFilter:
 
 
 def within_cap(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filter of the cap on GPUs that a namespace excludes others from. None for a request that excludes no
+    """Return the filter of the cap on GPUs that a namespace excludes others from. Empty if the request excludes no
     tenant, or requests enough time.
 
-    The filter passes a GPU that has the request's exclusion label already. It passes other GPUs if the namespace may
-    exclude others from `count` more.
+    The filter passes a GPU that already has the request's exclusion label. It passes other GPUs if the namespace may
+    exclude others from `count` more GPUs.
     """
     asked, namespace = request.gpu, request.namespace
     if asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:

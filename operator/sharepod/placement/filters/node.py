@@ -104,7 +104,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> tuple[Taint, ...]:
-    """Return the taints that keep a pod with these tolerations away."""
+    """Return the taints that exclude a pod with these tolerations from the node."""
     if not taints:
         return ()
     return tuple(
@@ -115,7 +115,7 @@ def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> t
 
 
 def covers(has: Resources, asked: Resources) -> bool:
-    """Return whether the requested resources fit. A resource that is not requested may be over-used."""
+    """Return whether the requested resources fit. A resource that is not requested may be negative (over-used)."""
     if asked.cpu_milli and asked.cpu_milli > has.cpu_milli:
         return False
     if asked.memory and asked.memory > has.memory:
@@ -126,9 +126,6 @@ def covers(has: Resources, asked: Resources) -> bool:
 def free_resources(node: NodeAccount) -> Resources:
     """Return the resources of the node that pods and reservations leave free."""
     return node.taken().free
-
-
-# The filters, each with the wording of its refusals
 
 
 def _selector_matches(node: NodeAccount, request: PlacementRequest) -> bool:
@@ -307,7 +304,7 @@ BY_STATE = (
     _state_affinity_matches,
     _state_untainted,
 )
-"""Checks that read only the node's state and the pod's needs, as functions of these two."""
+"""Checks that read only the node's state and the pod's needs. Each is a function of these two."""
 
 
 def _nodes(nodes: Sequence[NodeAccount], one: str, many: str) -> str:
@@ -319,7 +316,8 @@ def _by_reason(nodes: Sequence[NodeAccount], reason: Callable[[NodeAccount], str
 
 
 def _shortage(has: Sequence[Resources], asked: Resources, word: str = "has: ") -> str:
-    """Word, for each resource that any of the nodes lacks, the requested amount and the most that one of them has."""
+    """Return a text with each resource that one of the nodes lacks: the requested amount, and the most that one of the
+    nodes has."""
     parts = []
     if any(asked.cpu_milli > one.cpu_milli for one in has):
         most = max(max(one.cpu_milli for one in has), 0)

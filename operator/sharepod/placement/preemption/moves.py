@@ -1,4 +1,4 @@
-"""Move planner: the one tenant whose restart elsewhere leaves room for a request that has no place. Pure.
+"""Move planner: finds one tenant whose restart on other GPUs makes room for a request that has no place. Pure.
 
 Guarantees:
 - At most one tenant moves, and only a tenant that may be moved. Moves do not cascade: nothing is evicted or moved for
@@ -6,7 +6,7 @@ Guarantees:
 - The mover fits elsewhere now, in addition to its present place and to the request on the GPUs that it leaves.
 - Of all such moves the cheapest by `cost_of_move` is chosen (tests compare with trying all).
 - The engine's own filters accept both the request and the mover.
-- Members of an affinity group stay: a move would split their group.
+- Members of an affinity group stay, because a move would split their group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .victims import PreemptionPlan
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _MOVING = TenantId("the one that moves")
-"""Name of a mover's new share next to its old one, on a copy of an account."""
+"""Id of a mover's new share, on a copy of an account that also has its old share."""
 
 Find = Callable[[PlacementRequest], Assignment | None]
 """Returns the place that the engine would choose for a request now."""
@@ -102,7 +102,7 @@ def move_plans(
     """
     if request.siblings or not movable:
         return
-    # 1. Tenants whose leaving could suffice, by simple sums over their node.
+    # 1. Find tenants whose move could suffice, by simple sums over their node.
     places = affinity_places(cluster, request)
     waits = _Waits(request, places, gpu_filters.static(request))
     names = [name for name, _ in places] if places else [node.name for node in cluster.nodes()]
@@ -113,7 +113,7 @@ def move_plans(
             for tenant in _likely(node, waits, movable):
                 likely.append((cost_of_move(movable[tenant]), name, tenant))
         yield None
-    # 2. The cheapest of them that leaves enough room and fits elsewhere.
+    # 2. Choose the cheapest of them that leaves enough room and fits elsewhere.
     elsewhere = _Elsewhere(find)
     for cost, name, tenant in sorted(likely):
         node = cluster.node(name)
@@ -162,7 +162,7 @@ def _others(gpu: GpuAccount, request: PlacementRequest, leaves: TenantId | None)
 
 
 def _covers(node: NodeAccount, tenant: TenantId, of_node: Amounts) -> bool:
-    """Return whether the tenant takes as much of the node as the request lacks there."""
+    """Return whether the tenant takes at least as much of the node as the request lacks there."""
     taken = taken_of_node(node, (tenant,)) if of_node else {}
     return all(taken.get(name, int(name == "rows")) >= amount for name, amount in of_node.items())
 
@@ -209,7 +209,7 @@ def _move(
 
 
 class _Elsewhere:
-    """Places of movers on other nodes. Caches the best place for each kind of request, or that none exists."""
+    """Places of movers on other nodes. Caches, for each kind of request, the best place, or that there is none."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
@@ -228,7 +228,7 @@ class _Elsewhere:
 
 
 def _tightest(passing: list[GpuAccount], row: Row, count: int) -> list[GpuAccount]:
-    """Return the GPUs for the request: first the GPUs that become free, then the fullest."""
+    """Return the GPUs for the request: first the GPUs that the mover leaves, then the fullest."""
     return sorted(passing, key=lambda gpu: (gpu.state.uuid not in row.gpus, gpu.free_milli, gpu.index))[:count]
 
 

@@ -1,13 +1,13 @@
-"""Preemption planner: which tenants are lowered or evicted for a request that has no place. Pure.
+"""Preemption planner: finds tenants to lower or evict for a request that has no place. Pure.
 
 Guarantees (PL6 of docs/design.md):
 - Only tenants of a lower effective priority than the request's are preempted, and none of its own affinity group.
 - Time is preempted first: if lowering some requests to 0 is enough, no tenant is evicted.
-- The set is the cheapest by `victims.cost_of`, over all nodes and sets of GPUs, and has no superfluous member. Exact
-  within the bounds of `search.cheapest_set` and `_GPU_SETS` (tests compare with trying all sets).
+- The set is the cheapest by `victims.cost_of`, over all nodes and sets of GPUs, and has no superfluous member. This is
+  exact within the bounds of `search.cheapest_set` and `_GPU_SETS` (tests compare with trying all sets).
 - The engine's own filters accept the request after the preemption.
 - Work is bounded: each node is read once, and searched only on GPUs that could cost less than the best plan so far.
-- Shares of tenants whose Pods end anyway are used before others are preempted.
+- Shares of tenants whose Pods end anyway are used before other tenants are preempted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .victims import BOUNDED_ITEMS, PlanCost, PreemptionPlan, Unit, Victims
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _GPU_SETS = 64
-"""Sets of GPUs of one node that are searched for a request of several. These are almost all sets of four (70), and all
-of two, of eight GPUs."""
+"""Most sets of GPUs of one node that are searched for a request of several GPUs. Of eight GPUs, these are all pairs
+(28) and almost all sets of four (70)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _cheapest(
 
 
 def _may_cost(gpu: GpuAccount, request: PlacementRequest, by_tenant: Mapping[TenantId, Unit], most: PlanCost) -> bool:
-    """Return whether freeing this GPU may cost at most this: a bound that is quick to compute."""
+    """Return whether freeing this GPU may cost at most `most`: a bound that is quick to compute."""
     protected, priority, count = most[:BOUNDED_ITEMS]
     if protected:
         return True
@@ -205,7 +205,7 @@ def _in_order(tenants: Iterator[TenantId]) -> tuple[TenantId, ...]:
 
 
 def leaves(tenant: TenantId, row: Row, victims: Victims) -> bool:
-    """Return whether a tenant's share will be free without another step."""
+    """Return whether a tenant's share becomes free without a preemption."""
     return tenant in victims.leaving or (row.wanted.releasing and tenant not in victims.stuck)
 
 

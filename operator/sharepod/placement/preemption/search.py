@@ -1,8 +1,8 @@
-"""Search: the cheapest set of units that frees the amounts that a request lacks. Pure.
+"""Search: finds the cheapest set of units that frees the amounts that a request lacks. Pure.
 
 Guarantees:
-- Exact within `_VISITS` steps: no set of units that frees enough costs less. Beyond that, the cheapest set found so far
-  stands, which is never worse than the result of `_greedy`.
+- Exact within `_VISITS` steps: no set of units that frees enough costs less. After that many steps the cheapest set
+  found so far is returned, which is never worse than the result of `_greedy`.
 - No unit of the answer is superfluous: without any one of them an amount is short.
 """
 
@@ -15,7 +15,8 @@ from .shortage import Amounts, Dimension, Frees
 from .victims import BOUNDED_ITEMS, PlanCost, Unit, cost_of
 
 _VISITS = 4096
-"""Steps for one set of GPUs: every set of twelve units, and more where the bounds cut; some 10 ms at most."""
+"""Most steps of a search for one set of GPUs: enough for every set of twelve units, and for more units where the bounds
+exclude sets. Some 10 ms at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,11 @@ def cheapest_set(
     *,
     below: PlanCost | None = None,
 ) -> Chosen | None:
-    """Return the cheapest set of units, all of `forced` among those evicted; None if none frees enough.
+    """Return the cheapest set of units that frees enough. It evicts all of `forced`. None if no set frees enough.
 
     Args:
-        units: Units that may be preempted, `forced` among them.
-        below: The set may cost at most this.
+        units: Units that may be preempted, including `forced`.
+        below: The set must cost at most this.
     """
     search = _Search(short, units, forced, below)
     search.run()
@@ -46,7 +47,7 @@ def cheapest_set(
 
 
 class _Search:
-    """Depth-first search over units: each is evicted, lowered or left, bounded by the best set so far."""
+    """Depth-first search over units. Each unit is evicted, lowered or spared. The best set so far bounds the search."""
 
     def __init__(
         self, short: Amounts, units: Sequence[tuple[Unit, Frees]], forced: Sequence[Unit], below: PlanCost | None
@@ -91,7 +92,7 @@ class _Search:
         )
 
     def _most_that_is_left(self) -> list[Amounts]:
-        """Return for each position the sum that all units from there on free."""
+        """Return, for each position, the sum of the amounts that all units from there on free."""
         sums: list[Amounts] = [{}]
         for _, frees in reversed(self._units):
             total = dict(sums[-1])
@@ -102,8 +103,8 @@ class _Search:
         return sums
 
     def _greedy(self) -> None:
-        """Take units in order until enough is free, then return superfluous units, the dearest first."""
-        # 1. Lower all units that may be lowered, if only time is short; 2. evict in order.
+        """Take units in order until enough is free. Then spare superfluous units, the dearest first."""
+        # 1. If only time is short, lower all units that may be lowered; 2. otherwise evict units in order.
         lowered = [item for item in self._units if item[1].by_lowering]
         short = self._short
         for _, frees in lowered:

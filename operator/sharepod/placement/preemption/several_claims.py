@@ -1,5 +1,4 @@
-"""Preemption for a Pod with several claims, which all go to one node: which tenants are preempted for all of them.
-Pure.
+"""Preemption for a Pod with several claims, which all go to one node: finds tenants to preempt for all of them. Pure.
 
 Guarantees:
 - Only tenants of a lower effective priority are preempted. Time is preempted first, if that is enough.
@@ -78,7 +77,8 @@ class _NodeSearch:
         units = units_below(self._node, self._request, self._victims)
         units = sorted(units, key=lambda unit: (cost_of([unit], ()), unit.name), reverse=True)
         lowerable = [unit for unit in units if self._gives_time(unit)]
-        # 1. No unit is evicted if time is enough; 2. otherwise the most valuable units keep all, or all except time.
+        # 1. If time is enough, no unit is evicted. 2. Otherwise spare the most valuable units: they lose nothing, or
+        #    only time.
         if self.place((), lowerable) is not None:
             evict, lower = list[Unit](), lowerable
         elif self.place(units, ()) is not None:
@@ -92,7 +92,7 @@ class _NodeSearch:
         return self._as_plan(evict, lower, place)
 
     def _spared(self, units: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """Return the units to evict and the units to lower only, sparing the most valuable first."""
+        """Return the units to evict, and the units that are only lowered. The most valuable units are spared first."""
         evict, lower = list(units), list[Unit]()
         for unit in units:
             fewer = [other for other in evict if other is not unit]
@@ -103,7 +103,7 @@ class _NodeSearch:
         return evict, lower
 
     def _gives_time(self, unit: Unit) -> bool:
-        """Return whether all rows of a unit here may have request 0."""
+        """Return whether all of a unit's rows on this node may have request 0."""
         rows = (self._node.rows.get(tenant) for tenant in unit.tenants)
         return unit.lowerable and all(gives_time(row) for row in rows if row is not None)
 
@@ -124,7 +124,7 @@ class _NodeSearch:
 
 
 def _fewest(units: Sequence[Unit], enough: Callable[[list[Unit]], bool]) -> list[Unit]:
-    """Return the units that are needed, dropping the first units first."""
+    """Return the units that are needed: drop each unit, in order, without which the rest is enough."""
     kept = list(units)
     for unit in units:
         fewer = [other for other in kept if other is not unit]

@@ -1,10 +1,11 @@
-"""Shortage: the amounts that a request lacks on certain GPUs of a node, and the part that each unit there would free.
+"""Shortage: the amounts that a request lacks on certain GPUs of a node, and the part of them that each unit would free.
 Pure.
 
 Guarantees:
-- Amounts are counted as the filters count them: each row at its most, pods as kube-scheduler adds them up.
+- Amounts are counted as the filters count them: each row with its largest time and memory, pods as kube-scheduler adds
+  them up.
 - A unit that excludes the request on all of these GPUs (Exclusive, another exclusion label, the same anti-affinity
-  label) is marked as one to evict.
+  label) is marked as a unit to evict.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def usable_gpus(
 
 
 def must_end(row: Row, request: PlacementRequest) -> bool:
-    """Return whether a tenant and the request exclude each other on one GPU, regardless of free amounts."""
+    """Return whether a tenant and the request exclude each other on one GPU, whatever its free time and memory."""
     mine, theirs = request.gpu, row.wanted
     if Mode.EXCLUSIVE in (mine.mode, theirs.mode):
         return True
@@ -126,7 +127,8 @@ def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: M
 
 
 def gives_time(row: Row) -> bool:
-    """Return whether a row may have request 0: a whole GPU has no share to change, and Interactive needs a request."""
+    """Return whether a row may have request 0. A row in mode Exclusive has no share to change, and an interactive row
+    needs a request."""
     return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
 
 

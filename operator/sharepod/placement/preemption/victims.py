@@ -19,11 +19,11 @@ class VictimFacts:
     """Facts of one running tenant."""
 
     unit: str
-    """Tenants that end together share this: the uid of the Pod, or a common name of a gang."""
+    """Common name of tenants that end together: the uid of their Pod, or the name of their gang."""
     priority: int
     """Effective priority: only a request of higher priority may preempt the tenant."""
     over_budget_milli: int = 0
-    """Excess of its namespace over its budget, in thousandths of the budget; 0 within it."""
+    """Excess of its namespace over its budget, in thousandths of the budget. 0 within the budget."""
     started: int = 0
     """Start, in seconds since the epoch."""
     lost_seconds: int = 0
@@ -31,7 +31,7 @@ class VictimFacts:
     protected: bool = False
     """The API server recently refused its eviction: a PodDisruptionBudget has no room for it."""
     lowerable: bool = False
-    """Its request may be lowered to 0: the tenant then runs on time that others leave."""
+    """True if its request may be lowered to 0. The tenant then uses only time that other tenants leave idle."""
     slow: bool = False
     """Its Pod may take longer to end than waiting requests allow."""
     leaving: bool = False
@@ -80,11 +80,16 @@ _NOBODY = -(1 << 40)
 
 
 def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
-    """Return the cost of evicting and lowering these units.
+    """Return the cost of evicting and lowering these units, as a tuple that is compared item by item:
 
-    In this order: evictions that a PodDisruptionBudget has refused; the highest evicted priority; the number of
-    evictions; their excess over budget (more is cheaper). Then their earliest start (later is cheaper), and seconds of
-    lost work. The same for lowered units follows, where it applies.
+    1. evictions that a PodDisruptionBudget has refused;
+    2. the highest evicted priority;
+    3. the number of evictions;
+    4. the excess of the evicted units over their budgets (more is cheaper);
+    5. their earliest start (later is cheaper);
+    6. the seconds of work that are lost.
+
+    The same items for the lowered units follow, where they apply.
     """
     return (
         sum(unit.protected for unit in evicted),
@@ -100,7 +105,7 @@ def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
 
 
 BOUNDED_ITEMS = 3
-"""The first items of a cost, which never fall when another unit is evicted."""
+"""Number of the first items of a cost that never fall when another unit is evicted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Accounts of one node: its rows, their use of each GPU, and the pods' use of the node.
 
 Guarantees:
-- A row counts with the largest time and memory that the ledger may still hold for it. A raise counts once decided, a
-  lowering only once written. (CS1 of cluster.py depends on this.)
+- A row counts with the largest time and memory that the ledger may still hold for it. A raise counts as soon as it is
+  decided, a lowering only once it is written. (CS1 of cluster.py depends on this.)
 - A releasing row counts in full.
 - Rows and pods of an unknown node are kept.
 """
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def left(self) -> bool:
-        """True once the ledger has the row as releasing. From then on neither this operator nor a successor counts the
+        """True once the ledger has the row as releasing. From then on, neither this operator nor a successor counts the
         tenant as a member of its affinity group."""
         return self.wanted.releasing and self.written is not None and self.written.releasing
 
@@ -121,7 +121,8 @@ class GpuAccount:
     def kept_from(self, request: PlacementRequest) -> bool:
         """Return whether this GPU is reserved for another tenant of the same or a higher priority.
 
-        For a request of the namespace that the reservation is open to, only a higher priority counts.
+        The reservation may be open to a namespace. For a request of that namespace, only a reservation of higher
+        priority counts.
         """
         if self.head_tenant in (None, request.tenant) or self.head_priority < request.priority:
             return False
@@ -183,8 +184,8 @@ class GpuAccount:
                 self.excluded.count(namespace, 1)
 
     def overcommit(self) -> Overcommit | None:
-        """Describe by how much the GPU is over-committed; None if it is not. Only a loaded ledger can over-commit a GPU
-        (CS2 of cluster.py)."""
+        """Return the amounts by which the GPU is over-committed. None if it is not. Only a loaded ledger can
+        over-commit a GPU (CS2 of cluster.py)."""
         faults = []
         if self.exclusive and self.tenants > 1:
             faults.append(f"an Exclusive tenant shares it with {self.tenants - 1} more")
@@ -210,7 +211,8 @@ class PodUsage:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Sum of the pods of a node: their number and the free rest, negative where the node is over-used."""
+    """Sum of the pods of a node: their number, and the resources that they leave free, negative where the node is
+    over-used."""
 
     pods: int
     free: Resources
@@ -352,7 +354,8 @@ class NodeAccount:
         return self._interchangeable
 
     def check_room(self, uuid: GpuUuid, asked: Reservation) -> None:
-        """Raise `PlacementError` unless this GPU has room for the reservation, each row counted at its most."""
+        """Raise `PlacementError` unless this GPU has room for the reservation, with each row counted at its largest
+        amounts."""
         gpu = self.gpus_by_uuid.get(uuid)
         if gpu is None:
             raise PlacementError(f"node {self.name} has no GPU {uuid}")

@@ -38,8 +38,6 @@ class Cluster(ClusterView):
         """Call `released(tenant, its last row)` after the release of each share."""
         self._on_released.append(released)
 
-    # Nodes and pods, as observed
-
     def upsert_node(self, state: NodeState) -> None:
         """Set the state of a Node, and mark the Node as grown."""
         self._node(state.name).set_state(state)
@@ -76,7 +74,7 @@ class Cluster(ClusterView):
             return
         account.set_pod(pod_uid, usage)
         if before is None and tenant is None:
-            self._touch(node)  # a new pod makes no room
+            self._touch(node)  # a new pod makes no room, so the node does not count as grown
         else:
             self._has_grown(node)
 
@@ -96,8 +94,6 @@ class Cluster(ClusterView):
             for name in self._plugin_nodes:
                 self._has_grown(name)
         return new
-
-    # Holders, on nodes where NVIDIA's device plugin owns the GPUs
 
     def start_holder(self, node: str, holder: str, tenant: TenantId) -> None:
         """Record a pending holder on this node, for a waiting tenant. The holder's GPU counts as taken before its Pod
@@ -144,7 +140,7 @@ class Cluster(ClusterView):
         self._put(node, wanted.tenant, Row(wanted, row.written, since=row))
 
     def set_releasing(self, node: str, tenant: TenantId) -> Reservation:
-        """Take the first of the two steps that end a reservation. It counts in full until `release`.
+        """Mark a reservation as releasing, the first of the two steps that end it. It counts in full until `release`.
 
         Returns the row to write. Raises `PlacementError` where there is no such row.
         """
@@ -162,15 +158,16 @@ class Cluster(ClusterView):
                 self._has_grown(item.node)
 
     def keep(self, reservation: HeadReservation) -> None:
-        """Reserve GPUs for a tenant that others are preempted for, in addition to the head-of-queue reservation.
-        Replaces the tenant's earlier reservation. Of two reservations of one GPU, the higher priority applies."""
+        """Reserve GPUs for a tenant for which other tenants are preempted, in addition to the head-of-queue
+        reservation. It replaces the tenant's earlier reservation. If two reservations contain one GPU, the reservation
+        of higher priority applies."""
         self.give_up(reservation.tenant)
         self._kept[reservation.tenant] = reservation
         self._mark_head_reservation(reservation.node)
         self._has_grown(reservation.node)
 
     def give_up(self, tenant: TenantId) -> None:
-        """Drop the reservation for a tenant that others were preempted for."""
+        """Drop the reservation for a tenant for which other tenants were preempted."""
         before = self._kept.pop(tenant, None)
         if before is not None:
             self._mark_head_reservation(before.node)
@@ -212,8 +209,6 @@ class Cluster(ClusterView):
         account.generation = max(account.generation, generation or 0)
         if tenant in account.rows:
             self._put(account, tenant, None)
-
-    # Ledgers, as they are read
 
     def load(
         self, node: str, rows: Iterable[Reservation], generation: int, *, uid: str | None = None
@@ -266,7 +261,7 @@ class Cluster(ClusterView):
             touched(name)
 
     def _has_grown(self, name: str) -> None:
-        """Mark a node that may have more room than before, or another kind of room."""
+        """Record that a node may have more room than before, or room of another kind."""
         self.room_version += 1
         self._grown.pop(name, None)
         self._grown[name] = self.room_version
@@ -355,16 +350,16 @@ class Cluster(ClusterView):
             del self._excluding[key]
 
     def _mark_excluding_fewer(self) -> None:
-        """Mark the namespaces that exclude others from fewer GPUs than before, so that they may exclude others from
-        another GPU."""
+        """Record which namespaces now exclude others from fewer GPUs than before. These namespaces may exclude others
+        from another GPU."""
         while self.excluded.fallen:
             self.room_version += 1
             self._excluding_fewer[self.excluded.fallen.pop()] = self.excluding_fewer_at = self.room_version
 
 
 def _remembering(wanted: Reservation, written: Reservation, row: Row | None) -> Reservation:
-    """Return `wanted` with the fields that the ledger does not hold: as read along with the ledger, else from the
-    earlier row."""
+    """Return `wanted` with the fields that the ledger does not contain. They come from the objects that were read with
+    the ledger, or else from the earlier row."""
     before = row.wanted if row is not None else written
     owner = written.owner if written.owner is not None else before.owner
     needs = written.needs if written.needs != Resources() else before.needs
@@ -372,5 +367,5 @@ def _remembering(wanted: Reservation, written: Reservation, row: Row | None) -> 
 
 
 def _same(one: Reservation, other: Reservation) -> bool:
-    """Return whether two rows are equal, the fields that the ledger does not hold included."""
+    """Return whether two rows are equal, including the fields that the ledger does not contain."""
     return one == other and one.owner == other.owner and one.needs == other.needs

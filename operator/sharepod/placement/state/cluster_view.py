@@ -1,7 +1,7 @@
-"""View of a cluster for placement: nodes, rows, and changes since a request was refused.
+"""Read-only view of a cluster for placement: nodes, rows, and changes since a request was refused.
 
 Guarantees:
-- The view changes nothing; `cluster.py` does.
+- The view changes nothing; only `cluster.py` does.
 - Returned values do not change with the cluster, except `NodeAccount`s, which are live.
 """
 
@@ -125,13 +125,14 @@ class ClusterView:
         return self._row(names[0], tenant)
 
     def pending(self, node: str) -> tuple[Reservation, ...]:
-        """Return the rows that the ledger does not have yet, by tenant."""
+        """Return the decided rows of a node that its ledger does not contain yet, by tenant."""
         account = self._nodes.get(node)
         rows = account.rows if account else {}
         return tuple(rows[tenant].wanted for tenant in sorted(tenant for tenant, row in rows.items() if row.pending))
 
     def groups(self, key: LabelKey) -> tuple[GroupPlace, ...]:
-        """Return the places of the members of an affinity group. More than one place only if a loaded ledger has it so.
+        """Return the places of the members of an affinity group. There is more than one place only if a loaded ledger
+        contains such a split group.
 
         An ended SharePod stays a member until the ledger has its row as releasing. Otherwise an operator that crashes
         between two writes would leave a split group to its successor.
@@ -143,7 +144,7 @@ class ClusterView:
         return self._replicas.get(owner, {})
 
     def overcommits(self, node: str | None = None) -> tuple[Overcommit, ...]:
-        """Return the over-committed GPUs of one node, or (None) of all."""
+        """Return the over-committed GPUs of one node. None: of all nodes."""
         names = sorted(self._nodes) if node is None else [node]
         accounts = (gpu for name in names if name in self._nodes for gpu in self._nodes[name].gpus)
         return tuple(fault for fault in (gpu.overcommit() for gpu in accounts) if fault is not None)
@@ -175,7 +176,8 @@ class ClusterView:
 
 
 def _later(marks: dict[str, int], version: int) -> Iterator[str]:
-    """Yield the names of marks set after this version, the latest first. `marks` are in the order of setting."""
+    """Yield the keys of all marks that were set after this version, the latest first. `marks` are in the order of
+    setting."""
     for name in reversed(marks):
         if marks[name] <= version:
             return

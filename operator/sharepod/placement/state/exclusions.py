@@ -1,8 +1,8 @@
-"""Excluded GPUs: the number of GPUs that each namespace excludes others from by labels, while requesting little of
-them.
+"""Excluded GPUs: counts, for each namespace, the GPUs that it keeps other namespaces off by labels while it requests
+little of them.
 
-A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace. Less than half of its
-time must be requested. From half on, the namespace requests at least as much as it excludes others from, and quotas
+A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace, and less than half of
+its time is requested. From half on, the namespace requests at least as much as it excludes others from, and quotas
 count that.
 
 Guarantees:
@@ -19,7 +19,7 @@ from sharepod.api.units import WHOLE_GPU
 from .types import PlacementRequest
 
 HALF_A_GPU = WHOLE_GPU // 2
-"""Requested thousandths from which a GPU under an exclusion label no longer counts. So a namespace excludes others from
+"""Requested thousandths from which a GPU with an exclusion label no longer counts. So a namespace excludes others from
 at most twice its request, plus the cap."""
 
 
@@ -28,7 +28,7 @@ class ExcludedGpus:
 
     Args:
         most: GPUs that a namespace may exclude others from; None: any number.
-        base: the count that this one adds to.
+        base: the count to which this count adds.
     """
 
     __slots__ = ("_base", "_counts", "fallen", "most")
@@ -45,7 +45,7 @@ class ExcludedGpus:
         return self._counts.get(namespace, 0) + (self._base.of(namespace) if self._base is not None else 0)
 
     def has_room_for(self, request: PlacementRequest) -> bool:
-        """Return whether this request may have as many GPUs as it needs that do not have its exclusion label yet."""
+        """Return whether the request may have as many GPUs as it needs that do not have its exclusion label yet."""
         asked = request.gpu
         if self.most is None or asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:
             return True
@@ -60,5 +60,5 @@ class ExcludedGpus:
             self.fallen.add(namespace)
 
     def overlay(self) -> ExcludedGpus:
-        """Return an independent count on top of this one."""
+        """Return a count that starts at this count and changes independently of it."""
         return ExcludedGpus(self.most, self)

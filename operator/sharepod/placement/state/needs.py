@@ -41,7 +41,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 """Whole number that 64 bits may hold, as Kubernetes writes it."""
 
 _MOST_TOLERATIONS = 2 * MAX_SELECTION
-"""Tolerations of a pod: as many as its owner may write, and as many from the cluster's admin."""
+"""Most tolerations of a pod: as many as its owner may write, and as many again from the cluster's admin."""
 _MOST = 1 << 62
 """Most of a resource that a pod may request: half of the 64-bit range, so that sums of a few stay within it."""
 
@@ -102,7 +102,7 @@ def _of_containers(pod_spec: Dict) -> Resources:
         running = asked if running is None else _sum(running, asked)
     starts = _items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)
     sidecars = starting = Resources()
-    if running is not None and not starts:  # the case of most pods
+    if running is not None and not starts:  # the case of most pods: no init containers
         return running
     for number, container in enumerate(starts):
         asked = _container(container, f"spec.initContainers[{number}]")
@@ -162,8 +162,8 @@ def _requests(holder: Dict, path: str) -> dict[str, Any]:
 
 
 def _at_pod_level(pod_spec: Dict, containers: Resources) -> Resources:
-    """Replace the containers' sum by pod-level requests. A pod-level limit alone counts only for a resource that no
-    container asks for."""
+    """Replace the containers' sum by pod-level requests. A pod-level limit without a request counts only for a resource
+    that no container requests."""
     resources = _mapping(pod_spec, "resources", "spec")
     requests = _mapping(resources, "requests", "spec.resources")
     limits = _mapping(resources, "limits", "spec.resources")
@@ -274,7 +274,7 @@ def _name(value: object, path: str) -> str:
 
 
 def _value(value: object, path: str, most: int = MAX_LABEL) -> str:
-    """Return the value of a label, taint or requirement; absent ones are empty."""
+    """Return the value of a label, taint or requirement. An absent value is empty."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -22,11 +22,11 @@ _RANKS = {"NVLINK": 0, "PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
 
 _SAME_NUMA, _ELSEWHERE = _RANKS["NODE"], _RANKS["SYS"]
 _EXACT_SETS = 512
-"""Sets that are compared one by one: a node of eight GPUs has at most 70 of one size, one of sixteen up to
-12,870."""
+"""Most sets of GPUs that are compared one by one: a node of eight GPUs has at most 70 sets of one size, a node of
+sixteen up to 12,870."""
 
 Distance = tuple[int, int]
-"""Distance of a set of GPUs: of its worst pair, and of all its pairs in sum."""
+"""Distance of a set of GPUs: the distance of its worst pair, and the sum over all its pairs."""
 
 
 class Topology:
@@ -39,7 +39,7 @@ class Topology:
 
     @classmethod
     def of(cls, gpus: Sequence[GpuState]) -> Topology | None:
-        """Read the distances of these GPUs; None where they are all equal."""
+        """Return the topology of these GPUs. None if all distances are equal."""
         distances = {
             (one.uuid, other.uuid): _distance(one, other) for one in gpus for other in gpus if one is not other
         }
@@ -51,8 +51,8 @@ class Topology:
         return max(pairs, default=0), sum(pairs)
 
     def nearest(self, gpus: Sequence[GpuUuid], count: int, *, having: Sequence[GpuUuid] = ()) -> tuple[GpuUuid, ...]:
-        """Choose `count` of these GPUs, which must be distinct and at least as many. All GPUs of `having`, fewer than
-        `count`, are chosen."""
+        """Choose `count` of these GPUs, which must be distinct and at least `count`. All GPUs of `having`, fewer than
+        `count`, are among the chosen GPUs."""
         if count < 2 or len(gpus) <= count:
             return tuple(gpus[:count])
         others = [uuid for uuid in gpus if uuid not in having]
@@ -79,8 +79,8 @@ def _to_all(distances: dict[tuple[GpuUuid, GpuUuid], int], uuid: GpuUuid, chosen
 
 
 def _distance(one: GpuState, other: GpuState) -> int:
-    """Return the distance by the link that either GPU names, else by NUMA node. GPUs of unknown NUMA node count as on
-    different ones."""
+    """Return the distance by the link that either GPU reports, otherwise by their NUMA nodes. GPUs of unknown NUMA node
+    count as on different nodes."""
     kinds = [kind for uuid, kind in one.links if uuid == other.uuid]
     kinds += [kind for uuid, kind in other.links if uuid == one.uuid]
     known = [_RANKS[kind] for kind in kinds if kind in _RANKS]

@@ -32,11 +32,12 @@ LabelKey = tuple[str, str]
 NO_LABELS = SchedulingLabels()
 
 _CHOSEN = ("NodeSelector", "NodeAffinity", "Taint")
-"""Obstacles of nodes that the request, or their owner, excludes on purpose."""
+"""Obstacles of nodes that the request excludes itself (selector, affinity), or that the nodes' admin excludes
+(taint)."""
 _FIGURES = re.compile(r" \(.*\)")
-"""Figures of an obstacle, in parentheses."""
+"""Pattern of the figures of an obstacle, in parentheses."""
 _BRIEF_WORDS = 25
-"""Words of an Event. Of a longer obstacle the Event has the first clause."""
+"""Most words of an Event. For a longer obstacle the Event contains only its first clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,7 @@ class PlacementRequest:
     siblings: tuple[PlacementRequest, ...] = ()
     """Requests of the same Pod: all go to one node, or none is placed."""
     default_group: str | None = None
-    """Group of a request that names none."""
+    """Name of the affinity group of a request that names none. None: it then has no group."""
 
     @property
     def group(self) -> str | None:
@@ -348,15 +349,16 @@ class NewHolder:
 
 
 class Outlook(StrEnum):
-    """Prospect of a refused request: whether waiting can help. The values are reasons of a condition."""
+    """Prospect of a refused request: whether waiting can help. The values are reasons of the condition Placed."""
 
     WAITING = "NoRoom"
     """Some node could take the request if other tenants left or the node became available."""
     NEVER = "NeverFits"
     """No known node could take the request even when empty: the request or the cluster must change."""
     CONFLICT = "AffinityConflict"
-    """The request's affinity group runs, and no such member can join it, regardless of free room. Causes: another
-    `count` or exclusion label, Exclusive, GPUs that the request leaves out. The request or the group must change."""
+    """The request's affinity group runs, and the request cannot join it, regardless of free room. Causes: another
+    `count` or exclusion label than the members', Exclusive, or GPUs that the request excludes. The request or the group
+    must change."""
     SPENT = "BudgetSpent"
     """The budget of its namespace is used up, and new SharePods wait until it is refilled."""
     UNSEEN = "Waiting"
@@ -369,8 +371,8 @@ class Outlook(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Obstacle that a group of nodes or GPUs has in common. `count` of `unit` ("GPU", "node"; "SharePod" for an
-    obstacle of the request itself); `what` as one CamelCase word; `text` for a reader."""
+    """Obstacle that a group of nodes or GPUs has in common. `count` of `unit` ("GPU" or "node"; "SharePod" for an
+    obstacle of the request itself) have it; `what`: its name as one CamelCase word; `text`: its wording for users."""
 
     what: str
     unit: str
@@ -422,7 +424,7 @@ class Overcommit:
 
 
 class PlacementError(Exception):
-    """A reservation, or a change of one, that does not fit: the caller did not ask the engine just before."""
+    """A reservation, or a change of one, does not fit. The caller has not asked the engine for a place just before."""
 
 
 def label_key(namespace: str, label: str | None) -> LabelKey | None:

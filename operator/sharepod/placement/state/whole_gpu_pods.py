@@ -1,4 +1,4 @@
-"""Pods that wait for whole GPUs of NVIDIA's device plugin: how many GPUs of a node they could use.
+"""Pods that wait for whole GPUs of NVIDIA's device plugin: counts the GPUs of a node that they could use.
 
 Guarantees:
 - Pods with equal needs are checked once, and a node once per change of the node or of the pods. So thousands of waiting
@@ -16,7 +16,7 @@ Could = Callable[[NodeState, Resources, PodNeeds], bool]
 """Returns whether a node with this room could run a pod with these needs."""
 
 _Alike = tuple[frozenset[tuple[str, str]], PodNeeds]
-"""Needs, with the node selector again, because its hash in the needs is missing."""
+"""Key of pods with equal needs. The node selector is repeated here, because the hash of the needs leaves it out."""
 
 
 class WholeGpuPods:
@@ -32,7 +32,7 @@ class WholeGpuPods:
         return len(self._needs)
 
     def set(self, uid: str, needs: PodNeeds | None) -> bool:
-        """Record a waiting pod's needs; None: it waits no longer. Return whether that is a change."""
+        """Record a waiting pod's needs. None: the pod no longer waits. Return whether that is a change."""
         before = self._needs.get(uid)
         if before == needs:
             return False

@@ -1,4 +1,5 @@
-/* Shared by the C files: constants of columns.py, and the filters. Not read by cffi. */
+/* Declarations for the C files of this folder: constants of columns.py, and the types of the filters. cffi does not
+ * read this file. */
 #ifndef SHAREPOD_COLUMNS_H
 #define SHAREPOD_COLUMNS_H
 

@@ -1,4 +1,4 @@
-/* GPUs of a node that pass for a request class, for Python. */
+/* Python's access to the filters: which GPUs of a node pass for a request class. */
 #include "filters.h"
 
 int64_t shp_passing(const shp_columns *columns, const shp_request *request, int64_t node, int64_t *gpus) {

@@ -1,15 +1,16 @@
-/* Nodes and GPUs that pass for a request class. Inline: they are the inner loop of every pass over all nodes.
+/* Filters for a request class: which nodes and GPUs pass. The functions are inline, because they are the inner loop of
+ * every pass over all nodes.
  *
- * Guarantees: everything that placement's filters pass also passes here; properties that are not in the columns are not
- * checked. Changes nothing.
+ * Guarantees: every place that passes placement's filters also passes here. Properties that are not in the columns are
+ * not checked. The functions change nothing.
  */
 #ifndef SHAREPOD_FILTERS_H
 #define SHAREPOD_FILTERS_H
 
 #include "columns.h"
 
-/* Bounds that a GPU must keep for a request class. `exclusion_at_most` bounds its exclusion number; `own` passes
- * too. */
+/* Bounds on a GPU's columns for a request class. `exclusion_at_most` bounds the number of its exclusion label; the
+ * label `own` also passes. */
 struct bounds {
     const int64_t *share;
     int64_t milli;
@@ -33,7 +34,7 @@ static inline struct bounds bounds_of(const shp_columns *columns, const shp_requ
     return bounds;
 }
 
-/* Without a branch for each GPU, because its outcome is unpredictable. */
+/* Return the GPUs within the bounds. The loop has no branch for each GPU, because its outcome is unpredictable. */
 static inline int64_t within_bounds(const shp_columns *columns, const struct bounds *bounds, int64_t first,
                                     int64_t *restrict gpus) {
     const int64_t *restrict share = bounds->share + first, *restrict bytes = columns->bytes + first,
@@ -82,7 +83,7 @@ static inline int64_t passing_gpus(const shp_columns *columns, const shp_request
 
 enum { RANKS_BY_IDLE = 64 }; /* more than `idle_gpus` returns */
 
-/* Number of the node's GPUs without a tenant, at most 63. */
+/* Return the number of the node's GPUs without a tenant, at most 63. */
 static inline int64_t idle_gpus(const shp_columns *columns, int64_t node) {
     int64_t idle = 0;
     for (int64_t at = node * columns->width; at < (node + 1) * columns->width; at++)

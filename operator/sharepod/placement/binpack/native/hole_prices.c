@@ -13,13 +13,14 @@
 
 static const int64_t WHOLE_GPU = 1000;
 
-/* Thousandths: a way to fill a hole that is better by this much is e times as likely. */
+/* In thousandths of a GPU: if one way to fill a hole is better than another by this much, it is e times as likely. */
 static const double CHOICE = 15.0;
-/* Step of a price in thousandths per e-fold of excess demand; finer in the second half of the rounds. */
+/* Step of a price, in thousandths of a GPU, for an excess of demand by the factor e. FINE applies in the second half of
+ * the rounds. */
 static const double FAST = 4.5, FINE = 1.35;
-/* Weight of leaving a hole unfilled, relative to an equally good request. */
+/* Probability weight of an unfilled hole, relative to an equally good request. */
 static const double LEFT_AS_IT_IS = 1e-3;
-/* Requests, added to both sides of the excess: a smaller excess hardly moves prices. */
+/* Number of requests added to supply and demand, so that a small excess hardly moves prices. */
 static const double UNSURE = 0.5;
 
 /* Find the value of each hole, and the probability of each size in it. */

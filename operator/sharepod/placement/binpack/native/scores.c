@@ -18,10 +18,10 @@
 #define VECTORS
 #endif
 
-enum { LANES = 8 }; /* parts of a sum; the number of shapes is a multiple of it */
+enum { LANES = 8 }; /* number of partial sums; the number of shapes is a multiple of it */
 
-/* Sums over the GPUs of a node: copies of each shape that fit, the time of GPUs where one fits, the values as holes;
- * and copies that fit the node's CPU. */
+/* Sums over the GPUs of a node: copies of each shape that fit, time of the GPUs on which one copy fits, and the values
+ * of the holes. Also the copies that fit the node's CPU. */
 struct node_sums {
     float *fits;
     float *suited;
@@ -33,7 +33,7 @@ static int64_t at_least(int64_t least, int64_t value) {
     return value > least ? value : least;
 }
 
-/* Eight shapes at once; their memory need not be aligned. */
+/* Vector of eight floats, one for each of eight shapes. Its memory need not be aligned. */
 typedef float floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t masks __attribute__((vector_size(32)));
 
@@ -54,7 +54,7 @@ static inline floats lesser(floats one, floats other) {
     return (floats)(((masks)one & less) | ((masks)other & ~less));
 }
 
-/* The whole part of a value that is not negative. */
+/* Return the whole part of a value that is not negative. */
 static inline floats whole_part(floats value) {
     return __builtin_convertvector(__builtin_convertvector(value, masks), floats);
 }
@@ -81,8 +81,8 @@ struct gpu {
     float open;
 };
 
-/* Copies that fit into these thousandths. Halves prevent a quotient of whole numbers from rounding up: the result is
- * exact. */
+/* Return how many copies fit into `thousandths`, a whole number plus one half (`and_a_half`). The half prevents a
+ * quotient of whole numbers from rounding to the wrong side: the result is exact. */
 static inline floats fitting(floats thousandths, const float *per_thousandth) {
     return whole_part(thousandths * load(per_thousandth));
 }
@@ -98,10 +98,11 @@ static float hole_of(const shp_capacity *capacity, int64_t time, int64_t memory,
 }
 
 static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size, float worth) {
-    if (!capacity->per_memory) /* all memory is in proportion: the lesser decides */
+    if (!capacity->per_memory) /* memory is proportional to time: the smaller of both decides */
         time = memory = at_most(time, memory);
     if (size >= capacity->sizes)
-        size = 0; /* first seen after the weights were made: counts as the first size until the next renewal */
+        /* a size first seen after the weights were computed: it counts as the first size until the next renewal */
+        size = 0;
     return (struct gpu){.time = (float)time,
                         .memory = (float)memory,
                         .per_memory = capacity->per_memory ? capacity->per_memory + size * capacity->shapes : 0,
@@ -110,12 +111,13 @@ static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t m
                         .open = worth >= OPEN_AT ? 1.0F : 0.0F};
 }
 
-/* Count of one GPU for eight shapes, of which so many fit on it; for a shape of several GPUs at most one. */
+/* Return the sums of one GPU for eight shapes, given how many copies of each fit on it. At most one copy of a shape
+ * with several GPUs counts. */
 static inline floats parts_of(const shp_capacity *capacity, int64_t at, floats fits) {
     return lesser(fits, load(capacity->of_one + at)) * load(capacity->parts + at);
 }
 
-/* Add `sign` times one GPU. */
+/* Add the sums of one GPU, `sign` times. */
 VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, struct gpu gpu, float sign) {
     const float *per_time = capacity->per_time;
     const float *per_memory = gpu.per_memory ? gpu.per_memory : per_time;
@@ -128,7 +130,7 @@ VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, 
     to->hole_values += sign * gpu.hole;
 }
 
-/* CPU that serves requests without CPU: NO_CPU in usable_capacity.py, which no other request fits into. */
+/* Return the CPU for requests without CPU: at least NO_CPU of usable_capacity.py, into which no other request fits. */
 static float least_cpu(float cpu) {
     const float none = 0x1p-10F;
     return cpu > none ? cpu : none;
@@ -140,13 +142,13 @@ VECTORS static void copies_by_cpu(float *copies, const shp_capacity *capacity, f
         *(floats *)(copies + at) = cpu / load(capacity->cpu + at);
 }
 
-/* Usable capacity of eight shapes. */
+/* Return the usable capacity of eight shapes, from their weights and the three terms. */
 static inline floats usable(floats weights, floats by_copies, floats by_cpu, floats fits, floats suited) {
     floats copies = whole_part(lesser(by_cpu, fits));
     return weights * (where(copies >= 1.0F, suited) + copies * by_copies);
 }
 
-/* Usable capacity of a node with these sums. */
+/* Return the usable capacity of a node with these sums. */
 VECTORS static float value_of(const shp_capacity *capacity, const struct node_sums *sums, int64_t model) {
     const float *weights = capacity->weights + model * capacity->shapes;
     floats total = all_of(0.0F);
@@ -156,7 +158,7 @@ VECTORS static float value_of(const shp_capacity *capacity, const struct node_su
     return lanes_of(total);
 }
 
-/* The part of its holes that a node's CPU can serve: the mean over equal parts of the demand. */
+/* Return the part of its holes that a node's CPU can serve: the mean over equal parts of the demand. */
 VECTORS static float served(const shp_capacity *capacity, float holes, float cpu) {
     if (!capacity->intensities)
         return holes;
@@ -176,7 +178,7 @@ static struct node_sums sums_in(float *scratch, int64_t shapes) {
         .fits = scratch, .suited = scratch + shapes, .by_cpu = scratch + 2 * shapes, .hole_values = 0.0F};
 }
 
-/* A GPU in its present state. */
+/* Return a GPU in its present state. */
 static struct gpu gpu_at(const shp_columns *columns, const shp_capacity *capacity, int64_t at) {
     return gpu_with(capacity, columns->time[at], columns->memory[at], columns->size[at], columns->worth[at]);
 }
@@ -207,7 +209,7 @@ static void start_from(struct node_sums *sums, const shp_capacity *capacity, int
     sums->hole_values = of_node[2 * shapes];
 }
 
-/* A GPU with the request on it. */
+/* Return a GPU as it is after the request was placed on it. */
 static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                             int64_t at) {
     int64_t size = columns->size[at];
@@ -217,16 +219,16 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Values of the GPUs with the request's exclusion label to tenants with that label, beyond their value to all
+/* Values of the GPUs with the request's exclusion label to tenants with that label, in excess of their value to all
  * tenants. */
 struct label_holes {
     float before;
     float after;
 };
 
-/* Value of the free part of a GPU with the request's exclusion label: its square, times the value of an idle GPU. So a
- * request costs least on the fullest GPU with room, and the other GPUs become empty. An idle GPU has no label and
- * counts as any hole: it never comes first. */
+/* Return the value of the free part of a GPU with the request's exclusion label: the square of that part, times the
+ * value of an idle GPU. So a request costs least on the fullest GPU with room, and the other GPUs become empty. An idle
+ * GPU has no label and counts as any other hole, so it is never chosen first. */
 static float of_label(const shp_capacity *capacity, int64_t time, int64_t memory) {
     float free = (float)at_most(time, memory) / (float)WHOLE_GPU;
     return capacity->hole_by_time[WHOLE_GPU] * free * free;
@@ -244,8 +246,9 @@ static void add_to_label(struct label_holes *to, const shp_columns *columns, con
                  others;
 }
 
-/* Gain for tenants with the label: the reduction of the part of their holes that the CPU serves, as on a node with only
- * idle GPUs. So an idle GPU, whose hole is larger, is no cheaper where CPU is short. */
+/* Return the gain for tenants with the label: the reduction of the part of their holes that the CPU serves. It is
+ * computed as for a node with only idle GPUs. So an idle GPU, whose hole is larger, is no cheaper where CPU is short.
+ * */
 static float gain_to_label(const shp_columns *columns, const shp_capacity *capacity, const struct label_holes *label,
                            float cpu) {
     if (label->before == label->after)
@@ -254,7 +257,7 @@ static float gain_to_label(const shp_columns *columns, const shp_capacity *capac
     return served(capacity, idle - label->before + label->after, cpu) - served(capacity, idle, cpu);
 }
 
-/* A node with one GPU that changes from `before` to `after`. */
+/* One GPU of a node that changes from state `before` to state `after`. */
 struct move {
     const float *sums;
     const float *by_cpu;
@@ -263,7 +266,7 @@ struct move {
     struct gpu after;
 };
 
-/* Usable capacity of the node after the move. */
+/* Return the usable capacity of the node after the change of its GPU. */
 VECTORS static float value_moved(const shp_capacity *capacity, const struct move *move) {
     const struct gpu before = move->before, after = move->after;
     const float *per_time = capacity->per_time;
@@ -287,7 +290,8 @@ VECTORS static float value_moved(const shp_capacity *capacity, const struct move
     return lanes_of(total);
 }
 
-/* Gain of usable capacity when the request goes to one GPU of a node, including holes as far as the CPU serves them. */
+/* Return the gain of usable capacity if the request goes to one GPU of a node. It includes the values of holes, as far
+ * as the CPU serves them. */
 static float gain_at(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const float *by_cpu, int64_t at) {
     struct move move = {.sums = capacity->sums + node * (2 * capacity->shapes + 1),
@@ -307,7 +311,7 @@ static int64_t rounded(const shp_capacity *capacity, float raw) {
     return (int64_t)rintf(raw / capacity->round_to);
 }
 
-/* The best single GPU of the passing ones. GPUs of the same signature are scored once. */
+/* Return the best of the passing GPUs, for a request of one GPU. GPUs with the same signature are scored once. */
 static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                            int64_t node, struct node_sums *sums, const int64_t *gpus, int64_t passing) {
     const int64_t *signature = columns->signature + node * columns->width;
@@ -332,8 +336,8 @@ static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capac
     return best;
 }
 
-/* Sort the gpus so that the first `count` are the tightest, in order. Equally tight ones are ordered by signature, so
- * that nodes of the same signature give the same result. */
+/* Sort the GPUs so that the first `count` are the tightest, in order. GPUs that are equally tight are ordered by
+ * signature, so that nodes of the same signature give the same result. */
 static void tightest_first(const int64_t *time, const int64_t *signature, int64_t *gpus, int64_t passing,
                            int64_t count) {
     for (int64_t place = 0; place < count; place++) {
@@ -370,14 +374,14 @@ static shp_scored score_node(const shp_columns *columns, const shp_capacity *cap
     return (shp_scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
 }
 
-/* Equal for nodes of the same signature and the same number of passing GPUs; never 0. */
+/* Return a tag that is equal for nodes of the same signature and the same number of passing GPUs. It is never 0. */
 static uint64_t tag_of(const shp_columns *columns, int64_t node, int64_t passing) {
     uint64_t state = (uint64_t)columns->node_signature[node] ^ ((uint64_t)passing << 56);
     state *= UINT64_C(0x9e3779b97f4a7c15);
     return (state ^ (state >> 32)) | 1;
 }
 
-/* An estimate of the score: nodes with a tight GPU first; for several GPUs, nodes with little free time. */
+/* Return an estimate of the score. Nodes with a tight GPU come first; for several GPUs, nodes with little free time. */
 static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const int64_t *gpus, int64_t passing) {
     const int64_t *time = columns->time + node * columns->width;
@@ -394,7 +398,7 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     return rounded(capacity, (capacity->hole_by_time[left] - capacity->hole_by_time[free]) * capacity->hole_weight);
 }
 
-/* A score for ranking nodes: the request's score, then the fewest idle GPUs. */
+/* Return the score by which nodes are ranked: the score of the request, then the fewest idle GPUs. */
 static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                       int64_t node, int64_t score) {
     if (!request->count)
@@ -402,7 +406,7 @@ static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, 
     return score * RANKS_BY_IDLE - (capacity->fewest_idle ? idle_gpus(columns, node) : 0);
 }
 
-/* Number of passing GPUs of the node; 1 if it takes a pod without GPUs. */
+/* Return the number of passing GPUs of the node. 1 if it takes a pod without GPUs. */
 static inline int64_t passing(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
                               int64_t node, int64_t *gpus) {
     return request->count ? passing_gpus(columns, request, bounds, node, gpus) : node_passes(columns, request, node);
@@ -442,7 +446,7 @@ void shp_score(const shp_columns *columns, const shp_capacity *capacity, const s
     }
 }
 
-/* The first node of the highest score; -1: none has a place. */
+/* Return the first node with the highest score. -1 if no node takes the request. */
 VECTORS static int64_t highest(const int64_t *restrict score, int64_t nodes) {
     int64_t most = NO_PLACE;
     for (int64_t node = 0; node < nodes; node++)
@@ -453,7 +457,7 @@ VECTORS static int64_t highest(const int64_t *restrict score, int64_t nodes) {
     return -1;
 }
 
-/* As `highest`, among nodes scored with the weights of this number. */
+/* Return the same as `highest`, among the nodes whose scores were computed with the weights of this number. */
 static int64_t highest_of(const shp_scores *scores, int64_t nodes, int64_t number) {
     int64_t best = -1, most = NO_PLACE;
     for (int64_t node = 0; node < nodes; node++) {

@@ -102,18 +102,18 @@ typedef struct {
     const uint8_t *keeps_off;
 } shp_request;
 
-/* Scores of all nodes for one request class: the score, INT64_MIN where it does not fit; the signature of the best GPU;
- * the number of the weights behind the score, 0: an estimate. */
+/* Scores of all nodes for one request class. By node: its score, INT64_MIN if it does not take the class; the signature
+ * of its best GPU; the number of the weights with which the score was computed, 0 for an estimate. */
 typedef struct {
     int64_t *score;
     int64_t *gpu;
     int64_t *weights;
 } shp_scores;
 
-enum { SHP_MEMO = 512 }; /* places for node signatures that were scored in a pass; a power of two */
+enum { SHP_MEMO = 512 }; /* entries for node signatures that were scored in a pass; a power of two */
 
-/* The score of a node, computed once per pass for all nodes of its signature. `tag` 0: none yet. `gpu`: signature of
- * the best GPU. `tried`: number of scored GPUs. */
+/* Score of a node signature, computed once per pass for all nodes with it. `tag` 0: the entry is empty. `gpu`:
+ * signature of the best GPU. `tried`: number of scored GPUs. */
 typedef struct {
     uint64_t tag;
     int64_t score;
@@ -121,8 +121,9 @@ typedef struct {
     int64_t tried;
 } shp_scored;
 
-/* A pass over the nodes that changed after version `seen`, from position `node` on. `work`: the rest, in GPUs times
- * shapes; below 0, nodes get only an estimate. `memo` is valid once `cleared`, for one request and capacity. */
+/* Pass over the nodes that changed after version `seen`, from position `node` on. `work`: the remaining work, in GPUs
+ * times shapes. While it is negative, nodes get only an estimate. `memo` belongs to one request and capacity, and is
+ * valid once `cleared` is set. */
 typedef struct {
     int64_t seen;
     int64_t node;
@@ -146,7 +147,7 @@ void shp_score(const shp_columns *columns, const shp_capacity *capacity, const s
 int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *gpus);
 
-/* Make `sums` and `value` of these nodes. */
+/* Compute `sums` and `value` of these nodes. */
 void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, const int64_t *nodes, int64_t count,
                   float *scratch);
 

@@ -23,7 +23,7 @@ ffi.set_source(
     sources=[str(source.relative_to(HERE.parents[4])) for source in SOURCES],
     include_dirs=[str(HERE)],
     depends=[str(path) for path in (*HEADERS, HERE / "columns.h", HERE / "filters.h", *SOURCES)],
-    # The same sums on every machine: no contraction, no reordering.
+    # Without contraction and reordering, sums are the same on every machine.
     extra_compile_args=[
         "-std=c11",
         "-O3",

@@ -1,5 +1,5 @@
-/* Scores without an estimate of the demand: Spread and the first member of a group (most free), best effort (least
- * promised).
+/* Scores without an estimate of the demand. By most free room: for Spread and for the first member of a group. By least
+ * promised time: for best effort.
  *
  * Guarantees: writes `score` and `gpus` and nothing else. Allocates nothing.
  */
