@@ -33,11 +33,11 @@ negligible for it and saves a system call."""
 _MOST = 64
 """Most ready descriptors that one wait returns. The next wait returns the others first."""
 _NEVER_NS = 2**63 - 1
-"""Moment of an alarm that is not set."""
+"""Moment that stands for "no alarm": the largest signed 64-bit number."""
 _BEATS_MOST: int = _lib.SHP_BEATS_MOST
 """Most processes that the silence watch can watch at a time."""
 _READ, _WRITE = ~select.EPOLLOUT, ~select.EPOLLIN
-"""Events that allow a read, or a write; errors allow both."""
+"""Masks for epoll's events: what remains of them allows a read, or a write. Errors allow both."""
 _CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK = 1, os.O_CLOEXEC | os.O_NONBLOCK
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -283,7 +283,7 @@ class SilenceWatch:
 
     @property
     def keeps(self) -> bool:
-        """True if any tenant is watched."""
+        """True if at least one tenant is watched."""
         return bool(self._watched)
 
     def keep(self, tenants: Mapping[str, Sequence[Beat]], due_ns: int, over: Callable[[int], None]) -> bool:

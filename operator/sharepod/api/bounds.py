@@ -93,9 +93,9 @@ def quoted(value: object) -> str:
 
 
 def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TEXT) -> str | None:
-    """Return how an object exceeds these bounds or `MAX_DEPTH`; None if it does not.
+    """Return how an object exceeds these bounds or `MAX_DEPTH`, as text. None if it does not.
 
-    The cost is bounded by these bounds, not by the object.
+    The time is bounded by these bounds, whatever the size of the object.
     """
     values = text = depth = 0
     level: list[Any] = [value]

@@ -218,7 +218,7 @@ def parse_annotation(name: str, text: str) -> Any:
 
 
 def _check(gpu: GpuSpec, request: GpuRequest) -> None:
-    """Check the rest after `resolve`: sizes without a unit and names that no GPU has."""
+    """Check the rules that `resolve` does not contain: a size without a unit, and a name that no GPU has."""
     if 0 < len(gpu.uuids) < request.count:
         raise SpecError(
             "spec.gpu.uuids",

@@ -29,8 +29,8 @@ class ControlEnd:
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
     def say_lost(self) -> None:
-        """Report to the supervisor that the last link has ended. If the worker still runs then, the supervisor restarts
-        it."""
+        """Report to the supervisor that the last link has ended. A worker that still runs is then restarted by the
+        supervisor."""
         with contextlib.suppress(OSError):  # the supervisor has exited
             self._control.send(lost(self._number))
 

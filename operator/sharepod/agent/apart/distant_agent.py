@@ -2,8 +2,8 @@
 
 Guarantees:
 - After a restart of the worker, the whole state is sent to it again, the applied rows last.
-- After a restart of the privileged process, it takes over the worker, which serves on. It changes the worker's tenants
-  only when it has a newer ledger.
+- After a restart of the privileged process, it takes over the worker, which has continued to serve. It changes the
+  worker's tenants only when it has a newer ledger.
 - A tenant counts as drained only if this process also finds no process of it.
 """
 
@@ -276,7 +276,7 @@ class DistantAgent:
 
 
 class _HeldGpusElsewhere(HeldGpus):
-    """GPUs that are open to tenants: decided here, opened and closed by the worker."""
+    """Decision which GPUs are open to tenants. The worker opens and closes the GPUs accordingly."""
 
     def __init__(self, namespace: str, line: Line) -> None:
         super().__init__(namespace, lambda gpus: None)

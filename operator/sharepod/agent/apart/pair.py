@@ -1,6 +1,7 @@
-"""Supervisor of the agent's two processes: forks both, connects them by a socket pair, and restarts a killed one.
+"""Supervisor of the agent's two processes: forks both, connects them by a socket pair, and restarts a process that is
+killed.
 
-- While the privileged process is away, the worker keeps the connections.
+| - While the privileged process is away, the worker keeps the connections.
 - While the worker is away, the privileged process keeps the tenants' listening sockets; the supervisor has copies.
 - If a process exits by itself, the supervisor ends all processes and exits with that exit status. It does the same
   after `MOST_KILLED` kills within `WITHIN_S`.
@@ -157,7 +158,7 @@ class _Pair:
         return False
 
     def _last_of(self, privileged: _Child) -> int:
-        """Wait for the privileged process to exit after its termination signal."""
+        """Wait until the privileged process exits after its termination signal; return its exit status."""
         status = os.waitpid(privileged.pid, 0)[1]
         _forget(privileged)
         self._privileged = None

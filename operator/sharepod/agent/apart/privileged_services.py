@@ -374,7 +374,7 @@ def _as_files_made(opened: _Opened) -> calls.FilesMade:
 
 
 def _refuse(descriptors: list[int]) -> None:
-    """Close descriptors of a call that takes none."""
+    """Close the descriptors of a call that takes none."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -396,7 +396,8 @@ def _processes_of(
         owners: Tenant whose Pod a process belongs to. A connection has precedence.
     """
     tenant_of = dict(owners)
-    for tenant_id, (connected, _hooked) in reversed(list(clients.items())):  # of several tenants, the first
+    # reversed, so that the first tenant wins if several have connected to the process
+    for tenant_id, (connected, _hooked) in reversed(list(clients.items())):
         tenant_of |= dict.fromkeys(pids.intersection(connected), tenant_id)
     found: dict[str, tuple[set[int], set[int]]] = {}
     for pid, tenant_id in tenant_of.items():

@@ -140,8 +140,8 @@ class RemoteDirectories:
         return TenantFiles(handover, left, listener, None if files.unwritten is None else _error(files.unwritten))
 
     def _watch(self, wanted: Sequence[FilesWanted], opened: list[TenantFiles | OSError]) -> None:
-        """Have the processes watched that earlier agents left. On failure, replace the tenant's files in `opened` by
-        the error."""
+        """Have the privileged process watch the processes that earlier agents left. On failure, replace the tenant's
+        files in `opened` by the error."""
         survivors = [
             (number, survivor)
             for number, files in enumerate(opened)

@@ -15,7 +15,7 @@ import platform
 import struct
 
 _ALLOWED: dict[str, tuple[int | None, int | None]] = {
-    # name: number on x86_64, number on aarch64 (asm/unistd_64.h, asm-generic/unistd.h)
+    # name: (number on x86_64, number on aarch64), from asm/unistd_64.h and asm-generic/unistd.h
     "accept": (43, 202),
     "accept4": (288, 242),
     "access": (21, None),
@@ -109,7 +109,7 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "writev": (20, 66),
 }
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Column of `_ALLOWED` and AUDIT_ARCH of each machine."""
+"""By machine: its column in `_ALLOWED`, and its AUDIT_ARCH."""
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
 _IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: requests that a language runtime makes on any descriptor."""
@@ -120,12 +120,12 @@ _CLONE_NEW = 0x7E020080
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in struct seccomp_data; of the first two arguments, the lower halves."""
+"""Offsets in struct seccomp_data: number of the call, architecture, and the lower halves of the first two arguments."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
 class UnknownMachineError(OSError):
-    """Machine whose system call numbers are not in the table."""
+    """The table has no system call numbers of this machine."""
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:

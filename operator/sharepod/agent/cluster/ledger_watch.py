@@ -102,9 +102,8 @@ class LedgerWatch:
 
     @property
     def rows(self) -> tuple[Tenant, ...]:
-        """The rows that entitle pods, and Releasing rows, which entitle none: a caller can so distinguish them from
-        unknown rows.
-        """
+        """The rows that entitle pods, and the Releasing rows. Releasing rows entitle no pod, but a caller can
+        distinguish them from unknown rows."""
         return self._entitling
 
     @property
@@ -222,8 +221,8 @@ class LedgerWatch:
                 await self._put_in_force(self._object)
                 attempt = 0
             except Exception as error:
-                # Running tenants keep their time and memory even if this ledger cannot be applied, so the agent
-                # continues.
+                # Running tenants keep their time and memory even if this ledger cannot be applied, so the agent does
+                # not end.
                 self._applying_failed = _not_in_force(error)
                 log.exception("cannot apply the ledger; trying again", gpunode=self._node)
                 attempt += 1
@@ -256,7 +255,8 @@ class LedgerWatch:
         self._in_force = self._entitling = rows
         self.uid, self.generation, self._spec = uid, generation, spec
         self._applying_failed = _not_in_force(failed) if failed is not None else None
-        if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted in the meantime
+        # otherwise the GPUNode was deleted while its ledger was applied
+        if self._object is not None and self._object["metadata"]["uid"] == uid:
             self._absent = None
         self._move()
         kept = _Checkpoint(
@@ -353,7 +353,7 @@ def _not_in_force(error: Exception) -> str:
 
 
 def _is_older(one: Json, other: Json) -> bool:
-    """Return whether `one` is an older state of the object `other`."""
+    """Return whether `one` and `other` are versions of the same object, and `one` is older."""
     if one["metadata"].get("uid") != other["metadata"].get("uid"):
         return False
     try:

@@ -232,7 +232,7 @@ class SlicePublisher:
             log.info("the node's GPUs are no longer published")
         except NotFoundError:
             pass
-        except ForbiddenError:  # an agent without this right has never published a slice
+        except ForbiddenError:  # an agent without the right to delete slices has never published one
             if self._ledger.of_scheduler:
                 raise
         self._seen, self._withdrawn = None, True

@@ -38,11 +38,12 @@ log = structlog.get_logger(__name__)
 FACTS_EVERY_S = 1.0
 """Shortest time between two writes, in seconds. So the API server gets at most one write per node and second."""
 DRAINED_EVERY_S = 0.1
-"""The same for a newly drained tenant. Its next run, or the next tenant, waits for this write."""
+"""Shortest time between two writes, in seconds, if the later one reports a newly drained tenant. The tenant's next run,
+or the next tenant, waits for this write."""
 USAGE_EVERY_S = 30.0
 """Shortest time between two writes of usage alone, in seconds."""
 _USAGE = frozenset({"tenants", "consumption", "consumptionAt"})
-"""Fields of the status that have usage. The rest of `tenants` belongs to the facts."""
+"""Fields of the status that contain usage. The other parts of `tenants` count as facts."""
 LOOK_EVERY_S = 5.0
 """Seconds between two checks without a wake-up, for facts that change with time."""
 _MESSAGE_MAX = 32768
@@ -212,7 +213,7 @@ class StatusReport:
             and last.facts == still
             and _without_usage(last.status) == _without_usage(wanted)
         ):
-            return False  # only usage can have changed
+            return False  # no fact has changed, and usage is not due yet
         operations = patch(gpunode, wanted, last.status if last else None)
         if not operations:
             return False

@@ -66,11 +66,11 @@ class Reading:
     """In order of index."""
     processes: tuple[Process, ...]
     fresh: bool = True
-    """False: an earlier reading repeated, because the driver does not answer."""
+    """False if this is an earlier reading again, because the driver does not answer."""
     unread: frozenset[str] = frozenset()
     """UUIDs of the GPUs whose processes could not be read."""
     exhaustive: bool = False
-    """On GPUs that are not `unread`, the list of processes is complete."""
+    """True if the list of processes is complete on each GPU that is not `unread`."""
     utilization: Mapping[str, float] = field(default_factory=dict)
     """Part of the time (0 to 1) in which any kernel ran, by UUID; a GPU without a report is missing."""
     xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class NvmlInventory:
         """Wall time minus monotonic time at the last look at samples, in seconds, by UUID."""
         self._running: Future[Reading] | None = None
         self._begun = 0
-        """Number of readings that have begun."""
+        """Number of readings begun so far."""
         self._initialised = False
         self._driver = ""
         self._last: Reading | None = None
@@ -287,7 +287,7 @@ class NvmlInventory:
         by_pid: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
-            # all other samples are old or invalid
+            # samples outside this interval are old, and busy values above 100 % are invalid
             if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:
                 by_pid.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))

@@ -41,7 +41,7 @@ class _XidsFile(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     boot: str
-    """Boot id of the node; after another boot the file is void."""
+    """Boot id of the node at the time of the write. After another boot the file is ignored."""
     xids: dict[str, list[int]]
     """By GPU UUID."""
 

@@ -132,7 +132,7 @@ def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float
     first = sample.until + shifts[0]
     if first - LENGTHS[-1] * _RATIO < turns.since:
         return None
-    # overlap that an end between two shifts can add
+    # how much longer the overlap can be if the sample ends between two shifts
     between = max(later - sooner for sooner, later in pairwise(shifts)) / 2
     held_until = [(sample.until + shift, turns.before(sample.until + shift)) for shift in shifts]
     until_last = held_until[-1][1]

@@ -1,6 +1,4 @@
-"""Attachments: common view of the two ways in which tenants' directories are in pods of this node: volumes and
-claims.
-"""
+"""Attachments: one view of the volumes and the claims by which tenants' directories are in pods of this node."""
 
 from __future__ import annotations
 

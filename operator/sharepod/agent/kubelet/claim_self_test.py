@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""The same while the latest verdict is not a success, so that a repair has an effect at once."""
+"""Seconds between two checks while the latest verdict is not a success, so that a repair soon takes effect."""
 _KEPT_S = 300.0
 """Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _START_WITHIN_S = 120.0

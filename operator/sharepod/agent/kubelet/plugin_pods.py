@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 INTERVAL_S = 5.0
 """Seconds between two requests, and so the longest delay until a pod's metrics begin."""
 HELD_INTERVAL_S = 1.0
-"""The same if tenants have GPUs of the device plugin. A GPU that a holder has lost is closed to tenants within this
-time plus the time of an answer."""
+"""Seconds between two requests while tenants have GPUs of the device plugin. A GPU that a holder has lost is closed to
+tenants within this time plus the time of an answer."""
 TIMEOUT_S = 5.0
 """Timeout of one answer in seconds."""
 STANDS_S = 60.0

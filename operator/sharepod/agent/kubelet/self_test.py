@@ -42,7 +42,7 @@ _MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""The same until the first verdict, so that placement on a failing node stops soon."""
+"""Seconds between two checks until the first verdict, so that placement on a failing node stops soon."""
 _KEPT_S = 300.0
 """Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _DRIVER = re.compile(r"^(/dev/nvidia|/proc/driver/nvidia)|/(nvidia-smi$|libcuda\.so|libnvidia-ml\.so)")

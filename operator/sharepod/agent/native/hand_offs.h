@@ -22,17 +22,18 @@ typedef struct {
 
 /* The hand-off of one GPU. */
 typedef struct {
-    int32_t socket;      /* of the holder; negative: nothing is prepared */
-    int32_t made;        /* 1: it was carried out; 0 again once Python has recorded it */
+    int32_t socket; /* socket of the holder; negative: nothing is prepared */
+    /* 1 after the hand-off was carried out; Python sets it to 0 when it has recorded the hand-off */
+    int32_t made;
     int32_t order;       /* the index in `orders` that was used */
-    uint64_t grant_id;   /* of the grant that the holder drains */
+    uint64_t grant_id;   /* id of the grant that the holder drains */
     int64_t seen_at;     /* time at which its DRAINED was read */
     int64_t sent_at;     /* time at which the grant had been sent */
-    shp_order orders[2]; /* if the holder wants more time: SHP_WANTS; if it does not: SHP_WANTS_NOT */
+    shp_order orders[2]; /* the order if the holder wants more time (SHP_WANTS), and if it does not (SHP_WANTS_NOT) */
 } shp_hand_off;
 
 typedef struct {
-    int32_t count; /* places that are checked, the first ones */
+    int32_t count; /* number of places that are checked, from the first one on */
     int32_t made;  /* hand-offs that were carried out and not yet recorded by Python */
     int64_t until; /* no order is carried out after this moment, even within its own window */
     shp_hand_off places[SHP_HAND_OFFS_MOST];

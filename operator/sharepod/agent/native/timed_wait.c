@@ -13,10 +13,11 @@
 enum { EVENTS_MOST = 64, NS_IN_MS = 1000000 };
 
 static const int64_t NS_IN_S = 1000000000;
-static const int64_t REST_NS = 100000;      /* how long the wait continues after a hand-off: the successor may need this
-                                             * processor, and the agent's accounts can wait */
-static const int64_t PUT_OFF_NS = 20000000; /* longest time to the next check: a program's report about the end of its
-                                             * work may be wrong */
+/* Time for which the wait continues after a hand-off. The successor may need this processor at once; the agent's own
+ * accounting can follow later. */
+static const int64_t REST_NS = 100000;
+/* Longest time to the next check, because a program's report about the end of its work may be wrong. */
+static const int64_t PUT_OFF_NS = 20000000;
 
 static int64_t monotonic(void) {
     struct timespec time;
@@ -31,7 +32,7 @@ static int milliseconds(int64_t ns) {
     return ms < INT_MAX ? (int)ms : INT_MAX;
 }
 
-/* Wait once, without checks. As `shp_timed_wait`. */
+/* Wait once, without checks. Arguments and result as for `shp_timed_wait`. */
 static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most) {
     struct epoll_event events[EVENTS_MOST];
     int ms = milliseconds(timeout_ns);
@@ -39,7 +40,7 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
         struct itimerspec at = {
             .it_value = {.tv_sec = (time_t)(timeout_ns / NS_IN_S), .tv_nsec = (long)(timeout_ns % NS_IN_S)}};
         if (timerfd_settime(timer, 0, &at, NULL) == 0 && ms < INT_MAX)
-            ms++; /* the timer ends the wait; if it does not, this timeout does */
+            ms++; /* the timer ends the wait; this timeout ends it if the timer fails */
     }
     int count = epoll_wait(poller, events, most < EVENTS_MOST ? most : EVENTS_MOST, ms);
     if (count < 0)
@@ -49,8 +50,8 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
     return count;
 }
 
-/* Time of the process's last sign of life, at most now. The clock offset is slightly too large if the process had
- * written some time before it was read. A time far in the future is not believed. */
+/* Return the time of the process's last sign of life, at most now. The clock offset is slightly too large if some time
+ * passed between the process's write and its reading. A time far in the future is not believed. */
 static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_t now) {
     uint64_t written = __atomic_load_n(&pulse->beat_at, __ATOMIC_RELAXED);
     int64_t at = (int64_t)(written + (uint64_t)beat->offset);
@@ -59,7 +60,8 @@ static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_
     return at > beat->since ? at : beat->since;
 }
 
-/* Time from which its silence matters: shortly before the end of its launched work, if it reports one. */
+/* Return the time from which the process's silence counts: shortly before the end of its launched work, if it reports
+ * that end. */
 static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
     uint64_t ends_at = __atomic_load_n(&pulse->ends_at, __ATOMIC_RELAXED);
     if (__atomic_load_n(&pulse->grant_id, __ATOMIC_RELAXED) == 0 || ends_at == 0)
@@ -67,8 +69,8 @@ static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
     return (int64_t)(ends_at + (uint64_t)beat->offset - (uint64_t)beat->ahead);
 }
 
-/* Check all tenants. Return whether each one gives signs of life, or has work left. The next check is due when a tenant
- * could be silent without work. */
+/* Check all tenants. Return whether each of them gives signs of life or has unfinished work. The next check is due when
+ * a tenant could be silent without work. */
 static bool all_alive(shp_silence_watch *silence_watch, int64_t now) {
     int64_t due = INT64_MAX;
     for (int i = 0; i < silence_watch->count;) {
@@ -101,7 +103,7 @@ static int64_t next_look(const shp_silence_watch *silence_watch) {
     return silence_watch->count > 0 && !silence_watch->silent ? silence_watch->due : INT64_MAX;
 }
 
-/* Make the check and ring the alarm, if due. Return whether Python must be woken. */
+/* Make the check and ring the alarm, if they are due. Return whether Python must be woken. */
 static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
     bool silent = next_look(silence_watch) <= now && !all_alive(silence_watch, now),
          rings = silence_watch->alarm <= now;
@@ -114,7 +116,8 @@ static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
     return silent || rings;
 }
 
-/* Wait, and check the tenants of `silence_watch`. As `shp_timed_wait`, except for signals: -EINTR. */
+/* Wait, and check the tenants of `silence_watch`. Arguments and result as for `shp_timed_wait`, except that a signal
+ * gives -EINTR. */
 static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most,
                          shp_silence_watch *silence_watch, shp_hand_offs *hand_offs) {
     if (hand_offs->made > 0)

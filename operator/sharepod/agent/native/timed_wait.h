@@ -17,16 +17,16 @@ typedef struct {
 
 /* Signs of life of one process. Moments and durations in nanoseconds. */
 typedef struct {
-    uintptr_t pulse;  /* address of its struct shp_pulse; 0: the place is free */
-    int64_t offset;   /* from its clock to CLOCK_MONOTONIC */
-    int64_t since;    /* start of its silence at the earliest */
+    uintptr_t pulse;  /* address of its struct shp_pulse; 0: this entry of `beats` is free */
+    int64_t offset;   /* ns from its clock to CLOCK_MONOTONIC */
+    int64_t since;    /* earliest start of its silence */
     int64_t patience; /* longest silence that is tolerated */
     int64_t ahead;    /* time before the end of its work from which its silence matters */
     int32_t tenant;   /* processes of one tenant have the same number and follow each other */
 } shp_beat;
 
 enum { SHP_BEATS_MOST = 64 };
-enum { SHP_EXACT_NS = 20000000 }; /* a longer wait may end up to 1 ms late, and sets no timer */
+enum { SHP_EXACT_NS = 20000000 }; /* a wait longer than this may end up to 1 ms late, and sets no timer */
 
 /* State that a wait checks: an alarm, and tenants, of each of which at least one process must give signs of life.
  * Moments in nanoseconds of CLOCK_MONOTONIC. */
@@ -37,7 +37,7 @@ typedef struct {
     int32_t silent;     /* set when a tenant is silent; no check is made until it is 0 again */
     int64_t alarm;      /* moment at which it rings; INT64_MAX: never */
     int64_t due;        /* moment of the next check */
-    int32_t count;      /* places of `beats` in use, the first ones; 0: no check is made */
+    int32_t count;      /* number of used entries of `beats`, from the first on; 0: no check is made */
     shp_beat beats[SHP_BEATS_MOST];
 } shp_silence_watch;
 

@@ -308,7 +308,7 @@ class ConsumptionMeter:
         gpu.seen, gpu.away = present, False
 
     def _use_beside(self, uuid: str, gpu: _MeteredGpu) -> str:
-        """Return the use of a GPU's time while the scheduler had no account of it."""
+        """Return the use of a GPU's time for the time in which the scheduler had no account of it."""
         having = [one.exclusive for one in self._tenants.values() if uuid in one.gpus]
         if any(having):
             return "held"

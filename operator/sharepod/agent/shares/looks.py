@@ -23,7 +23,7 @@ STALL_NS = 20_000_000
 
 
 class Watch(Protocol):
-    """Silence watch of the event loop, see `on_time.SilenceWatch`."""
+    """Silence watch of the event loop, as the schedule of checks uses it (see `on_time.SilenceWatch`)."""
 
     @property
     def keeps(self) -> bool:

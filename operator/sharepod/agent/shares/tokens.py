@@ -456,7 +456,7 @@ class Tokens:
             # The grant is renewed, or has new terms.
             before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
             for client, held_id in () if token.closed else list(token.undrained.items()):
-                if held_id == action.grant_id:  # clients with an earlier grant must drain that grant first
+                if held_id == action.grant_id:  # clients with an earlier grant must drain it before they get this one
                     self._send_grant(token, client, action, renews=True)
             if before is not None and (token.ends_at is None or token.ends_at > before):
                 self._join(action.tenant, token, action)
@@ -590,7 +590,8 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # other tenants may begin to hold in this time
+            # while this time passes, another tenant may begin to hold
+            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)
             self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:
             self._pump()

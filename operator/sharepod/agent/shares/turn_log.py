@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _KEPT = 8192
-"""Turns kept: ten seconds of a node with 800 turns a second, about a megabyte."""
+"""Most turns that are kept: ten seconds of a node with 800 turns a second, about a megabyte."""
 
 
 class LoggedTurn(NamedTuple):
@@ -27,7 +27,7 @@ class LoggedTurn(NamedTuple):
     draining: int | None
     """Moment at which all its processes had closed their gates."""
     lost: int | None
-    """Moment from which others could hold although the tenant had not drained."""
+    """Moment from which other tenants could hold the GPUs although this tenant had not drained."""
     end: int | None
     """Moment at which all its work had ended. None while it still holds."""
 

@@ -241,7 +241,7 @@ class HookConnection:
             if version >= protocol.PULSE_VERSION:
                 with contextlib.suppress(
                     OSError
-                ):  # without a pulse page the agent always waits until the client has drained
+                ):  # without a pulse page, which shows the end of work, the agent waits until the client has drained
                     page = protocol.PulsePage()
                     stack.callback(page.close_fd)
                     self.heartbeat = protocol.Heartbeat(page.read, page)

@@ -129,7 +129,8 @@ class Inbox:
         """Buffer of one reading: `_count` frames and ends of connections, of which `_handled` were handled."""
         self._handled = self._count = 0
         self._more: asyncio.Handle | None = None
-        """Call of `_handle_more` in the next turn of the loop, while a frame that was read is not handled."""
+        """Call of `_handle_more` in the next turn of the loop. Set while there are frames that were read and not
+        handled."""
         self._epoll = select.epoll()
         self._poller = self._epoll.fileno()
         self._loop.add_reader(self._epoll.fileno(), self._turn)
@@ -192,7 +193,7 @@ class Inbox:
             one = received[self._handled]
             self._handled += 1
             sender = self._senders.get(one.socket)
-            if sender is None:  # closed by a frame of this turn
+            if sender is None:  # an earlier frame of this turn has closed the connection
                 continue
             sender.take(one)
             frames += 1

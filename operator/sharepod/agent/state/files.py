@@ -22,7 +22,8 @@ from typing import Protocol
 
 
 class KeptFiles(Protocol):
-    """Files that an agent leaves to the next one, by name. Its methods do I/O: call them from a thread."""
+    """Files that an agent leaves to the next agent, by name. The methods do I/O, so they must be called from a
+    thread."""
 
     def read(self, name: str) -> bytes:
         """Return the content of a file. Raise `FileNotFoundError` if there is none, `OSError`."""

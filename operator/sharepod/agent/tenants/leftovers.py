@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 class Leftovers:
-    """Ids of tenants without a row whose directories still exist."""
+    """Ids of tenants that have no row any more and whose directories still exist."""
 
     def __init__(self, state: TenantDirectories) -> None:
         self._state = state
@@ -27,11 +27,11 @@ class Leftovers:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Tenants of which something is left."""
+        """Ids of the tenants whose directories still exist."""
         return frozenset(self._ids)
 
     def add(self, tenant_ids: Iterable[str]) -> None:
-        """Remove these tenants' directories once nothing of them is left."""
+        """Add tenants whose directories will be removed once nothing of the tenants is left."""
         self._ids.update(tenant_ids)
 
     async def keep(self, tenant_id: str) -> None:

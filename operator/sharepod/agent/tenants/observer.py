@@ -52,7 +52,7 @@ the processes whose hook was replaced, with the evidence. Quick: no I/O that can
 
 
 def nothing_replaced(tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-    """Return nothing, for an agent that mounts nothing into its tenants' processes."""
+    """Return no process. Used by an agent that mounts nothing into its tenants' processes."""
     return {}
 
 
@@ -155,7 +155,8 @@ class Observer:
         entries = present()
         clients = {
             pid: tenant_id
-            for tenant_id, entry in reversed(list(entries.items()))  # of several tenants, the first
+            # reversed, so that the first tenant wins if several have connected to the process
+            for tenant_id, entry in reversed(list(entries.items()))
             if entry.served is not None
             for pid in entry.served.processes.pids
         }
@@ -237,7 +238,8 @@ class Observer:
         kept: list[Key] = [("", gpu.uuid) for gpu in reading.gpus]
         for tenant_id, entry in entries.items():
             for uuid in entry.row.gpus:
-                part = reading.utilization.get(uuid)  # an Exclusive tenant's utilization is the GPU's
+                # an Exclusive tenant uses the GPU alone, so the GPU's utilization is the tenant's
+                part = reading.utilization.get(uuid)
                 if entry.row.mode is Mode.SHARED:
                     there = uuid in entry.seen.memory
                     part = entry.seen.utilization.get(uuid) if there else None if uuid in reading.unread else 0.0

@@ -45,8 +45,8 @@ _CHECKPOINT_S = 0.2
 """Seconds between two checkpoints of a time account, and so the most that a killed agent loses of the account. A
 checkpoint writes a few words of mapped memory."""
 _CHECKPOINTS_AT_ONCE = 12
-"""Accounts written in one turn of the loop: some 0.2 ms, and so the longest delay of a hand-off by checkpoints, for any
-number of tenants. With four accounts, half of the turn was the loop's overhead."""
+"""Accounts written in one turn of the loop: some 0.2 ms. This is the longest delay of a hand-off by checkpoints, for
+any number of tenants. With four accounts per turn, half of the turn was the loop's overhead."""
 
 _OPENED_AT_ONCE = 16
 """Tenants whose files are opened by one call. With one tenant per call, an agent with 240 tenants takes four times as

@@ -28,7 +28,7 @@ class ShareView:
 
     usage: TimeUsage
     waits: Histogram
-    """Durations of the tenant's waits for a grant. Live: the histogram continues to count."""
+    """Histogram of the tenant's waits for a grant. It is live: it continues to count."""
     waited_ns: int
     """Total time that the tenant has waited, up to now."""
     alone_in_flight: float | None
@@ -102,7 +102,7 @@ class TenantView:
         return self._utilization.seconds((self.row.id, uuid))
 
     def share(self) -> ShareView | None:
-        """Return the figures that only sharing has; None unless the tenant is being served."""
+        """Return the figures of sharing. None unless the tenant is being served."""
         if self._served is None or self.usage is None:
             return None
         return ShareView(

@@ -109,7 +109,8 @@ def in_force(
 
 
 def refuse(unless: str, message: str) -> Validation:
-    """Return a validation that refuses unless `unless` holds, with the value of the CEL expression `message`."""
+    """Return a validation that refuses an object unless the expression `unless` is true. `message`: CEL expression of
+    the refusal's text."""
     return {"expression": unless, "messageExpression": message}
 
 

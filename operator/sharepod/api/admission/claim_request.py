@@ -237,7 +237,7 @@ def _capacity() -> list[Validation]:
             "size(r.?exactly.?capacity.?requests.orValue({})) > 0)",
             f"'spec.devices.requests: name: {NAMED_AS_LINE}'",
         ),
-        refuse(  # a claim with that name is refused at its creation: too late for its template
+        refuse(  # a claim with that name is refused only when it is created: too late for a Pod with its template
             f"object.kind != 'ResourceClaimTemplate' || {_REQUESTS}.size() != 1 || "
             f"{_REQUESTS}.all(r, r.name != {text(SHARE_REQUEST)}) || variables.amounts.all(a, size(a) > 0)",
             f"'spec.devices.requests: name: {NAMED_AS_SHARE}'",

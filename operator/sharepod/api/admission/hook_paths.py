@@ -24,8 +24,8 @@ def is_reserved(path: str) -> str:
 
 
 def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list[tuple[str, str]]:
-    """Return a condition and a part of the message for each kind of path. The condition holds if a container `c` has
-    such a path; the text names field and path, as CEL within a string.
+    """Return, for each kind of path, a condition and a part of the message. The condition is true if a container `c`
+    has such a path on a reserved place. The text names field and path, as CEL within a string.
 
     Args:
         reserved: Condition on a path.

@@ -1,7 +1,7 @@
-"""Refusals of containers that evade the line of their Pod: GPUs by another way, a part of its claim, a mount over the
-hook. Pure.
+"""Refusals of containers that evade the line of their Pod: they get GPUs by another way, name a part of its claim, or
+mount over the hook. Pure.
 
-They belong to the policy on Pods with a resource line, whose variables `containers` and `asking` they use.
+These rules belong to the policy on Pods with a resource line, whose variables `containers` and `asking` they use.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .cel import Validation, refuse, text
 from .hook_paths import is_reserved, taking
 
 _MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
-"""True if there is nothing to check: an update changes only images of containers, and admission checked the rest at
-creation."""
+"""CEL expression that is true if nothing needs a check: the Pod has no line, or an update changes only images of
+containers, and admission checked the rest at creation."""
 
 
 def past_the_line(own_volume: str | None = None) -> list[Validation]:

@@ -229,7 +229,7 @@ def _lines() -> list[Validation]:
         name: f"variables.{which}.filter(c, {_amount(name)}.asInteger() == 0)"
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
-    more = {  # compared as quantities: a larger one may not fit into an integer of CEL
+    more = {  # as quantities, because a larger one may not fit into an integer of CEL
         name: f"variables.{which}.filter(c, {_amount(name)}.isGreaterThan(quantity('{most}')))"
         for name, which, most in ((MILLI, "asking", MAX_GPUS * 1000), (MEMORY, "inMemory", MAX_MIB))
     }
@@ -384,7 +384,8 @@ def _operators(made_with: str) -> list[Validation]:
 
 
 def _left_out() -> Validation:
-    """Refuse a line in an opted-out namespace, also in a Pod that already has all additions."""
+    """Return the rule that refuses a line in a namespace with `OPT_OUT_LABEL`, also in a Pod that already has all
+    additions."""
     label = f"namespaceObject.metadata.?labels[?{text(OPT_OUT_LABEL)}].orValue('')"
     return refuse(
         f"request.operation != 'CREATE' || variables.asking.size() == 0 || {label} != {text(DISABLED)}",

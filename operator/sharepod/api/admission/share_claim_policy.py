@@ -23,7 +23,7 @@ NAMED_AS_SHARE = (
     f"{SHARE_REQUEST} without capacity is of a claim that the operator makes for a SharePod; use another name, and "
     "write capacity unless the claim is Exclusive"
 )
-"""Message for such a claim, or template, of another user."""
+"""Message that refuses such a claim, or a template of one, from another user."""
 
 _PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 

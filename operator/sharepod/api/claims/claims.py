@@ -69,9 +69,9 @@ GATE_HINT = (
     f'is required; write capacity: {{requests: {{{TIME}: "400", {MEMORY}: 4Gi}}}}. If the claim was written so, the '
     "API server has dropped it: turn on the feature gate DRAConsumableCapacity (on by default from Kubernetes 1.36)"
 )
-"""Message of a request without capacity."""
+"""Message that refuses a request without capacity."""
 NAMED_AS_LINE = f"{LINE_REQUEST} without capacity is for claims that the resource line of a Pod sizes; use another name"
-"""Message of such a request that no line sizes."""
+"""Message that refuses a request named `line` without capacity in a claim that belongs to no resource line."""
 
 EXAMPLE = 'device.attributes["gpu.sharepod.dev"].model == "NVIDIA A100-SXM4-80GB"'
 FIELDS = {
@@ -159,7 +159,7 @@ class _Exactly:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Fields in which all requests of one claim must be equal."""
+        """Return the fields in which all requests of one claim must be equal."""
         return self.capacity, self.uuids, self.models
 
     def most_milli(self, gpu: GpuRequest) -> Milli:
@@ -310,7 +310,7 @@ def _request(first: _Exactly, count: int, annotated: Mapping[str, Any]) -> GpuRe
 
 
 def _lowered(request: Milli, memory: Bytes | None, annotated: Mapping[str, Any]) -> Milli:
-    """Return the share of the annotation instead of the spec's."""
+    """Return the share that the annotation sets, which replaces the share of the spec."""
     if "request" not in annotated:
         return request
     asked = Milli(round(annotated["request"] * WHOLE_GPU))

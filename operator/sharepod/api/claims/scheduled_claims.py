@@ -31,7 +31,7 @@ ANNOTATED = (
     f"is not for claims of class {SCHEDULER_CLASS}, which kube-scheduler allocates only by size; remove it, or use "
     f"class {DEVICE_CLASS} on nodes of another pool"
 )
-"""Message for an annotation, which such a claim cannot have."""
+"""Message that refuses an annotation, because such a claim cannot have one."""
 ADMIN_ACCESS = "goes past every share; leave it out"
 SEVERAL = (
     f"has several requests of class {SCHEDULER_CLASS}; all GPUs of a claim have equal shares: write one request with "

@@ -153,7 +153,7 @@ def _fraction_rules(field: str) -> list[Rule]:
             ),
         ),
         rule(
-            # The tolerance is far below a thousandth and far above the error of a binary float.
+            # The tolerance is far less than a thousandth and far more than the error of a binary float.
             f"self < 0.0 || self > 1.0 || (self * 1000.0 - {nearest} < 0.001 && {nearest} - self * 1000.0 < 0.001)",
             "is finer than a thousandth of a GPU; write at most three decimals",
             expression=(

@@ -137,7 +137,8 @@ def _refuse_more(name: str, asked: Milli, line: Milli, memory: int | None) -> No
 
 
 def _effective(lines: Sequence[_Container], amount: Callable[[_Container], int]) -> int:
-    """Return Kubernetes's effective request: containers and sidecars together, or the maximum during the start."""
+    """Return Kubernetes's effective request: the sum over containers and sidecars that run together, or the maximum
+    during the start if that is larger."""
     running = sidecars = starting = 0
     for line in lines:
         if not line.init:

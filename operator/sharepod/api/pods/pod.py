@@ -101,7 +101,7 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
     """
     spec: dict[str, Any] = dict(
         sharepod.get("spec") or {}
-    )  # every change below replaces values, none modifies one in place
+    )  # so that each change below replaces a value, and none modifies an object of the SharePod
     for name in OWN_FIELDS:
         spec.pop(name, None)
     node_name = spec.pop("nodeName", None)
