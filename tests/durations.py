@@ -1,7 +1,7 @@
 """Pytest plugin: durations of tests, printed by folder and kept in build/results/durations.json.
 
-- The duration of a test is the time in seconds that its setup, call and teardown took. A setup of more than
-  `LEAST_SETUP_S` is kept as a figure of its own: what the first test of a file starts serves the others.
+| - The duration of a test is the time in seconds that its setup, call and teardown took. A setup of more than
+`LEAST_SETUP_S` is stored as a separate figure, because it starts processes for all tests of a file.
 - A run replaces the durations of its own tests. Other durations stay while their test file exists.
 """
 
@@ -18,11 +18,11 @@ from results import RESULTS, ROOT, Row, store
 NAME = "durations"
 LEAST_SETUP_S = 0.5
 _FOLDER_PARTS = 3
-"""A folder of the table has at most this many parts: tests/unit/agent."""
+"""Most parts of a folder's path in the printed table, as in tests/unit/agent."""
 
 
 class Durations:
-    """Recorder of one run, on the process that reports: xdist's controller, or the only one."""
+    """Recorder of one run. It runs in the process that reports: xdist's controller, or the only process."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -44,7 +44,7 @@ class Durations:
         self.keep()
 
     def keep(self) -> None:
-        """Replace the durations of the run's tests in the file."""
+        """Replace the durations of the run's tests in the file of kept durations."""
         rows = [
             *_replaced("duration", self._seconds),
             *_replaced("setup", {test: setup for test, setup in self._setups.items() if setup > LEAST_SETUP_S}),
@@ -60,7 +60,7 @@ def _replaced(metric: str, seconds: Mapping[str, float]) -> list[Row]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record on the process that reports, if tests run."""
+    """Register the recorder in the process that reports, if tests run."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Durations(), "sharepod-durations")
 
@@ -77,7 +77,7 @@ def by_folder(seconds: Mapping[str, float]) -> dict[str, tuple[int, float]]:
 
 
 def read(*, metric: str = "duration") -> dict[str, float]:
-    """Return the kept figures in seconds by test; none if no run has kept any."""
+    """Return the kept figures of a metric in seconds, by test. Empty if no run has kept any."""
     path = RESULTS / f"{NAME}.json"
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Control planes of the attempts: an API server only, and an API server with a running operator."""
+"""Fixtures of the attacks: a control plane with only an API server, and a control plane with a running operator."""
 
 from __future__ import annotations
 

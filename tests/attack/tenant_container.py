@@ -1,4 +1,4 @@
-"""Programs as in a tenant's container: in a mount namespace with the tenant's directory and the file that preloads."""
+"""Tenant containers: programs in a mount namespace with the tenant's directory and the file that preloads the hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAM = "echo ready; read line"
 
 
 def why_no_container() -> str | None:
-    """Return why this machine cannot make these containers, or None."""
+    """Return why this machine cannot make these containers. None if it can."""
     if os.geteuid() != 0:
         return "a tenant's container is made here by root"
     tried = subprocess.run(["unshare", "-m", "unshare", "-Urm", "true"], capture_output=True, text=True, check=False)
@@ -51,7 +51,7 @@ class TenantContainers:
         self.fake.touch()
 
     def serve(self, hook: Path) -> Path:
-        """Give the tenant its directory as an agent that ships this hook does; return the directory."""
+        """Create the tenant's directory, as an agent whose hook is this file does. Return the directory."""
         state = StateDir(self.root / "state", hook)
         state.prepare()
         return state.create(TENANT, "gpu limits\n")
@@ -60,8 +60,8 @@ class TenantContainers:
         """Run a program in a container; return its pid once it has printed `ready`.
 
         Args:
-            attempt: shell commands before the program, in the container as its user sees it; a command that ends in
-                `exec` of another shell hands the program on as `$PROGRAM`.
+            attempt: shell commands that run before the program, in the container, as its user. A command that ends in
+                `exec` of another shell passes the program on as `$PROGRAM`.
             program: the program, for a shell.
             tenant: the tenant, which has a directory.
         """

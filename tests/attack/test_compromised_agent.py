@@ -21,7 +21,7 @@ FOREVER_MS = 1 << 50
 
 
 def series(held_ms: int, *, closed: bool = False) -> Consumption:
-    """The one series of a namespace on node-a."""
+    """Return a consumption series of a namespace on node-a, as its agent reports it."""
     return Consumption(
         series="of-node-a", namespace="team", model="H100", since=SINCE, held_milliseconds=held_ms, closed=closed
     )

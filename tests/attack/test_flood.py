@@ -14,11 +14,12 @@ from cluster.operator_world import World, condition_of
 from harness.api import Api, Object
 
 FLOOD = 300
-"""SharePods of the flood: ten times the operator's writes per second in this test."""
+"""Number of SharePods in the flood: ten times the operator's writes per second in this test."""
 MESSAGE_MAX = 1024
 """Most characters of a condition's message, which bounds the size of a list of SharePods."""
 EVENTS_OF_ONE_REASON = 10
-"""Events about one object with one reason that the operator writes at once; then one a minute."""
+"""Events about one object with one reason that the operator writes without a pause. After these it writes one a
+minute."""
 EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
 
 pytestmark = pytest.mark.timeout(400)
@@ -60,7 +61,8 @@ def test_a_flooding_namespace_waits_and_a_small_request_of_another_passes(world:
 
 @contextmanager
 def events_as_fast_as_they_go(api: Api, namespace: str, about: str) -> Iterator[None]:
-    """Create Events of the greatest length about a SharePod from four threads until the block ends."""
+    """Create Events of the greatest length about a SharePod, from four threads and without pauses, until the block
+    ends."""
     numbers, over = itertools.count(), threading.Event()
 
     def write() -> None:

@@ -1,4 +1,6 @@
-"""Labels and parts of SharePod's own Pods on Pods of a team: a share without the hook, and labels without a value."""
+"""Forged labels: Pods of a team with the labels and parts of SharePod's own Pods. They would get a share without the
+hook.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ Forge = Callable[[Object], object]
 
 
 def line_pod(name: str = "line", *, annotations: dict[str, str] | None = None) -> Object:
-    """A Pod with a resource line, in the form that the webhook of `manifests/plain-volume` gives it; no webhook was
-    called here."""
+    """Return a Pod with a resource line, in the form that the webhook of `manifests/plain-volume` gives it. The test
+    does not call a webhook."""
     pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -36,7 +38,7 @@ def line_pod(name: str = "line", *, annotations: dict[str, str] | None = None) -
 
 
 def mount(path: str, **changed: Any) -> Forge:
-    """Changes the mount at a path."""
+    """Return a function that changes the mount at a path."""
 
     def change(pod: Object) -> None:
         (one,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == path]
@@ -46,7 +48,7 @@ def mount(path: str, **changed: Any) -> Forge:
 
 
 def without(path: str) -> Forge:
-    """Leaves the mount at a path out."""
+    """Return a function that removes the mount at a path."""
 
     def change(pod: Object) -> None:
         container = pod["spec"]["containers"][0]
@@ -66,7 +68,8 @@ def add_mount(**added: Any) -> Forge:
 
 
 HOOK_PATHS = "leads to where SharePod mounts its hook"
-"""The message of the policy sharepod-hook-paths. Of several policies that refuse a Pod, the API server shows one."""
+"""Part of the message of the policy sharepod-hook-paths. If several policies refuse a Pod, the API server shows one of
+them."""
 FORGED: dict[str, tuple[Forge, str]] = {
     "no hook": (without(HOOK), f"volumeMounts[{HOOK}]"),
     "another file for the hook": (mount(HOOK, subPath="limits"), "remove your own mounts"),
@@ -129,7 +132,8 @@ def test_a_sharepod_with_whole_gpus_has_no_hook_and_cannot_become_shared(server:
 def test_no_pod_gets_a_label_of_sharepod_from_a_user_with_or_without_a_value(
     value: str, server: Cluster, alice: Path
 ) -> None:
-    """A Pod with a line that calls itself a placeholder would have no claim, and take the line of its node."""
+    """A Pod with a line and the label of a placeholder would get no claim, and use up the line's resources of its
+    node."""
     plain: Object = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -86,12 +86,13 @@ ATTEMPTS: dict[str, tuple[Object, str]] = {
         pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "0")),
         "spec.runtimeClassName: nvidia",
     ),
-    # A kubelet admits a Pod that names its node, although the node lacks the resource.
+    # A kubelet admits a Pod that names its node itself, even if the node lacks the resource.
     "the-plugins-resource-past-kube-scheduler": (
         pod("a", runtimeClassName="nvidia", nodeName="gpu-1", container=asking("nvidia.com/gpu", "1")),
         "spec.runtimeClassName: nvidia",
     ),
-    # The Pod's variable replaces the plugin's: the Pod would see every GPU of a node, shared GPUs too.
+    # The Pod's own variable replaces the device plugin's variable: the Pod would see every GPU of a node, including
+    # shared GPUs.
     "more-than-the-plugin-gives": (
         pod("a", container={"env": [VISIBLE], **asking("nvidia.com/gpu", "1")}),
         "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]",
@@ -218,7 +219,8 @@ def test_the_system_and_the_operator_pass(server: Cluster) -> None:
 
 @pytest.mark.promise("security-system-label")
 def test_a_user_who_may_label_namespaces_cannot_exempt_them_from_the_policies(server: Cluster) -> None:
-    """On some platforms teams may create namespaces; their policies guard only the labels of Pod Security."""
+    """On some platforms teams may create namespaces, and the platform's policies protect only the labels of Pod
+    Security."""
     server.kubectl("create", "clusterrole", "namespaces", "--verb=create,get,patch,update", "--resource=namespaces")
     server.kubectl("create", "clusterrolebinding", "namespaces", "--clusterrole=namespaces", "--user=carol")
     carol = server.user_kubeconfig("carol")

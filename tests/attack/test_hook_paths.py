@@ -1,4 +1,6 @@
-"""Container paths that lead to the hook in any image: links of the kernel or of a runtime, and `..`."""
+"""Paths in containers that lead to the hook although they have another name: links of the kernel or of a runtime, and
+`..`.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ LEADING = (
     "/dev/core",
     f"/{HOOK}",
 )
-"""Every link of a container's root that does not come from its image: in /proc, and from /dev to /proc. No link in /sys
-leads out of /sys."""
+"""Paths by every link in a container's root that does not come from its image: in /proc, and from /dev to /proc. No
+link in /sys leads out of /sys."""
 OTHER = ("/data", "/dev/shm", "/dev/termination-log", "/run", "/etc", "/process", "/dev/fdx", "/a..b", "/x/...")
 FIELDS = ("volumeMounts", "volumeDevices", "terminationMessagePath")
 
 
 def container(field: str, path: str) -> Object:
-    """A container that has something mounted there."""
+    """Return a container that has a volume mounted at a path. `field`: the kind of mount."""
     made: Object = {"name": "main", "image": "cuda", "command": ["x"]}
     if field == "volumeMounts":
         made[field] = [{"name": "v", "mountPath": path}]
@@ -56,7 +58,7 @@ def spec_of(field: str, path: str) -> Object:
 
 
 def with_claim(field: str, path: str) -> Object:
-    """A plain Pod with a claim of its namespace, of any class."""
+    """Return a plain Pod that has a mount at a path, and a claim of its namespace, of any class."""
     spec = spec_of(field, path)
     spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "mine"}]
     spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
@@ -71,7 +73,7 @@ DOORS = {"a SharePod": a_sharepod, "a Pod with a claim": with_claim}
 
 
 def refused(server: Cluster, alice: Path, body: Object) -> str:
-    """Apply as the admin of a namespace; return the refusal, empty if there is none."""
+    """Apply an object as the admin of a namespace; return the refusal. Empty if the API server accepts it."""
     status, output = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
     return output if status else ""
 
@@ -104,7 +106,7 @@ def test_a_pod_without_a_share_may_use_any_path(server: Cluster, alice: Path) ->
 
 
 def test_no_link_of_this_machines_devices_leads_out_of_them_by_another_name() -> None:
-    """A runtime makes the same links in a container's /dev."""
+    """The links of this machine's /dev are checked, because a runtime makes the same links in a container's /dev."""
     leading = {
         str(link)
         for link in Path("/dev").rglob("*")

@@ -1,4 +1,4 @@
-"""The hook switched off from inside the pod: the agent checks the mapped file, not its name."""
+"""The hook is replaced from inside the pod. The agent detects this, because it checks the mapped file, not its name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_a_replaced_mounted_file_is_found(way: str, containers: TenantContainers
 
 
 def test_a_link_that_leads_to_the_agents_own_file_only_outside_is_followed_inside(containers: TenantContainers) -> None:
-    """The link is absolute: for the program it leads to its own file, for the agent it would lead to the tenant's."""
+    """The link is absolute. For the program it leads to the program's own file; in the agent's mount namespace it would
+    lead to the tenant's file."""
     root = containers.root / "jail"
     inside = root / str(containers.directory).lstrip("/")
     inside.mkdir(parents=True)

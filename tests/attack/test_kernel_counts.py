@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as 
 LARGEST_OF_A_POD = (1 << 31) - 1
 """Largest `runAsUser` that the API server takes."""
 _AT_ONCE = 253
-"""Descriptors of one message, at most."""
+"""Most descriptors of one message, by the kernel's limit."""
 _UCRED = struct.Struct("iII")
 
 
@@ -39,7 +39,7 @@ def directory(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def descriptors_in_flight(user: int) -> Iterator[None]:
-    """While this lasts, a process of this user has as many descriptors in flight as the kernel lets it."""
+    """In the block, a process of this user has as many descriptors in flight between sockets as the kernel allows."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -66,7 +66,7 @@ def descriptors_in_flight(user: int) -> Iterator[None]:
 
 
 def sender_of_next(sock: socket.socket) -> int:
-    """Receive a packet; return the user that the kernel names as its sender."""
+    """Receive a packet; return the user that the kernel reports as its sender."""
     _packet, ancillary, _flags, _address = sock.recvmsg(1024, socket.CMSG_SPACE(_UCRED.size) + 64)
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -77,7 +77,7 @@ def sender_of_next(sock: socket.socket) -> int:
 
 
 async def asking(directory: Path, tenant: str) -> Client:
-    """Connect as a tenant that asks for the sender of each packet, before the first comes."""
+    """Connect as a tenant that requests the sender of each packet (SO_PASSCRED) before the first packet arrives."""
     client = await Client.connect(tenant_directory(directory, tenant), hello=False)
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     client.send(protocol.Hello(1, protocol.VERSION_MAX, "abc123"))

@@ -1,4 +1,6 @@
-"""Offences found from outside the process: reported by default, ended by `unenforced_policy` of the node."""
+"""Offences that the agent finds from outside the process: reported by default, killed by `unenforced_policy` of the
+node.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def programs() -> Iterator[ExitStack]:
 
 
 def program(programs: ExitStack) -> subprocess.Popen[bytes]:
-    """A process that waits; the test sets the driver's report on it."""
+    """Start a process that waits. The test sets the driver's report about it."""
     started = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     programs.enter_context(started)
     programs.callback(started.kill)
@@ -40,7 +42,8 @@ def killing(directory: Path) -> AgentSettings:
 async def observe(
     tenants: TenantRegistry, *pids: int, of: int | None = None, replaced: dict[int, str] | None = None
 ) -> None:
-    """Give the agent one reading with these processes on the GPU, of which `of` is the tenant's by its pod."""
+    """Give the agent one reading with these processes on the GPU. `of`: pid of the process in the tenant's pod.
+    `replaced`: by pid, evidence that the hook was replaced."""
     await tenants.observe(
         reading(*(Process(pid, GPU0, GI) for pid in pids)),
         residue=lambda _: None,
@@ -105,7 +108,7 @@ async def test_an_unused_pid_causes_no_error(pid: int, tmp_path: Path) -> None:
 
 
 async def test_a_repeated_reading_ends_no_process(tmp_path: Path, programs: ExitStack) -> None:
-    """While the driver hangs, its last reading is repeated, with old pids."""
+    """While the driver hangs, the agent gets its last reading again, with pids that may be reused."""
     other = program(programs)
     async with tenants_with(killing(tmp_path), [row(TENANT)]) as tenants:
         stale = replace(reading(Process(other.pid, GPU0, GI)), fresh=False)

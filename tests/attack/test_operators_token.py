@@ -1,4 +1,4 @@
-"""A stolen token of the operator: its rights on objects that do not belong to SharePod."""
+"""A stolen token of the operator: which objects that do not belong to SharePod it can change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create_refused(api: Api, path: str, body: Object) -> str:
 
 
 def without(body: Object, part: str) -> Object:
-    """A SharePod's Pod without one of its identifying parts."""
+    """Return a SharePod's Pod without one of its identifying parts."""
     metadata, spec = dict(body["metadata"]), dict(body["spec"])
     if part == "label":
         metadata["labels"] = {}
@@ -79,17 +79,17 @@ def test_the_operators_token_creates_only_pods_of_sharepods(server: Cluster, ope
 
 
 def container(**fields: Any) -> Change:
-    """Changes the container of a holder."""
+    """Return a function that changes the container of a holder."""
     return lambda body: body["spec"]["containers"][0].update(fields)
 
 
 def security(**fields: Any) -> Change:
-    """Changes of the security context of a holder's container."""
+    """Return a function that changes the security context of a holder's container."""
     return lambda body: body["spec"]["containers"][0]["securityContext"].update(fields)
 
 
 def spec(**fields: Any) -> Change:
-    """Changes the spec of a holder."""
+    """Return a function that changes the spec of a holder."""
     return lambda body: body["spec"].update(fields)
 
 
@@ -126,7 +126,7 @@ BEYOND: dict[str, Change] = {
 
 @pytest.fixture(scope="module")
 def holder(server: Cluster) -> Object:
-    """A holder as the operator makes them."""
+    """Return a holder as the operator creates it."""
     server.await_service_account(NAMESPACE, "default")
     server.await_service_account(NAMESPACE, "sharepod-agent")
     server.api.create("/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "another"}, "handler": "another"})
@@ -165,7 +165,7 @@ def test_a_holder_of_the_operator_has_no_access_to_its_node_or_namespace(
 
 @pytest.fixture(scope="module")
 def placeholder(holder: Object) -> Object:
-    """A placeholder as the operator makes them."""
+    """Return a placeholder as the operator creates it."""
     settings = OperatorSettings()
     gpu = GpuRequest(request_milli=Milli(400), limit_milli=Milli(400), memory=None)
     request = PlacementRequest(tenant=TenantId("t"), namespace="default", name="train", gpu=gpu)
@@ -204,7 +204,7 @@ def test_a_placeholder_of_the_operator_has_no_access_to_its_namespace(
 
 
 def in_default(body: Object) -> Object:
-    """The Pod in another namespace than its own."""
+    """Return the Pod in namespace default instead of its own namespace."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "namespace"}
     return {**body, "metadata": metadata}
 
@@ -263,13 +263,13 @@ def test_the_operators_token_changes_only_the_line_resources_of_nodes(server: Cl
 
 
 def result(driver: str) -> Object:
-    """The status of a claim that has one device of a driver."""
+    """Return the status of a claim to which one device of a driver is allocated."""
     device = {"device": "d", "driver": driver, "pool": "p", "request": "sharepod"}
     return {"status": {"allocation": {"devices": {"results": [device]}}}}
 
 
 def claim_of(server: Cluster, name: str, device_class: str, namespace: str = "default") -> str:
-    """Create a claim that an admin or a user wrote; return its path."""
+    """Create a claim as an admin or a user; return its path."""
     asked = {"name": "sharepod", "exactly": {"deviceClassName": device_class}}
     server.api.create(claim_path(namespace), {"metadata": {"name": name}, "spec": {"devices": {"requests": [asked]}}})
     return claim_path(namespace, name)

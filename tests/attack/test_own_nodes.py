@@ -1,4 +1,4 @@
-"""Nodes with the taint of `manifests/own-nodes`: Pods that may tolerate or bypass the taint."""
+"""Nodes with the taint of `manifests/own-nodes`: which Pods may tolerate the taint, and which Pods bypass it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pod(name: str = "a", *, namespace: str = "default", limits: dict[str, str] |
 
 
 warned: dict[str, tuple[bool, str]] = {}
-"""Requests by name while the policy only warned: whether each passed, and the warning."""
+"""By request, while the policy only warned: whether the API server accepted it, and the warning."""
 
 
 def tried(server: Cluster, user: Path, body: Object) -> tuple[bool, str]:

@@ -103,7 +103,8 @@ def test_the_status_cannot_remove_annotations_of_the_operator(server: Cluster, o
 def test_the_status_of_a_pod_with_as_many_annotations_as_fit_is_written_by_kubelets_and_networks(
     server: Cluster, owner: Path, pod: str
 ) -> None:
-    """A policy may cost an API server so much and no more, and would then refuse."""
+    """A policy may cost an API server only so much. With a costlier policy, the API server would refuse this write of a
+    kubelet or a network plugin."""
     many = {f"example.org/{number}": "x" * 30 for number in range(5000)}
     server.api.patch(f"{PODS}/{pod}", {"metadata": {"annotations": many}})
     server.api.patch(f"{PODS}/{pod}/status", {"status": {"message": "by a kubelet"}})

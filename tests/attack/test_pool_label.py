@@ -1,4 +1,4 @@
-"""The label of a node's pool, set by root on that node."""
+"""The label of a node's pool, changed by root on that node with the kubelet's credentials."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_a_kubelet_adds_its_node_to_no_pool_and_removes_it_from_none(server: Clu
 
     def label(pool: str | None) -> None:
         body = server.api.get(path)
-        del body["metadata"]["resourceVersion"]  # others write to the Node, too
+        # without this precondition, because other clients also write to the Node
+        del body["metadata"]["resourceVersion"]
         labels = body["metadata"].get("labels", {}) | {POOL: pool, "mine": str(pool)}
         body["metadata"]["labels"] = {name: value for name, value in labels.items() if value is not None}
         server.kubectl("replace", "--raw", f"{path}{part}", "-f", "-", input=json.dumps(body), kubeconfig=theirs)

@@ -42,7 +42,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def many_mounts(root: Path) -> Iterator[int]:
-    """Run a process that sees 80 mounts at paths of backslashes, as an emptyDir gives them; return its pid."""
+    """Start a process with 80 mounts at paths of backslashes, as a container has them from an emptyDir; yield its
+    pid."""
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -93,7 +94,7 @@ def test_mount_paths_of_a_megabyte_of_backslashes_are_not_decoded(
 
 
 class Clock:
-    """Clock, and the processor time that readings of each process take."""
+    """Clock of the test, and the processor time that each reading of a process takes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[int, float]) -> None:
         self.now = self.spent = 0.0

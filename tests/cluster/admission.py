@@ -1,4 +1,4 @@
-"""Shared by the tests of admission: paths of objects, a SharePod to apply, texts of refusals."""
+"""Parts that the tests of admission share: paths of objects, a SharePod to apply, and texts of refusals."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sharepod(
 
 
 def pod_of(server: Cluster, name: str, claim: str | None = None) -> Object:
-    """Create a SharePod in namespace default; return the operator's Pod for it. `claim`: claim that attaches its
-    GPUs."""
+    """Create a SharePod in namespace default; return the Pod that the operator would create for it. `claim`: name of
+    the claim that attaches its GPUs."""
     made = server.api.create(SHAREPODS, sharepod(name, {"request": 0.25, "memory": "1Gi"}))
     return build_pod(made, PodSettings(runtime_class=""), claim)
 

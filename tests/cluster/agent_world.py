@@ -1,5 +1,5 @@
-"""One node's agent as its own process, with its ServiceAccount's rights and a token bound to the node; the test plays
-operator and kubelet.
+"""One node's agent as a process, with the rights of its ServiceAccount and a token bound to the node. The test plays
+the operator and the kubelet.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class OneNode:
         return self.api.create(GPUNODES, body)
 
     def reserve(self, *rows: Object) -> int:
-        """Make these rows the ledger; return its generation."""
+        """Write these rows as the ledger; return its generation."""
         generation: int = self.api.patch(self.path, {"spec": {"tenants": list(rows)}})["metadata"]["generation"]
         return generation
 
     def start_agent(self, *, name: str | None = None) -> Service:
-        """In a separate mount namespace, whose mounts end with it."""
+        """Start an agent in a separate mount namespace, so that its mounts end with it."""
         self.starts += 1
         private = ["unshare", "--mount", "--propagation", "private", "--"] if os.geteuid() == 0 else []
         apart = ["--apart"] if os.geteuid() == 0 else []  # as in the DaemonSet
@@ -123,7 +123,7 @@ class OneNode:
         )
 
     def await_status(self, holds: Callable[[Object], Any], what: str, timeout: float = 30.0) -> Object:
-        """The status, once it holds."""
+        """Wait until `holds` is true of the GPUNode's status; return the status."""
         found = self.cluster.wait_for(
             self.path, lambda seen: seen and holds(seen.get("status") or {}), what=what, timeout=timeout
         )
@@ -140,7 +140,8 @@ class OneNode:
         return self.root / "state" / "tenants" / tenant_id
 
     def connects(self, tenant_id: str) -> bool:
-        """Return whether a process listens on the tenant's socket. A child process connects: processes are counted."""
+        """Return whether a process listens on the tenant's socket. The connection is made by a child process, because
+        the agent counts connected processes."""
         program = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
         command: list[str | Path] = [
             sys.executable,
@@ -154,7 +155,7 @@ class OneNode:
     # The container toolkit's part
 
     def write_cdi(self) -> None:
-        """Name the GPUs as CDI devices."""
+        """Write CDI specifications that name the GPUs as CDI devices."""
         devices = [{"name": uuid, "containerEdits": {"env": [f"GPU={uuid}"]}} for uuid in GPUS]
         spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
         (self.root / "cdi").mkdir(exist_ok=True)
@@ -163,7 +164,7 @@ class OneNode:
     # The kubelet's part
 
     def registered(self, plugin: str) -> None:
-        """Notify a plugin, by the name of its socket, that the kubelet has registered it."""
+        """Notify the plugin with this socket that the kubelet has registered it."""
         socket = self.root / "kubelet/plugins_registry" / plugin
         wait_until(socket.exists, what=f"the socket {plugin}", timeout=30)
         self.call(

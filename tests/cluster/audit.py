@@ -36,26 +36,26 @@ class Audit:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._watches: dict[str, Watch] = {}
-        self._anew: set[str] = set()  # paths to be listed again
+        self._anew: set[str] = set()  # paths of resources that must be listed again
         self._threads = [threading.Thread(target=self._follow, args=(path,), daemon=True) for path in (GPUNODES, PODS)]
         self._listed = threading.Barrier(3)
         self._rows: dict[str, dict[str, Object]] = {}  # node: tenant: row
         self._pods: dict[str, Object] = {}  # uid: Pod
         self.over_committed: dict[str, str] = {}
-        """By GPU: its assigned time and memory when they were too much."""
+        """By GPU: the time and memory that rows assigned when they exceeded the GPU."""
         self.forbidden: set[str] = set()
         """GPUs that must take no tenant: they have a process of no tenant."""
         self.bound: defaultdict[str, set[str]] = defaultdict(set)
-        """Tenant: the Pods of it that were ever bound."""
+        """By tenant: its Pods that were ever bound to a node."""
         self.returning: set[str] = set()
         """Namespaces whose tenants may have several runs."""
         self._returned: set[str] = set()
         self.reserved: set[str] = set()
-        """The tenants that ever had a row."""
+        """Tenants that ever had a row in a ledger."""
         self.most: Counter[str] = Counter()
-        """GPU: the most tenants that it ever had."""
+        """By GPU: the most tenants that it ever had at the same time."""
         self.longest_silence = 0.0
-        """Seconds; the longest time between two first rows, while `expecting`."""
+        """Longest time in seconds between the first rows of two tenants, while the test is `expecting` rows."""
         self.expecting = False
         self._last = time.monotonic()
         self.gaps = 0
@@ -77,12 +77,12 @@ class Audit:
     # Queries
 
     def rows(self) -> list[tuple[str, Object]]:
-        """Node and row of all ledgers, as of now."""
+        """Return (node, row) for each row of all ledgers, read now."""
         with self._lock:
             return [(node, row) for node, rows in self._rows.items() for row in rows.values()]
 
     def pods(self) -> list[Object]:
-        """The present Pods of SharePods, and plain Pods of the other doors."""
+        """Return the existing Pods of SharePods, and the plain Pods with a share."""
         with self._lock:
             return list(self._pods.values())
 
@@ -94,7 +94,7 @@ class Audit:
             return sorted(tenant for tenant in once if len(self.bound[tenant]) > 1)
 
     def forget(self) -> None:
-        """Forget all observations, and list again: etcd was restored to an older state."""
+        """Forget all observations and list again, because etcd was restored to an older state."""
         with self._lock:
             self.bound.clear()
             self.reserved.clear()
@@ -113,7 +113,7 @@ class Audit:
     # Observation
 
     def _follow(self, path: str) -> None:
-        version: str | None = None  # last seen version, after which a cut watch resumes; None: list
+        version: str | None = None  # resourceVersion after which a cut watch resumes; None: list first
         first = True
         while not self._stopped.is_set():
             try:

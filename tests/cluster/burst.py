@@ -1,9 +1,10 @@
-"""Shares that arrive together and just fit: 16 of half a GPU on 8 GPUs of 4 nodes.
+"""Bursts: 16 shares of half a GPU arrive together and just fit on 8 GPUs of 4 nodes.
 
-They are SharePods, or with `doors` a third each SharePods, plain Pods with claims and plain Pods with a resource line.
+The shares are SharePods. With `doors`, a third each are SharePods, plain Pods with claims and plain Pods with a
+resource line.
 
-Guarantees: each round begins with empty ledgers and ends when operator and agents have emptied them as usual. All
-shares of a round are sent by separate connections that wait for each other.
+Guarantees: each round begins with empty ledgers, and ends when operator and agents have emptied them as usual. All
+shares of a round are sent at the same moment, each over its own connection.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GPUS, SHAREPODS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Result of one round: shares with a bound Pod, and the most tenants that any GPU had at any time."""
+    """Result of one round: the number of shares with a bound Pod, and the most tenants that any GPU had at any time."""
 
     placed: int
     most_on_a_gpu: int
@@ -29,7 +30,7 @@ class Round:
 
 
 class Burst:
-    """The nodes and the namespace of a series of rounds."""
+    """Nodes and namespace for a series of rounds."""
 
     def __init__(self, world: World, audit: Audit, name: str = "burst16", *, doors: bool = False) -> None:
         self._world = world
@@ -43,7 +44,7 @@ class Burst:
             open_doors(world, self.namespace, [500])
 
     def round(self) -> Round:
-        """One round, from empty ledgers to empty ledgers."""
+        """Run one round, from empty ledgers to empty ledgers."""
         self._audit.most.clear()
         start = threading.Barrier(SHAREPODS)
         failures: list[BaseException] = []
@@ -73,7 +74,7 @@ class Burst:
         return ended
 
     def _reserved(self) -> Counter[str]:
-        """Return the rows by GPU."""
+        """Return the number of rows on each GPU."""
         return Counter(gpu for node, row in self._audit.rows() if node in self.nodes for gpu in row["gpus"])
 
     def _bound(self) -> int:

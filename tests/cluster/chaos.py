@@ -1,14 +1,16 @@
-"""Many shares while the operator is killed repeatedly at random moments, optionally in bad weather.
+"""Chaos: the operator is killed repeatedly at random moments while many shares are placed, optionally in bad weather.
 
-They are SharePods, or with `thirds` a third each SharePods, plain Pods with claims and plain Pods with a resource line.
+The shares are SharePods. With `thirds`, a third each are SharePods, plain Pods with claims and plain Pods with a
+resource line.
 
 Guarantees: everything random comes from the seed:
 - the requests, the doors, and the SharePods that are deleted while others are placed;
 - the number of reservations before each kill, and the delay after that;
 - whether the successor is the same pod restarted, or another pod that has to wait for the Lease;
-- the GPUs with a stranger's process, the taken names of Pods, and the weather.
+- the GPUs with a foreign process, the taken names of Pods, and the weather.
 
-There are as many GPUs without strangers as SharePods, so finally each SharePod that was not deleted must run.
+There are as many GPUs without foreign processes as SharePods. So at the end each SharePod that was not deleted must
+run.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ class Asked:
     deleted: int
     """Number of SharePods that are deleted while others are placed."""
     timeout: float
-    """Seconds until all must be at rest; then the outcome is recorded."""
+    """Seconds within which all shares must be at rest. The outcome is recorded then."""
     strangers: int = 0
     """Number of GPUs with a process of no tenant, which must take no tenant."""
     taken: int = 0
-    """Number of SharePods whose Pod's name is taken until the weather is fair."""
+    """Number of SharePods for which another Pod has the name of their Pod, until the weather is fair."""
     preempted: int = 0
-    """Number of further SharePods, on nodes of their own, that are preempted repeatedly."""
+    """Number of additional SharePods that are preempted repeatedly, on separate nodes."""
     thirds: bool = False
     """A third of the shares each are SharePods, plain Pods with claims and plain Pods with a line."""
     spread: float = 0.0
@@ -88,7 +90,7 @@ class Outcome:
 
 
 def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: Storm | None = None) -> Outcome:
-    """One run on nodes of its own. The operator of `world` must run; at the end another does."""
+    """Run once on separate nodes. An operator must be running in `world`; at the end another operator runs."""
     chance = random.Random(asked.seed)
     names = [f"p{number}" for number in range(asked.sharepods)]
     requests = {name: chance.choice(REQUESTS) for name in names}
@@ -205,7 +207,7 @@ def _settle(
 
 
 class _Stages:
-    """Stages of a run, printed with the seconds since it began: a long run shows how far it is."""
+    """Stages of a run, printed with the seconds since its begin, so that a long run shows its progress."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
@@ -215,7 +217,7 @@ class _Stages:
 
 
 class _Client(threading.Thread):
-    """Creates its SharePods and deletes the chosen ones a few later."""
+    """Client that creates the SharePods, and deletes each chosen SharePod after it has created a few more."""
 
     def __init__(
         self,
@@ -263,7 +265,8 @@ class _Client(threading.Thread):
 
 
 class _Killing(threading.Thread):
-    """Kills the operator after each further number of reservations, and starts the next one at once."""
+    """Thread that kills the operator after each further number of reservations, and starts the next operator at
+    once."""
 
     def __init__(
         self, world: World, audit: Audit, kills: list[tuple[int, float, bool]], before: int, over: threading.Event
@@ -276,7 +279,7 @@ class _Killing(threading.Thread):
         self._before = before
         self._lock = threading.Lock()
         self._operator = "operator"
-        """Name of the operator that runs."""
+        """Name of the operator that runs now."""
         self.done = 0
         self.ended = 0
         """Number of operators that ended without a request."""
@@ -344,13 +347,13 @@ def _mine(audit: Audit, namespace: str) -> tuple[list[Object], list[Object]]:
 def _settled(world: World, audit: Audit, namespace: str) -> bool:
     rows, pods = _mine(audit, namespace)
     if len(rows) != len(pods) or any(row["state"] != "Reserved" for row in rows):
-        return False  # without a list, which would cost the API server more than all calls of the operator
+        return False  # without a list, which would cost the API server more than all calls of the operator together
     staying = _names(world, namespace)
     return len(rows) == len(staying) and _running(world, namespace).keys() == staying
 
 
 def _why_lost(world: World, namespace: str, names: set[str]) -> Counter[str]:
-    """Count the phases and reasons of these SharePods."""
+    """Count the combinations of phase and reasons of these SharePods."""
     found: Counter[str] = Counter()
     for item in asked_for(world, namespace):
         if item["metadata"]["name"] in names:

@@ -1,7 +1,8 @@
-"""SharePods that fill nodes of their own and return, and waves of others that preempt them for a while.
+"""SharePods that fill separate nodes and return after each preemption, and waves of SharePods that preempt them for a
+while.
 
-Guarantees: the sizes of the waves come from the seed. A wave is withdrawn once each of its SharePods has run. Finally
-only the returning SharePods exist, and each has been in as many Pods as its status states.
+Guarantees: the sizes of the waves come from the seed. A wave is withdrawn once each of its SharePods has run. At the
+end only the returning SharePods exist, and each has been in as many Pods as its status states.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from cluster.surely import surely
 from harness.api import ApiError, Object
 
 HIGH = "chaos-high"
-"""PriorityClass of the waves; also the start of their names."""
+"""PriorityClass of the waves. Names of their SharePods begin with it."""
 _GPU = {"request": 0.5, "memory": "9Gi"}
-"""One on each GPU: its memory has no room for two."""
+"""Request of each SharePod. A GPU has memory for one of them."""
 _WAVES = 3
 
 
@@ -42,11 +43,11 @@ class Preempting(threading.Thread):
         self._chance = random.Random(seed)
         self._over = over
         self.ran = 0
-        """Number of SharePods of waves that ran."""
+        """Number of SharePods in waves that have run."""
         self.failures: list[str] = []
 
     def prepare(self) -> None:
-        """Make nodes, namespace and PriorityClass, in fair weather."""
+        """Create nodes, namespace and PriorityClass, while there are no faults."""
         self._audit.returning.add(self._prefix)
         self._world.nodes(self._prefix, (len(self._low) + 1) // 2)
         self._world.cluster.namespace(self._prefix)
@@ -87,7 +88,7 @@ class Preempting(threading.Thread):
         return sorted(set(self._low) - self._running())
 
     def doubled(self) -> list[str]:
-        """Return the SharePods that were in more Pods than their status states."""
+        """Return the SharePods that had more Pods than their status states."""
         return [
             name
             for name, item in self._items().items()
@@ -98,7 +99,7 @@ class Preempting(threading.Thread):
         surely(partial(self._world.apply, self._prefix, name, _GPU, on=self._prefix, **spec), done=409, over=self._over)
 
     def _all_run(self, names: Sequence[str]) -> bool:
-        """Wait until each of them runs, or has run; False if it is over before."""
+        """Wait until each of these SharePods runs or has run. Return False if the run is over before."""
         waiting = set(names)
         while waiting and not self._over.is_set():
             waiting -= self._running()
@@ -109,7 +110,7 @@ class Preempting(threading.Thread):
         return {name for name, item in self._items().items() if item.get("status", {}).get("phase") == "Running"}
 
     def _items(self) -> dict[str, Object]:
-        """The SharePods by name; none while the API server does not answer."""
+        """Return the SharePods by name. Empty while the API server does not answer."""
         try:
             listed = self._world.api.get(self._world.path(self._prefix))["items"]
         except (ApiError, OSError, HTTPException):

@@ -19,7 +19,7 @@ def serves_claims(api: Api) -> bool:
 
 
 def claim_spec(time_milli: int = 400, memory: str | None = "1Gi", **exactly: Any) -> Object:
-    """The spec of a claim for one share."""
+    """Return the spec of a claim for one share."""
     amounts = {"timeMilli": str(time_milli), **({"memory": memory} if memory is not None else {})}
     asked = {"deviceClassName": "sharepod.dev", "capacity": {"requests": amounts}, **exactly}
     return {"devices": {"requests": [{"name": "gpu", "exactly": asked}]}}
@@ -58,7 +58,8 @@ def make_template(world: World, namespace: str, name: str, **spec: Any) -> Objec
 def pod_body(
     name: str, *, claims: tuple[str, ...] = (), template: str | None = None, cpu: str = "100m", **spec: Any
 ) -> Object:
-    """A plain Pod that uses claims by name, or one of a template; each claim in a separate container."""
+    """Return a plain Pod that uses claims by name, or a claim from a template. Each claim belongs to a container of its
+    own."""
     listed: list[Object] = [{"name": f"c{number}", "resourceClaimName": claim} for number, claim in enumerate(claims)]
     if template is not None:
         listed.append({"name": "gpu", "resourceClaimTemplateName": template})
@@ -96,7 +97,7 @@ def claim_of(world: World, namespace: str, name: str) -> Object | None:
 
 
 def claim_made_for(world: World, namespace: str, pod: str) -> Object | None:
-    """The claim that was made for a Pod from a template."""
+    """Return the claim that was created for a Pod from a template. None if there is none."""
     items = world.api.get(claim_path(namespace))["items"]
     return next(
         (item for item in items for owner in item["metadata"].get("ownerReferences", ()) if owner["name"] == pod), None
@@ -108,7 +109,7 @@ def allocation(claim: Object | None) -> Object | None:
 
 
 def row_of(world: World, node: str, claim: str) -> Object | None:
-    """The row of a claim, by the claim's name."""
+    """Return the ledger's row of the claim with this name. None if there is none."""
     return next((row for row in world.rows(node) if (row.get("claim") or {}).get("name") == claim), None)
 
 

@@ -21,14 +21,14 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the programs before the first test's clock starts: the first time it takes minutes."""
+    """Build the Kubernetes programs before the time of the first test counts: the first build takes minutes."""
     if not session.config.option.collectonly and any(_HERE in item.path.parents for item in session.items):
         programs()
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The session's cluster. Tests share it: each uses its own namespaces and cluster-wide names."""
+    """Return the session's cluster. Tests share it, so each test uses its own namespaces and cluster-wide names."""
     with Cluster(keep_logs=_KEEP_LOGS) as running:
         yield running
 
@@ -49,14 +49,15 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture(autouse=True)
 def operators_run() -> None:
-    """Begin each test with running operators: a test that failed after killing its operator affects no other test."""
+    """Start the operators before each test, so that a test that failed after it had killed its operator affects no
+    other test."""
     for world in operator_world.OPEN:
         world.revive_operator()
 
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """The file's cluster with an acting operator; with claims, if the file sets WORLD_HAS_CLAIMS."""
+    """Return the file's cluster with an acting operator. Claims are installed if the file sets WORLD_HAS_CLAIMS."""
     with a_world() as running:
         if getattr(request.module, "WORLD_HAS_CLAIMS", False):
             if not serves_claims(running.api):
@@ -67,14 +68,14 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def sky() -> Iterator[Weather]:
-    """The file's cluster with an operator behind a fault-injecting proxy."""
+    """Return the file's cluster, with an operator whose connection passes a fault-injecting proxy."""
     with bad_weather() as running:
         yield running
 
 
 @pytest.fixture
 def weather(sky: Weather) -> Iterator[Weather]:
-    """Fair weather, and an operator that runs, at the beginning of each test."""
+    """Return the file's cluster without faults and with a running operator, at the beginning of each test."""
     sky.clear()
     yield sky
     sky.proxy.clear()
@@ -82,7 +83,8 @@ def weather(sky: Weather) -> Iterator[Weather]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Cluster]:
-    """For the tests of admission: a control plane with all of manifests/ but the workloads; nothing schedules here."""
+    """Return a control plane for the tests of admission: all of manifests/ except the workloads. No Pod is scheduled
+    here."""
     with Cluster(scheduler=False) as cluster:
         cluster.await_service_account("default", "default")
         install(cluster)
@@ -91,6 +93,6 @@ def server() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def alice(server: Cluster) -> Path:
-    """A user who may edit namespace default."""
+    """Return the kubeconfig of a user who may edit namespace default."""
     server.kubectl("create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice", "--namespace=default")
     return server.user_kubeconfig("alice")

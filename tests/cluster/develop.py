@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _run(world: World) -> None:
-    """Run the operator once; start the agents of the nodes with a GPUNode."""
+    """Run the operator once, and start the agents of nodes that have a GPUNode."""
     operator = subprocess.Popen(KOPF, env=_settings(world))
     names = {item["metadata"]["name"] for item in world.api.get("/api/v1/nodes")["items"]}
     wait(lambda: names <= _gpunodes(world) or operator.poll() is not None, what="GPUNodes", timeout=60)
@@ -86,7 +86,7 @@ def _asked_for_more() -> bool:
 
 @contextlib.contextmanager
 def _nothing_done_on_interrupt() -> Iterator[None]:
-    """Leave Ctrl-C to the operator, which the terminal sends it to as well."""
+    """Ignore Ctrl-C in this process. The terminal also sends it to the operator, which ends."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         yield

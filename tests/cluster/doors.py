@@ -1,8 +1,8 @@
-"""Shares by each door in turn: SharePods, plain Pods with a claim of a template, plain Pods with a resource line.
+"""Shares by each door: SharePods, plain Pods with a claim from a template, and plain Pods with a resource line.
 
 Guarantees:
 - Objects of all doors have one form for the test: name, uid of the ledger's row, phase, uid of the Pod.
-- Plain Pods of these doors carry `DOOR_LABEL`, to distinguish them from Pods without a share.
+- Plain Pods of these doors carry `DOOR_LABEL`, which distinguishes them from Pods without a share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Door(Enum):
 
 
 def thirds(names: Iterable[str], seed: int) -> dict[str, Door]:
-    """Return a door for each name: a third each, in an order drawn from the seed."""
+    """Return the door of each name, by name. Each door has a third of the names, in an order drawn from the seed."""
     chance, found = random.Random(f"doors {seed}"), dict[str, Door]()
     for number, name in enumerate(names):
         if number % 3 == 0:
@@ -64,7 +64,7 @@ def end(world: World, namespace: str, name: str, door: Door) -> None:
 
 
 def asked_for(world: World, namespace: str) -> list[Object]:
-    """SharePods as the store has them, and plain Pods of the doors in their shape."""
+    """Return the stored SharePods, and the plain Pods of the doors in the form of SharePods."""
     sharepods: list[Object] = world.api.get(world.path(namespace))["items"]
     pods = world.cluster.pods(namespace, selector=DOOR_LABEL)
     if not pods:
@@ -76,8 +76,11 @@ def asked_for(world: World, namespace: str) -> list[Object]:
 
 
 def _as_sharepod(pod: Object, uids: dict[str, str]) -> Object:
-    """`uids`: of the namespace's claims, by name. A Pod's claim is the one in its status. After a lost answer
-    kube-controller-manager makes another claim, and the first stays unused until the Pod is deleted."""
+    """Return a plain Pod in the form of a SharePod. `uids`: uids of the namespace's claims, by name.
+
+    The Pod's claim is the claim in its status. After a lost answer kube-controller-manager creates a second claim; the
+    first one stays unused until the Pod is deleted.
+    """
     metadata, status = pod["metadata"], pod.get("status") or {}
     named = [uids.get(one.get("resourceClaimName", "")) for one in status.get("resourceClaimStatuses") or ()]
     uid = next((found for found in named if found), f"no claim of {metadata['name']}")

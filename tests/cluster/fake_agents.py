@@ -23,15 +23,14 @@ GIB = 1 << 30
 
 
 def gpu_uuid(node: str, index: int) -> str:
-    """The UUID of a simulated GPU: unique by node and index, in NVIDIA's form."""
+    """Return the UUID of a simulated GPU, which differs for each node and index, in NVIDIA's form."""
     number = sum(byte << (8 * place) for place, byte in enumerate(node.encode()[-6:]))
     return f"GPU-{index:08x}-0000-4000-8000-{number:012x}"
 
 
 class FakeAgents:
-    """`gpus` GPUs of `memory` bytes on each node that is added; `pace`: each agent writes at most once in so many
-    seconds, as a real one does in 1 s. Use it in a `with` block.
-    """
+    """Players of the agents. Each added node has `gpus` GPUs of `memory` bytes. `pace`: least seconds between two
+    writes of one agent; 1 s for a real agent. Use it in a `with` block."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class FakeAgents:
         self._duration = duration
         self._renew = renew
         self._pace = pace
-        self._due: dict[str, float] = {}  # node: when its agent may write again
+        self._due: dict[str, float] = {}  # by node: time from which its agent may write again
         self._behind: set[str] = set()
         self._there: set[str] = set()
         self._namespaces = [NAMESPACE]
@@ -57,7 +56,7 @@ class FakeAgents:
         self._usage: dict[str, Object] = {}
         self._strangers: set[str] = set()
         self._of_plugins: set[str] = set()  # nodes of pool device-plugin
-        self._given: dict[str, str] = {}  # GPU: uid of the pod that has it
+        self._given: dict[str, str] = {}  # by GPU: uid of the pod to which it is assigned
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._watch: Watch | None = None
@@ -81,7 +80,7 @@ class FakeAgents:
             thread.join(timeout=10)
 
     def start(self, *nodes: str) -> None:
-        """The agents of these nodes are present from now on."""
+        """Start the agents of these nodes."""
         with self._lock:
             self._there.update(nodes)
         for node in nodes:
@@ -89,7 +88,7 @@ class FakeAgents:
             self._look(node)
 
     def also_in(self, namespace: str) -> None:
-        """The agents renew Leases in this namespace, too."""
+        """Renew the agents' Leases in this namespace, too."""
         with self._lock:
             self._namespaces.append(namespace)
             nodes = sorted(self._there)
@@ -97,12 +96,12 @@ class FakeAgents:
             self._beat_once(node)
 
     def stop(self, node: str) -> None:
-        """The agent of this node is away: its Lease runs out, it sees and reports nothing."""
+        """Stop the agent of this node: its Lease ends, and it neither reads nor reports anything."""
         with self._lock:
             self._there.discard(node)
 
     def leave_behind(self, tenant: str) -> None:
-        """A process of this tenant outlives its pod."""
+        """Report from now on that a process of this tenant has outlived its pod."""
         with self._lock:
             self._left.add(tenant)
 
@@ -115,7 +114,7 @@ class FakeAgents:
             self._look(node)
 
     def strangers(self, gpus: Collection[str]) -> None:
-        """A process of no tenant is on these GPUs, so that they cannot be shared."""
+        """Report a foreign process on each of these GPUs, so that they cannot be shared."""
         with self._lock:
             self._strangers.update(gpus)
             nodes = sorted(self._there)
@@ -123,7 +122,8 @@ class FakeAgents:
             self._look(node)
 
     def report(self, tenant: str, **seen: Any) -> None:
-        """Set the agent's report of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`, ...)."""
+        """Set fields in the agent's report of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`,
+        ...)."""
         with self._lock:
             self._usage[tenant] = {**self._usage.get(tenant, {}), **seen}
             nodes = sorted(self._there)
@@ -147,7 +147,7 @@ class FakeAgents:
                             self._take(event["object"])
                 finally:
                     watch.close()
-            except (OSError, ApiError, ValueError) as error:  # the API server is away
+            except (OSError, ApiError, ValueError) as error:  # the API server does not answer now
                 if isinstance(error, ApiError) and error.code not in (404, 409, 410, 429, 500, 503, 504):
                     self.failures.append(str(error))
                 self._stopped.wait(0.1)
@@ -171,7 +171,8 @@ class FakeAgents:
             for node in nodes:
                 with suppress(OSError, ApiError):
                     self._beat_once(node)
-                    if node in self._of_plugins:  # no watch shows the kubelet's assignments
+                    # the kubelet's assignments come with no watch, so they are checked here
+                    if node in self._of_plugins:
                         self._look(node)
 
     def _beat_once(self, node: str) -> None:
@@ -190,12 +191,12 @@ class FakeAgents:
     # Writes of an agent
 
     def _look(self, node: str) -> None:
-        with self._lock, suppress(ApiError):  # another thread never reports older values than this
+        with self._lock, suppress(ApiError):  # under the lock, so that no other thread reports older values after these
             self._report(self._api.get(f"{GPUNODES}/{node}"))
 
     def _take(self, gpunode: Object) -> None:
-        """Report on a version of a GPUNode that the watch brought: of a plugin's on the present one, or a GPU would be
-        another pod's as of a time when its holder had no row."""
+        """Report on a version of a GPUNode that the watch brought. For pool `device-plugin`, read the present version
+        first. Otherwise a GPU could be assigned by an old version, in which its holder had no row."""
         if gpunode["spec"].get("pool") == "device-plugin":
             self._look(gpunode["metadata"]["name"])
         else:
@@ -251,7 +252,8 @@ class FakeAgents:
         return [self._gpu(gpu_uuid(node, index), index) for index in range(self._gpus)]
 
     def _of_plugin(self, gpunode: Object) -> list[Object]:
-        """The GPUs of a node as the kubelet has assigned them to pods, first come first served."""
+        """Return the GPUs of a node as the kubelet has assigned them to pods, in the order in which the pods were
+        bound."""
         name, gpus = gpunode["metadata"]["name"], self._inventory(gpunode["metadata"]["name"])
         pods = self._api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
         asking = [pod["metadata"]["uid"] for pod in pods if "nvidia.com/gpu" in str(pod["spec"])]
@@ -291,7 +293,7 @@ class FakeAgents:
 
 
 def wait(condition: Any, *, what: str, timeout: float = 30.0, interval: float = 0.05) -> Any:
-    """Poll until `condition()` is true; return its result."""
+    """Poll `condition` until its result is true; return the result."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         if time.monotonic() > deadline:

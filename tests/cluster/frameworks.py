@@ -23,20 +23,21 @@ _RUNTIME_CONTAINER: Object = {
 }
 """Container of KServe's ClusterServingRuntime for models of Hugging Face."""
 _OF_POD = ("nodeSelector", "affinity", "tolerations", "resourceClaims", "priorityClassName", "schedulerName")
-"""Fields of a predictor, used here, that are fields of a PodSpec; its other fields are KServe's own."""
+"""Fields of a predictor that are also fields of a PodSpec, as far as the examples use them. Its other fields are
+KServe's own."""
 
 
 def documents(name: str) -> dict[str, Object]:
-    """The documents of an example by kind; of the Helm values by the kind ``."""
+    """Return the documents of an example by kind. Helm values have no kind, so their key is empty."""
     found = yaml.safe_load_all((FRAMEWORKS / f"{name}.yaml").read_text())
     return {document.get("kind", ""): document for document in found}
 
 
 def of_kserve(service: Object) -> list[Object]:
-    """Specs of the Pods of an InferenceService in deployment mode Standard, which are a Deployment's.
+    """Return the PodSpecs of an InferenceService in deployment mode Standard, as its Deployment has them.
 
-    kserve/kserve, pkg/controller/v1beta1/inferenceservice/utils/utils.go: MergePodSpec (the predictor's PodSpec
-    over the runtime's) and MergeRuntimeContainers (a strategic merge of the model's container over the runtime's).
+    kserve/kserve, pkg/controller/v1beta1/inferenceservice/utils/utils.go: MergePodSpec (the predictor's PodSpec over
+    the runtime's) and MergeRuntimeContainers (a strategic merge of the model's container over the runtime's).
     """
     predictor = service["spec"]["predictor"]
     model = predictor["model"]
@@ -51,10 +52,10 @@ def of_kserve(service: Object) -> list[Object]:
 
 
 def of_knative(service: Object) -> list[Object]:
-    """Specs of the Pods of an InferenceService in deployment mode Knative.
+    """Return the PodSpecs of an InferenceService in deployment mode Knative.
 
-    knative/serving, pkg/apis/serving/fieldmask.go: PodSpecMask and ResourceRequirementsMask know no claims, so a
-    revision with one is refused; requests and limits are kept. Knative's proxy runs next to the container.
+    knative/serving, pkg/apis/serving/fieldmask.go: PodSpecMask and ResourceRequirementsMask contain no claims, so a
+    revision with a claim is refused; requests and limits are kept. Knative's proxy runs next to the container.
     """
     specs = of_kserve(service)
     for spec in specs:
@@ -66,7 +67,7 @@ def of_knative(service: Object) -> list[Object]:
 
 
 def of_kuberay(cluster: Object) -> tuple[Object, list[Object]]:
-    """Spec of the head's Pod and of each worker's.
+    """Return the PodSpec of the head, and of each worker.
 
     ray-project/kuberay, ray-operator/controllers/ray/common/pod.go: BuildPod copies the template's spec and adds
     /dev/shm; DefaultWorkerPodTemplate adds an init container with its own resources.
@@ -89,8 +90,8 @@ def _with_shm(template: Object) -> Object:
 
 
 def of_kubespawner(values: Object) -> Object:
-    """Spec of the Pod of a user's server by the values of JupyterHub's Helm chart, which passes `hub.config` to the
-    spawner.
+    """Return the PodSpec of a user's server, from the values of JupyterHub's Helm chart. The chart passes `hub.config`
+    to the spawner.
 
     jupyterhub/kubespawner 7.1, kubespawner/objects.py: make_pod sets each field of extra_container_config on the
     container and of extra_pod_config on the spec (update_k8s_model), replacing former values.

@@ -1,4 +1,4 @@
-"""Invalid SharePod with the texts of its refusal, and parts that many of them share."""
+"""Invalid SharePod with the texts of its refusal, and manifest parts that several of these SharePods share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Case:
     container: Mapping[str, Any] = field(default_factory=dict)
 
     def manifest(self, name: str = "malformed") -> dict[str, Any]:
-        """The SharePod as a user would apply it."""
+        """Return the SharePod as a user would apply it."""
         metadata: dict[str, Any] = {"name": name, "namespace": "default"}
         if self.annotations:
             metadata["annotations"] = dict(self.annotations)

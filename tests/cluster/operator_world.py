@@ -1,8 +1,8 @@
-"""SharePod's operator on a test cluster, as a separate process under its own ServiceAccount, with players for kubelets
-and agents.
+"""The operator on a test cluster: a separate process under its own ServiceAccount, with players for kubelets and
+agents.
 
-The operator's times are short. Each test uses its own nodes, which its SharePods select, so that tests of one file
-share one cluster.
+The operator's intervals and timeouts are short. Each test uses its own nodes, which its SharePods select, so that the
+tests of one file share one cluster.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ TIMES = {
 }
 AGENT_LEASE = 3
 OPEN: list[World] = []
-"""Worlds that `a_world` has made and that have not ended."""
+"""Worlds that `a_world` has created and that have not ended."""
 
 
 class World:
-    """World of the operator's tests. `stop_operator` and `start_operator` may be used by a test that starts it
-    again.
-    """
+    """Operator with its cluster. A test that needs another operator calls `stop_operator` and `start_operator`."""
 
     def __init__(
         self, cluster: Cluster, kubelets: FakeKubelets, agents: FakeAgents, times: Mapping[str, str] = TIMES
@@ -65,14 +63,14 @@ class World:
         return self.operator
 
     def revive_operator(self) -> None:
-        """Start an acting operator if the last started one has ended."""
+        """Start an operator, and wait until it acts, if the last started operator has ended."""
         if self.operator is None or self.operator.running():
             return
         self.start_operator()
         wait(lambda: self.metric("sharepod_operator_leader") == 1.0, what="the next operator to lead", timeout=60)
 
     def metric(self, name: str, operator: str = "operator") -> float:
-        """A metric of an operator, summed over its labels; 0 while it does not answer."""
+        """Return a metric of an operator, summed over its labels. 0 while the operator does not answer."""
         try:
             url = f"http://127.0.0.1:{self.installation.ports[operator]}/metrics"
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -105,12 +103,12 @@ class World:
         return names
 
     def rows(self, node: str) -> list[Object]:
-        """The ledger of a node."""
+        """Return the rows in the ledger of a node."""
         rows: list[Object] = self.api.get(f"{GPUNODES}/{node}")["spec"].get("tenants") or []
         return rows
 
     def row(self, node: str, name: str) -> Object | None:
-        """The row of a SharePod, by its name."""
+        """Return the row of the SharePod with this name. None if there is none."""
         return next((row for row in self.rows(node) if row["podName"] == name), None)
 
     # SharePods
@@ -196,7 +194,7 @@ class World:
         return str(condition_of(seen, kind).get("message") or "")
 
     def events(self, namespace: str, name: str) -> list[tuple[str, str]]:
-        """Reason and note of the Events about an object."""
+        """Return (reason, note) of each Event about an object."""
         items = self.api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
         return [(item["reason"], item.get("note", "")) for item in items if item["regarding"]["name"] == name]
 
@@ -210,8 +208,8 @@ def condition_of(seen: Object, kind: str) -> Object:
 def a_world(
     *, times: Mapping[str, str] = TIMES, agent_lease: int = AGENT_LEASE, agent_renew: float = 0.5, pace: float = 0.0
 ) -> Iterator[World]:
-    """A cluster with SharePod installed and an acting operator. `times`: the operator's settings; the others are for
-    the agents."""
+    """Start a cluster with SharePod installed and an acting operator. `times`: settings of the operator; the other
+    arguments are for the agents."""
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FakeKubelets(cluster.api) as kubelets,

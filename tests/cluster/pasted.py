@@ -14,7 +14,8 @@ _INSTALL = MANIFESTS.parent / "docs" / "install.md"
 
 
 def paste_uninstall(cluster: Cluster, overlay: Path, printed: Path) -> subprocess.Popen[bytes]:
-    """Start the commands that uninstall in the folder of an overlay; each must succeed. They print to a file."""
+    """Start the commands of the page that uninstall SharePod, in the folder of an overlay. Each command must succeed.
+    Their output goes to the file `printed`."""
     section = _INSTALL.read_text().partition("\n## Uninstall\n")[2].partition("\nThen remove `/var/lib")[0]
     blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
     assert len(blocks) == 2

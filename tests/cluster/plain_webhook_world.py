@@ -1,5 +1,6 @@
-"""The webhook for plain Pods with a resource line on a test cluster, whose API server calls it by its address: Services
-are not routed there."""
+"""The webhook for plain Pods with a resource line on a test cluster. The API server calls it by its address, because
+Services are not routed there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from harness.installation import rendered
 
 
 def install_webhook(cluster: Cluster, component: str) -> dict[str, str]:
-    """Apply a component of the manifests, except the Deployment; return the settings of a serving operator."""
+    """Apply a component of the manifests, except the Deployment. Return the settings of an operator that serves the
+    webhook."""
     (port,) = free_ports(1)
     before = rendered(cluster.bin / "kubectl")
     for one in rendered(cluster.bin / "kubectl", component):
@@ -26,12 +28,12 @@ def install_webhook(cluster: Cluster, component: str) -> dict[str, str]:
 
 
 def start_with_webhook(world: World, component: str) -> None:
-    """Install it, and start an operator that serves."""
+    """Install the webhook, and start an operator that serves it."""
     world.times = {**world.times, **install_webhook(world.cluster, component)}
     world.start_operator()
     await_answers(world.cluster)
 
 
 def await_answers(cluster: Cluster) -> None:
-    """Wait until the API server is answered about a Pod with a line."""
+    """Wait until the webhook answers the API server about a Pod with a line."""
     wait(lambda: answer(cluster.api, line_pod()) == "", what="answers about a Pod with a line", timeout=60)

@@ -29,7 +29,7 @@ def need_mutating_policies(api: Api) -> None:
 
 @contextmanager
 def a_world_of_lines(*, times: Mapping[str, str] = TIMES) -> Iterator[World]:
-    """A world in which plain Pods get shares by a resource line. `times`: the operator's settings."""
+    """Start a world in which plain Pods get shares by a resource line. `times`: settings of the operator."""
     with a_world(times=times) as running:
         need_mutating_policies(running.api)
         install_plain(running.cluster)
@@ -51,7 +51,7 @@ def install_plain(cluster: Cluster) -> None:
 
 
 def container(name: str = "main", milli: str | None = "400", mib: str | None = "1024", **fields: Any) -> Object:
-    """A container with a line."""
+    """Return a container with a resource line."""
     limits = {key: value for key, value in ((MILLI, milli), (MEMORY, mib)) if value is not None}
     return {"name": name, "image": "test", "resources": {"limits": limits}, **fields}
 
@@ -59,7 +59,7 @@ def container(name: str = "main", milli: str | None = "400", mib: str | None = "
 def line_pod(
     *containers: Object, name: str = "probe", annotations: dict[str, str] | None = None, **spec: Any
 ) -> Object:
-    """A Pod of these containers; of one with 0.4 and 1 GiB without any."""
+    """Return a Pod with these containers. Without any, it has one container with 0.4 of a GPU and 1 GiB."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

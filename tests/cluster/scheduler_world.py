@@ -1,5 +1,6 @@
-"""Nodes of pool `scheduler` in the world of the operator's tests: plays their agents' ResourceSlices, with the agents'
-rights and tokens, in the form that agents publish."""
+"""Nodes of pool `scheduler` in the world of the operator's tests. The module plays the agents' ResourceSlices, with the
+agents' rights and tokens, in the form that agents publish.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SLICES = f"{CLAIMS}/resourceslices"
 
 
 class SliceAgent:
-    """Slice of one node, as the node's agent writes it. `gpus`: how many of its two GPUs are published."""
+    """Slice of one node, as the node's agent writes it. `gpus`: number of published GPUs, at most two."""
 
     def __init__(self, world: World, node: str, gpus: int = 2) -> None:
         self._world = world
@@ -30,7 +31,7 @@ class SliceAgent:
         self._generation = 0
 
     def publish(self) -> None:
-        """Publish the GPUs, once the ledger names the pool."""
+        """Publish the GPUs once the ledger has pool `scheduler`."""
         wait(lambda: self.spec()["pool"] == "scheduler", what=f"{self.node} is of pool scheduler")
         self._generation += 1
         uid = self._world.api.get(f"/api/v1/nodes/{self.node}")["metadata"]["uid"]
@@ -43,7 +44,7 @@ class SliceAgent:
         self._world.api.delete(f"{SLICES}/{slice_name(self.node)}")
 
     def leave(self) -> None:
-        """Withdraw the GPUs once the ledger orders the node to leave the pool."""
+        """Withdraw the GPUs once the ledger marks the node as leaving the pool."""
         wait(lambda: self.spec().get("leaving"), what=f"{self.node} leaves its pool")
         self._api.delete(f"{SLICES}/{slice_name(self.node)}")
         self._say("False", "Withdrawn")
@@ -63,7 +64,7 @@ class SliceAgent:
 
 
 def pool_of_scheduler(world: World, prefix: str, *, gpus: int = 2) -> SliceAgent:
-    """Create a node of pool `scheduler` that publishes so many of its GPUs."""
+    """Create a node of pool `scheduler` that publishes this number of its GPUs."""
     (node,) = world.nodes(prefix, pool="scheduler")
     agent = SliceAgent(world, node, gpus)
     agent.publish()
@@ -71,12 +72,12 @@ def pool_of_scheduler(world: World, prefix: str, *, gpus: int = 2) -> SliceAgent
 
 
 def make_scheduled(world: World, namespace: str, name: str, **options: Any) -> Object:
-    """Create a claim that kube-scheduler allocates."""
+    """Create a claim of the class that kube-scheduler allocates."""
     return make_claim(world, namespace, name, deviceClassName=CLASS, **options)
 
 
 def holds(world: World, namespace: str, name: str) -> list[str]:
-    """The GPUNodes for which the operator holds a claim."""
+    """Return the GPUNodes in the operator's holds of a claim."""
     entries = ((claim_of(world, namespace, name) or {}).get("status") or {}).get("reservedFor") or []
     return [entry["name"] for entry in entries if entry["resource"] == "gpunodes"]
 
@@ -93,7 +94,7 @@ def relabel(world: World, node: str, pool: str | None) -> None:
 
 
 def most_reserved(world: World, node: str) -> int:
-    """The most thousandths of a GPU of the node that rows of its ledger reserve together."""
+    """Return the largest sum of thousandths that rows of the node's ledger reserve on one GPU."""
     rows = world.rows(node)
     gpus = {gpu for row in rows for gpu in row["gpus"]}
     return max((sum(row["requestMilli"] for row in rows if gpu in row["gpus"]) for gpu in gpus), default=0)

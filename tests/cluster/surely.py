@@ -1,4 +1,4 @@
-"""Writes of a test's clients that happen exactly once, whatever the weather between them and the API server."""
+"""Writes of a test's clients that take effect exactly once, whatever faults affect the connection to the API server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from http.client import HTTPException
 from harness.api import ApiError
 
 _LATER = (403, 404, 409, 429, 500, 503, 504)
-"""Answers after which a write is tried again: the API server is away, or has just begun."""
+"""HTTP statuses after which a write is retried: the API server is away, or has just started."""
 
 
 def surely(write: Callable[[], object], *, done: int, over: threading.Event) -> None:
-    """Write, repeatedly while the API server is away or starting. The code `done` means that an earlier write without
-    an answer has succeeded: only this test uses these names. Once `over` is set, a failure is raised."""
+    """Write, and retry while the API server is away or starting. The status `done` means that an earlier write has
+    taken effect although its answer was lost, because only this test uses these names. Once `over` is set, a failure is
+    raised."""
     while True:
         try:
             write()

@@ -1,4 +1,4 @@
-"""Tests of only the API server, with manifests/ applied: rejected, accepted and shown objects."""
+"""Admission with only an API server and manifests/: which objects are refused, accepted and shown by kubectl."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_limit_is_a_whole_gpu_where_none_is_written(server: Cluster) -> None
 
 
 def test_the_largest_sharepod_of_the_bounds_is_within_the_cost_budget_of_the_rules(server: Cluster) -> None:
-    """Each list is as long as the schema allows, until etcd's limit of an object would be the next bound."""
+    """Each list has its greatest length by the schema. Larger objects would exceed etcd's limit."""
     mounts = [{"name": "v", "mountPath": f"/{'m' * 100}{number}"} for number in range(80)]
     asked = {f"example.com/{'r' * 40}{number}": 1 for number in range(8)}
     containers = [
@@ -180,7 +180,8 @@ def test_a_quantity_may_be_a_plain_number_as_in_a_pod(server: Cluster) -> None:
 
 
 def test_policies_type_check_without_warnings(server: Cluster) -> None:
-    """Copies that bind nothing are checked: a policy is checked once, and the first ones may precede the schema."""
+    """Copies of the policies without bindings are checked. The API server checks a policy once, and the originals may
+    be older than the schema."""
     path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
     policies = server.api.get(path)["items"]
     assert len(policies) >= 11, "policies of claims are included once the tests of claims have run"

@@ -1,4 +1,4 @@
-"""API server and operator refuse the same objects: an object that one of them accepts alone is an error."""
+"""API server and operator refuse the same objects. An object that only one of them accepts is an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
 
 @st.composite
 def annotation_sets(draw: st.DrawFn) -> dict[str, str]:
-    """Draw annotations that are valid more often than random ones."""
+    """Draw a set of annotations. It is valid more often than a random set."""
     fields = draw(st.lists(st.sampled_from(sorted(_VALUES)), max_size=3, unique=True))
     annotations: dict[str, str] = {}
     for field in {*fields, "request"} if draw(st.integers(0, 3)) else fields:

@@ -1,4 +1,4 @@
-"""Tests of changes: which fields of an existing SharePod may change."""
+"""Changes of an existing SharePod: which fields may change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharepod.api.sharepod import CHANGEABLE
 
 
 def assert_fixed(message: str, field: str, mutable: str) -> None:
-    """The answer states that a field is immutable, the mutable fields, and the remedy."""
+    """Assert that a refusal states that the field is immutable, which fields are mutable, and the remedy."""
     block, name = field.rsplit(".", 1)
     changed = rf"{re.escape(field)}: (Invalid value: .*)?cannot be changed \(only {mutable}"
     presence = rf"{re.escape(block)}: Invalid value: .*{name} cannot be added or removed \(only {mutable}"

@@ -26,7 +26,7 @@ UUID = "GPU-5a9e0001-0000-4000-8000-000000000001"
 def api(server: Cluster) -> Api:
     if not serves_claims(server.api):
         pytest.skip("the API server does not serve resource.k8s.io/v1")
-    for _ in range(2):  # applying it again changes nothing
+    for _ in range(2):  # twice, because applying the same object again must change nothing
         server.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "claims"), timeout=60)
     wait_until(
         lambda: "metadata.annotations" in answer(server.api, claim(annotations={"sharepod.dev/gpu-mode": "Half"})),
@@ -52,7 +52,7 @@ def claim(annotations: dict[str, str] | None = None, spec: Object | None = None)
 
 
 def answer(api: Api, body: Object) -> str:
-    """Return the API server's refusal of a claim; empty if it takes it."""
+    """Return the API server's refusal of a claim. Empty if the API server accepts the claim."""
     try:
         api.create(claim_path("default"), body, dryRun="All")
     except ApiError as error:
@@ -61,7 +61,8 @@ def answer(api: Api, body: Object) -> str:
 
 
 def published(api: Api) -> str:
-    """Return the API server's refusal of a slice of the driver's devices; empty if it takes it."""
+    """Return the API server's refusal of a ResourceSlice with the driver's devices. Empty if the API server accepts the
+    slice."""
     pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.sharepod.dev", "nodeName": "n", "pool": pool}
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "foreign"}, "spec": spec}
@@ -73,7 +74,8 @@ def published(api: Api) -> str:
 
 
 def changed_class(api: Api, change: Object) -> tuple[str, Object]:
-    """Return the API server's refusal of a change of the class of pool `scheduler`, or an empty text and the spec."""
+    """Change the class of pool `scheduler` in a dry run. Return the API server's refusal, which may be empty, and the
+    spec."""
     path = f"{CLAIMS}/deviceclasses/scheduler.sharepod.dev"
     try:
         made = api.request("PATCH", path, {"spec": change}, query={"dryRun": "All"}, content_type=MERGE)
@@ -96,7 +98,7 @@ def asking(**exactly: Any) -> Object:
 
 
 def amounts(**given: str | None) -> Object:
-    """A claim of 0.4 and 1Gi with these capacities instead."""
+    """Return a claim of 0.4 and 1Gi in which these capacities replace the usual ones."""
     spec = claim_spec()
     asked = spec["devices"]["requests"][0]["exactly"]["capacity"]["requests"]
     for name, value in given.items():
@@ -123,7 +125,7 @@ def without_capacity(annotations: dict[str, str] | None = None) -> Object:
 
 
 def of_a_line(**exactly: Any) -> Object:
-    """An Exclusive claim whose request has the name of a line's."""
+    """Return an Exclusive claim whose request has the name that claims of lines use."""
     body = without_capacity({"sharepod.dev/gpu-mode": "Exclusive"})
     (request,) = body["spec"]["devices"]["requests"]
     request["name"] = "line"
@@ -249,7 +251,7 @@ def test_a_claim_of_another_class_is_left_alone(api: Api) -> None:
 
 
 def test_a_claim_of_no_device_at_all_is_left_alone(api: Api) -> None:
-    """The API server gives policies `requests: null` then."""
+    """For a claim without requests, the API server gives policies `requests: null`."""
     body = claim(spec={"devices": {}})
     assert answer(api, body) == ""
     api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
@@ -283,7 +285,7 @@ def test_the_class_by_the_name_of_an_extended_resource_is_refused(api: Api, kind
 
 @pytest.mark.promise("operator-scheduler-pool-agents-alone")
 def test_an_agent_publishes_devices_of_its_own_node_alone(server: Cluster, api: Api) -> None:
-    """An administrator publishes none, and an agent none of another driver, node or pool."""
+    """An administrator cannot publish devices. An agent cannot publish devices of another driver, node or pool."""
     first, second = server.add_fake_nodes(2, prefix="slices")
     uid = api.get(f"/api/v1/nodes/{first}")["metadata"]["uid"]
     body = slice_body(first, uid, slice_spec(first, [], 1))
@@ -316,7 +318,7 @@ def test_an_agent_publishes_devices_of_its_own_node_alone(server: Cluster, api: 
 
 
 def test_no_other_driver_takes_the_name_of_a_nodes_slice(api: Api) -> None:
-    """A kubelet may publish slices of its own node, and registers future nodes."""
+    """A kubelet may publish slices of its own node, and also registers future nodes."""
     spec = {**slice_spec("n", [], 1), "driver": "gpu.example"}
     for name in (slice_name("n"), "scheduler.sharepod.dev.uid-n"):
         with pytest.raises(ApiError, match="is for slices of agents of SharePod"):
@@ -328,7 +330,7 @@ def test_no_other_driver_takes_the_name_of_a_nodes_slice(api: Api) -> None:
 def test_the_class_of_pool_scheduler_selects_devices_of_its_driver_and_is_no_extended_resource(api: Api) -> None:
     assert "spec.selectors: must have the expression" in changed_class(api, {"selectors": []})[0]
     refused, kept = changed_class(api, {"extendedResourceName": "example.com/gpu"})
-    if not refused:  # an API server without DRAExtendedResource drops it
+    if not refused:  # an API server without DRAExtendedResource drops the field
         assert "extendedResourceName" not in kept
     else:
         assert "spec.extendedResourceName: counts whole devices" in refused

@@ -1,4 +1,4 @@
-"""Tests of rights: which accounts of manifests/ may write ledgers, Leases and status."""
+"""Rights of the accounts in manifests/: which of them may write ledgers, Leases and status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_ledger_with_tenants_cannot_be_deleted(server: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def agent(server: Cluster) -> Api:
-    """The agent of node-a, with a token as the kubelet's are."""
+    """Return a client with the rights of the agent of node-a, and a token like a kubelet's."""
     server.add_fake_nodes(2, prefix="agents")
     for node in ("agents-0", "agents-1"):
         server.api.create(

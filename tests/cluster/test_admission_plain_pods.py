@@ -36,7 +36,7 @@ def api(server: Cluster) -> Api:
 
 
 def annotated(**annotations: str) -> Object:
-    """A Pod with a line of 0.4 and these annotations, by key with `_` for `-`."""
+    """Return a Pod with a line of 0.4 and these annotations, given by key with `_` for `-`."""
     return line_pod(annotations={f"sharepod.dev/{key.replace('_', '-')}": text for key, text in annotations.items()})
 
 
@@ -47,19 +47,19 @@ def sized(milli: str | None, mib: str | None = None, **annotations: str) -> Obje
 
 
 def with_field(key: str, value: Any) -> Object:
-    """A container with a line and this among its resources."""
+    """Return a container with a line and one further field in its resources."""
     body = container()
     body["resources"] = {**body["resources"], key: value}
     return body
 
 
 def plugins(resource: str) -> Object:
-    """A container without a line that takes GPUs by another resource."""
+    """Return a container without a line that requests GPUs by another resource."""
     return {"name": "first", "image": "test", "resources": {"limits": {resource: "1"}}}
 
 
 GPUS = {"name": "GPUS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['sharepod.dev/gpus']"}}}
-"""A variable with the GPUs that the Pod's annotation names."""
+"""Variable of a container that gets its value from the Pod's annotation with the GPUs."""
 TAKEN = {
     "a share": line_pod(),
     "a whole GPU": sized("1000"),
@@ -155,11 +155,11 @@ REFUSED: dict[str, tuple[Object, str]] = {
         "metadata.annotations[sharepod.dev/gpu-request]",
     ),
 }
-"""Pods that Python refuses too, and the field that the API server names."""
+"""By name: a Pod that Python also refuses, and the field that the API server's message names."""
 
 
 def by_volume(pod: Object) -> Object:
-    """The Pod as a cluster without claims makes it."""
+    """Return the Pod as a cluster without claims creates it, with a volume."""
     patch = with_volume(pod, "")
     metadata = {**pod["metadata"], **patch["metadata"]}
     return {**pod, "metadata": metadata, "spec": {**pod["spec"], **patch["spec"]}}
@@ -436,7 +436,8 @@ def test_a_claim_without_sizes_is_its_pods_and_the_templates_name_is_taken(api: 
     for field, value in (("tolerations", [{"operator": "Exists"}]), ("capacity", {}), ("adminAccess", False)):
         exactly: Object = {"deviceClassName": "sharepod.dev", field: value}
         other = {"devices": {"requests": [{"name": "line", "exactly": exactly}]}}
-        with pytest.raises(ApiError, match="capacity"):  # the operator would take none of its claims for a line's
+        # otherwise the operator would mistake each of its claims for a claim of a line
+        with pytest.raises(ApiError, match="capacity"):
             api.create(templates, template("sharepod", other), dryRun="All")
 
     def claim(*owners: Object) -> Object:

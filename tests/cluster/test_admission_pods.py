@@ -1,4 +1,4 @@
-"""Policies on pods: our volume, our label, their controller, their debug containers."""
+"""Policies on Pods: the volume, the label and the controller of SharePod's Pods, and their debug containers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
     refused = "mallory may not create pods in namespace default; ask for the right to create pods"
     assert refused in answer
 
-    # Nor by an apply that creates, nor under a name that the server makes up.
+    # The user cannot create a SharePod by an apply either, nor with a name that the API server generates.
     unnamed = sharepod("loot", {"request": 0.4})
     unnamed["metadata"] = {"generateName": "loot-", "namespace": "default"}
     for verb, body in (("apply --server-side", sharepod("loot", {"request": 0.4})), ("create", unnamed)):
         code, answer = as_user(server, mallory, *verb.split(), "--dry-run=server", "-f", "-", body=body)
         assert refused in answer, verb
 
-    # For an existing SharePod, the right to SharePods changes nothing that decides its Pod's rights.
+    # Of an existing SharePod, the user can change nothing that determines the rights of its Pod.
     server.api.create(SHAREPODS, sharepod("present", {"request": 0.4}))
     for field, value in (
         ("serviceAccountName", "admin"),
@@ -73,7 +73,8 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         assert f"spec.{field}: " in answer
         assert "cannot be changed" in answer
 
-    # Nor the labels and annotations of the next run's Pod: an annotation's identity, a label's network.
+    # Nor can the user change labels and annotations that the next run's Pod gets: an annotation may be an identity, a
+    # label may select a network policy.
     for change, allowed in (
         ({"annotations": {"iam.amazonaws.com/role": "admin"}}, False),
         ({"labels": {"role": ""}}, False),

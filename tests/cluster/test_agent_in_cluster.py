@@ -1,4 +1,6 @@
-"""The agent on a real API server: ledger in; status, Lease and volumes out. The kubelet is played over its sockets."""
+"""The agent on a real API server. It reads the ledger, and writes status, Lease and volumes. The test plays the kubelet
+over the agent's sockets.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,7 @@ def test_an_agent_says_whether_the_policy_on_agents_is_in_force(node: OneNode) -
     assert condition(held, "OwnNodeOnly")["reason"] == "Held"
 
     async def look() -> Readiness:
-        """Review as a user outside the policy: as an agent under another ServiceAccount would."""
+        """Check the policy as a user for whom it is not effective, like an agent under another ServiceAccount."""
         api = await Connection.open(node.cluster.kubeconfig, "an agent")
         try:
             check = OwnNodeCheck(api, namespace="sharepod-system", changed=lambda: None)
@@ -261,7 +263,7 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
     ):
         with pytest.raises(grpc.RpcError, match=message):
             node.publish(pod)
-    # The row arrives shortly after the kubelet's call.
+    # The row arrives shortly after the kubelet's call, while the call waits.
     waiting = node.make_pod("pod-of-e", "e")
     node.reserve(row("a", podUID=uid_of(mine)), row("e", podUID=uid_of(waiting)))
     node.publish(waiting)
@@ -270,7 +272,7 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
 
 
 def reserved(status: Object) -> dict[str, int]:
-    """Return the reserved time of each series of consumption."""
+    """Return the reserved time of each series in the consumption."""
     return {one["series"]: one["reservedMilliseconds"] for one in status.get("consumption") or ()}
 
 
@@ -336,7 +338,7 @@ def test_many_changes_make_few_writes(node: OneNode) -> None:
     assert 1 <= len(statuses) <= lasted + 3, "facts are written at most each second"
     assert statuses[-1]["observedGeneration"] == generation
     versions = [node.api.get(node.path)["metadata"]["resourceVersion"]]
-    time.sleep(3)  # nothing happens, and nothing may be written
+    time.sleep(3)  # nothing happens in this time, so nothing may be written
     versions.append(node.api.get(node.path)["metadata"]["resourceVersion"])
     assert versions[0] == versions[1]
 
@@ -354,9 +356,9 @@ def test_the_agent_outlives_the_api_server(cluster_factory: Callable[..., Cluste
     node.await_observed(node.reserve(row("a", podUID=uid_of(pod)), row("b")))
     cluster.stop_apiserver()
     assert node.connects("a")
-    node.publish(pod)  # it needs no call of the API server
+    node.publish(pod)  # the publish needs no call of the API server
     assert service.stop() == 0
-    # Started without an API server: running tenants are served, and volumes can be unpublished.
+    # The agent starts while the API server is away. It serves running tenants, and volumes can be unpublished.
     node.start_agent()
     wait_until(lambda: node.connects("a") and node.connects("b"), what="the tenants' sockets", timeout=20)
     wait_until(node.csi_socket.exists, what="the CSI socket", timeout=10)
@@ -400,7 +402,7 @@ def test_a_failed_gpu_and_a_strangers_process_are_in_the_status_until_they_are_g
 
 @pytest.mark.promise("operator-scheduler-pool-slice", "operator-scheduler-pool-leaves")
 def test_on_a_node_of_pool_scheduler_its_gpus_are_published_until_the_ledger_says_that_it_leaves(node: OneNode) -> None:
-    """With the agent's own rights and token, under the policies."""
+    """The agent has its own rights and token, and the admission policies are effective."""
     if not serves_claims(node.api):
         pytest.skip("the API server does not serve resource.k8s.io/v1")
     node.write_cdi()

@@ -1,4 +1,4 @@
-"""Budgets on a real API server: permitted writes, their authors, and the consequence of a spent budget."""
+"""Budgets on a real API server: which users may write them, and the consequence of a spent budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def budget(name: str, **spec: object) -> Object:
 
 
 def consumed(world: World, node: str, namespace: str, seconds: int) -> None:
-    """Make the agent of a node report so many reserved GPU-seconds of a namespace."""
+    """Make the agent of a node report that a namespace has used this many reserved GPU-seconds."""
     series = {
         "series": f"{node}-{namespace}",
         "namespace": namespace,
@@ -134,7 +134,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     world.apply(namespace, "first", {"request": 0.5}, on="spend")
     world.phase(namespace, "first", "Running")
 
-    # 1. It is spent: running SharePods continue, new ones wait, other namespaces do not.
+    # 1. The budget is spent: running SharePods continue, new SharePods wait, and other namespaces are not affected.
     consumed(world, node, namespace, 1700)
     world.api.patch(path(namespace, "team"), {"spec": {"period": "Week"}})
     spent = condition(world, namespace, "team", "WithinBudget", "BudgetSpent")
@@ -146,7 +146,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     world.phase(other, "others", "Running")
     assert world.phase(namespace, "first", "Running")
 
-    # 2. The operator is killed: no charge or Event is repeated, and waiting SharePods still wait.
+    # 2. The operator is killed: no charge and no Event is repeated, and waiting SharePods still wait.
     assert world.operator is not None
     world.operator.stop(grace=0)
     world.start_operator()
@@ -161,7 +161,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent"]
     world.condition(namespace, "new", "Placed", status="False", reason="BudgetSpent")
 
-    # 3. It is raised: the waiting SharePods run.
+    # 3. The budget is raised: the waiting SharePods run.
     world.api.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 5000}})
     world.phase(namespace, "new", "Running", timeout=60)
     assert world.api.get(path(namespace, "team"))["status"]["left"] == 3800
@@ -191,7 +191,7 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
     runs = ("train-0", "train-1")
     pods = {name: world.phase("team-a", name, "Running")["status"]["podUID"] for name in runs}
 
-    # 1. Team A spends its budget: it runs on.
+    # 1. Team A spends its budget. Its SharePods continue.
     consumed(world, node, "team-a", 1_900_000)
     world.api.patch(path("team-a", "training"), {"spec": {"period": "Week"}})
     condition(world, "team-a", "training", "WithinBudget", "BudgetSpent")
@@ -202,14 +202,14 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
     assert header.split()[:5] == ["NAME", "HOURS", "PERIOD", "USED%", "LEFT"]
     assert row.split()[:5] == ["training", "500.0", "Week", "105", "0.0"]
 
-    # 2. Team B needs time: one run is lowered, none ends.
+    # 2. Team B needs time: one run of team A gets a lower share, and no run ends.
     _apply_example(world, "03-serve.yaml", "month")
     world.phase("team-b", "serve", "Running", timeout=60)
     requests = {row["podName"]: row["requestMilli"] for row in world.rows(node)}
     assert sorted(requests.values()) == [0, 600, 800]
     assert {name: world.sharepod("team-a", name)["status"]["podUID"] for name in runs} == pods
 
-    # 3. Team B needs memory: one run is evicted for it, and waits.
+    # 3. Team B needs memory: one run of team A is evicted and waits.
     _apply_example(world, "04-index.yaml", "month")
     world.phase("team-b", "index", "Running", timeout=60)
     (evicted,) = set(runs) - {row["podName"] for row in world.rows(node)}
@@ -218,7 +218,7 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
     (stayed,) = set(runs) - {evicted}
     assert world.sharepod("team-a", stayed)["status"]["podUID"] == pods[stayed]
 
-    # 4. The budget is refilled, and team B ends: both runs have their shares again.
+    # 4. The budget is refilled and team B's SharePods end: both runs of team A have their shares again.
     world.api.patch(path("team-a", "training"), {"spec": {"gpuTime": "1000h"}})
     condition(world, "team-a", "training", "WithinBudget", "WithinBudget")
     for name in ("index", "serve"):

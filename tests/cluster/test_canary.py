@@ -1,6 +1,7 @@
-"""Canary: kube-scheduler uses allocations of claims that another client has written, which no document promises.
+"""Canary of one assumption: kube-scheduler uses allocations of claims that another client has written. No document of
+Kubernetes promises this.
 
-Without the operator: the test makes the operator's writes. `make test-canary` runs it on each Kubernetes with
+There is no operator: the test makes the operator's writes. `make test-canary` runs it on each Kubernetes with
 ResourceClaims of `resource.k8s.io/v1`.
 """
 
@@ -36,14 +37,14 @@ def canary() -> Iterator[Cluster]:
 
 
 def asked(cluster: Cluster, namespace: str, name: str) -> None:
-    """Create a claim of one device."""
+    """Create a claim for one device."""
     body: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
     request = {"name": "gpu", "exactly": {"deviceClassName": _CLASS}}
     cluster.api.create(claim_path(namespace), {**body, "spec": {"devices": {"requests": [request]}}})
 
 
 def allocated(cluster: Cluster, namespace: str, name: str, node: str) -> Object:
-    """Allocate a claim like the operator; return the written claim."""
+    """Allocate a claim as the operator does; return the stored claim."""
     path = claim_path(namespace, name)
     cluster.api.patch(path, {"metadata": {"finalizers": [FINALIZER]}})
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
@@ -131,7 +132,7 @@ def test_the_end_of_the_last_pod_takes_the_allocation_away_and_a_deleted_claim_i
     )
 
 
-@pytest.mark.usefixtures("canary")  # an API server without claims does not know the gate and would not start
+@pytest.mark.usefixtures("canary")  # skipped without claims: such an API server would not start with this feature gate
 @pytest.mark.promise("operator-claim-gate")
 def test_a_server_that_drops_sizes_refuses_a_claim_with_one_by_the_name_of_the_gate(
     cluster_factory: Callable[..., Cluster],

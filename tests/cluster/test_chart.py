@@ -1,6 +1,7 @@
-"""The life of the Helm chart on a real API server: install, upgrade, adopt from kustomize, roll back, uninstall.
+"""The Helm chart on a real API server: install, upgrade, adopt from kustomize, roll back, uninstall.
 
-The chart before is this chart with another version, a definition with a field less, one operator, and one object more.
+The older chart of these tests is this chart with another version, one field less in a CRD, one operator, and one
+additional object.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from harness.installation import MANIFESTS, NAMESPACE, SHAREPODS, await_in_force
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 FIELD = "latency"
-"""Field of spec.gpu that the chart before does not have."""
+"""Field of spec.gpu that the older chart lacks."""
 LEFT_BEHIND = "sharepod-of-before"
 SHAREPOD: Object = {
     "apiVersion": "sharepod.dev/v1alpha1",
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.skipif(find_helm() is None, reason=NO_HELM)
 
 @pytest.fixture(scope="module")
 def charts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the chart of this tree, `sharepod`, and the chart before it, `before`."""
+    """Return a folder with two charts: `sharepod`, of this tree, and `before`, the older one."""
     into = tmp_path_factory.mktemp("dist")
     write_chart(into, find_kubectl(), {})
     shutil.copytree(into / "sharepod", into / "before")
@@ -98,7 +99,7 @@ def exists(cluster: Cluster, path: str) -> bool:
 
 
 def uids(cluster: Cluster) -> dict[str, str]:
-    """Return the uids of a SharePod, its definition and the workloads."""
+    """Return the uids of a SharePod, its CRD and the workloads."""
     paths = {
         "sharepod": f"{SHAREPODS}/kept",
         "definition": f"{DEFINITIONS}/sharepods.sharepod.dev",
@@ -149,7 +150,8 @@ def test_a_release_takes_over_what_kustomize_has_applied(bare: Cluster, helm: He
     bare.api.create(SHAREPODS, SHAREPOD)
     before = uids(bare)
     applied = bare.kubectl("get", "-k", str(MANIFESTS), "-o", "json", "--show-managed-fields", timeout=60).stdout
-    handed_over = applied.replace('"manager": "kubectl"', '"manager": "helm"')  # as docs/install.md does by sed
+    # the same change as by the `sed` of docs/install.md
+    handed_over = applied.replace('"manager": "kubectl"', '"manager": "helm"')
     bare.kubectl("replace", "-f", "-", input=handed_over, timeout=60)
     helm.run("install", *RELEASE, "--take-ownership", charts / "sharepod")
     assert uids(bare) == before
@@ -204,7 +206,7 @@ def test_a_real_api_server_takes_install_yaml(bare: Cluster, tmp_path: Path) -> 
 
 
 def dry_run(cluster: Cluster, text: str) -> None:
-    """Let the API server check the objects, as if they were applied: with unknown fields as errors."""
+    """Let the API server check the objects as if they were applied. Unknown fields are errors."""
     argv = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
     done: Any = cluster.kubectl(*argv, input=text, timeout=60)
     assert len(done.stdout.splitlines()) == sum(1 for one in yaml.safe_load_all(text) if one)

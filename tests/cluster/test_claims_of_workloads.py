@@ -1,5 +1,7 @@
-"""Pods with claims as each kind of workload makes them, from the examples: placed by the operator, bound by the real
-kube-scheduler, made by the real kube-controller-manager or, for KServe, KubeRay and JupyterHub, as those make them."""
+"""Pods with claims, as each kind of workload in the examples creates them. The operator places them, and the real
+kube-scheduler binds them. The real kube-controller-manager creates them; for KServe, KubeRay and JupyterHub, the test
+changes the Pods as these controllers do.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ CLAIM_EXAMPLES = [
 
 
 WORLD_HAS_CLAIMS = True
-"""The file's world has claims."""
+"""Claims are installed in the file's world."""
 
 
 def bound(world: World, namespace: str) -> dict[str, Object]:
-    """Pods of a namespace that have a node, by name."""
+    """Return the Pods of a namespace that have a node, by name."""
     found = world.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     return {pod["metadata"]["name"]: pod for pod in found if pod["spec"].get("nodeName")}
 
@@ -46,7 +48,7 @@ def await_bound(world: World, namespace: str, pods: int, claims: int) -> None:
 
 
 def shares(world: World, *nodes: str) -> list[tuple[int, int]]:
-    """Request in thousandths and memory in GiB of each row."""
+    """Return (request in thousandths, memory in GiB) of each row."""
     return sorted((row["requestMilli"], row["memory"] // GIB) for node in nodes for row in world.rows(node))
 
 
@@ -62,7 +64,7 @@ def apply(world: World, namespace: str, *bodies: Object) -> None:
 
 
 def on(specs: list[Object], label: str) -> list[Object]:
-    """The specs, for nodes labelled `test=LABEL`."""
+    """Return the specs with a node selector for the label `test=LABEL`."""
     return [{**spec, "nodeSelector": {"test": label}} for spec in specs]
 
 
@@ -160,7 +162,7 @@ def test_a_claim_without_an_allocation_can_have_no_condition(world: World) -> No
         world.api.patch(f"{claim_path(namespace, 'waits')}/status", {"status": {"devices": [device]}})
 
 
-# Last: the line's policies stay for the rest of the module.
+# This test is the last of the module, because the line's policies stay applied.
 
 
 @pytest.mark.promise("operator-claim-frameworks")

@@ -1,4 +1,5 @@
-"""Promises that Pods with a claim of a template and Pods with a resource line share, whatever workload made them.
+"""Promises that hold alike for Pods with a claim from a template and Pods with a resource line, whatever workload
+created them.
 
 API server, controllers and scheduler are real.
 """
@@ -27,7 +28,7 @@ def world() -> Iterator[World]:
 
 
 class Team:
-    """A namespace with its own nodes, whose Pods request 0.8 of a GPU by one door."""
+    """Namespace with its own nodes. Its Pods request 0.8 of a GPU by one door."""
 
     def __init__(self, world: World, name: str, door: Door, nodes: int = 1) -> None:
         self.world = world
@@ -61,7 +62,7 @@ class Team:
         return found
 
     def running(self) -> list[str]:
-        """Nodes of the Pods that run."""
+        """Return the nodes of the Pods that run."""
         return [pod["spec"]["nodeName"] for pod in self.pods() if pod["status"].get("phase") == "Running"]
 
     def rows(self) -> int:

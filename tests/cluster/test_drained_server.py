@@ -30,7 +30,7 @@ def test_a_server_that_is_drained_answers_under_its_name_on_the_other_node_and_i
         pids: list[int] = []
 
         def answers(on: set[str]) -> bool:
-            """Return whether the Pod runs on one of these nodes and answers; its pid goes to `pids`."""
+            """Return whether the Pod runs on one of these nodes and answers requests. Its pid is added to `pids`."""
             found = cluster.api.get("/api/v1/namespaces/default/pods", fieldSelector="metadata.name=server")["items"]
             if not found or found[0]["spec"].get("nodeName") not in on:
                 return False
@@ -42,7 +42,7 @@ def test_a_server_that_is_drained_answers_under_its_name_on_the_other_node_and_i
             return True
 
         wait_until(lambda: answers(set(nodes.names)), what="an answer", timeout=60)
-        for _ in range(2):  # the second follows soon, and so after a pause
+        for _ in range(2):  # the second drain follows soon after the first, so the next run begins after a pause
             node = cluster.api.get(POD)["spec"]["nodeName"]
             cluster.kubectl("drain", node, "--ignore-daemonsets", "--timeout=60s", timeout=90)
             (other,) = set(nodes.names) - {node}

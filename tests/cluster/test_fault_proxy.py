@@ -1,4 +1,4 @@
-"""The fault-injecting proxy keeps its own promises: each fault as seen by a plain client of a real API server."""
+"""Tests of the fault-injecting proxy: each fault, as a plain client of a real API server sees it."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def test_a_watch_falls_silent_with_its_connection_open(cluster: Cluster, proxy: 
     fresh = api.watch(MAPS, timeout=300, resourceVersion=version)
     passed = proxy.expect('"ADDED"', "unseen")
     cluster.api.create(MAPS, config_map("unseen"))
-    assert passed.wait(10)  # the fresh watch: a new connection is not silent
+    assert passed.wait(10)  # the new watch has a new connection, which is not silent
     assert first_event(fresh)["object"]["metadata"]["name"] == "unseen"
     reader = threading.Thread(target=lambda: first.extend(silent))
     reader.start()
     reader.join(1)
-    assert reader.is_alive()  # neither an event nor an end
+    assert reader.is_alive()  # the client got neither an event nor an end of the watch
     assert first == []
     for watch in (silent, lively, fresh):
         watch.close()

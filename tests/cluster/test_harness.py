@@ -1,4 +1,4 @@
-"""The harness keeps its own promises: without these, no other test here is meaningful."""
+"""Tests of the harness itself. Other tests of this folder depend on its promises."""
 
 from __future__ import annotations
 
@@ -180,7 +180,8 @@ def test_the_players_miss_nothing_while_the_api_server_is_away(cluster_factory: 
 def test_built_programs_work_with_an_older_api_server_of_the_environments_folder(
     cluster_factory: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest version that built programs emulate; the older API server is ours, which emulates that version too."""
+    """The API server in the folder is the harness's own program, which emulates the oldest version that built programs
+    can emulate."""
     own = build.built()
     if own is None:
         pytest.skip(f"all programs come from {VARIABLE}, none is built here")
@@ -224,7 +225,8 @@ def test_a_service_account_may_do_what_rbac_grants_and_nothing_else(cluster: Clu
 def test_a_token_bound_to_a_node_ends_with_it(cluster: Cluster) -> None:
     namespace = cluster.namespace("bound")
     (node,) = cluster.add_fake_nodes(1, prefix="bound")
-    # The API server trusts a token for 10 s after it has seen it: it sees the second token after the node's deletion.
+    # The API server trusts a token for 10 s after its last use. So a second token is used for the first time after the
+    # node's deletion.
     token, unseen = (cluster.service_account_token(namespace, "default", bound_node=node) for _ in range(2))
     review = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}

@@ -33,7 +33,7 @@ def run(world: World, *words: str, kubeconfig: Path | None = None) -> subprocess
 
 
 def free(world: World, kubeconfig: Path | None = None) -> list[Object]:
-    """Return the free shares by model and pool, as a user sees them."""
+    """Return the free shares by model and pool, as `kubectl sharepod free` shows them to a user."""
     answer = run(world, "free", "-o", "json", kubeconfig=kubeconfig)
     found: list[Object] = json.loads(answer.stdout)["items"] if answer.returncode == 0 else []
     return found

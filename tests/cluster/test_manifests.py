@@ -47,15 +47,15 @@ RUNTIME_CLASS: Object = {
 
 @pytest.fixture(scope="module")
 def operator(installed: Cluster) -> Api:
-    """The operator, by its own ServiceAccount."""
+    """Return a client with the operator's own ServiceAccount."""
     return installed.api_for(installed.service_account_token(NAMESPACE, "sharepod-operator"))
 
 
 def rendered() -> list[dict[str, Any]]:
-    """Every document under manifests/ that is an object of Kubernetes."""
+    """Return every document under manifests/ that is an object of Kubernetes."""
     paths = [path for path in MANIFESTS.rglob("*.yaml") if path.name not in ("kustomization.yaml", "settings.yaml")]
     found = [document for path in paths for document in yaml.safe_load_all(path.read_text())]
-    return [document for document in found if isinstance(document, dict)]  # a list is a JSON patch
+    return [document for document in found if isinstance(document, dict)]  # a list is a JSON patch, not an object
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def test_no_role_has_a_wildcard_or_reaches_secrets() -> None:
                 assert rule["verbs"] == ["get", "patch"]
                 continue
             if rule.get("resourceNames") == ["sharepod-free"] and len(rule["verbs"]) == 1:
-                continue  # the free shares, which the operator patches and users get
+                continue  # skip the ConfigMap of free shares, which the operator patches and users read
             assert not {"secrets", "configmaps", "serviceaccounts", "roles", "clusterroles"} & set(
                 rule.get("resources", ())
             )
@@ -233,7 +233,8 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         (container["name"], port["name"]): port["containerPort"]
         for document in rendered()
         if document["kind"] in ("Deployment", "DaemonSet")
-        for container in document["spec"]["template"]["spec"].get("containers", [])  # a component's patch may have none
+        # a component's patch may contain no containers
+        for container in document["spec"]["template"]["spec"].get("containers", [])
         for port in container.get("ports", [])
     }
     (patch,) = documents(MANIFESTS / "line-webhook" / "operator.yaml")

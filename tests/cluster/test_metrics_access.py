@@ -1,4 +1,4 @@
-"""Readers of the metrics of operator and agent, as the manifests install them, decided by a real API server."""
+"""Access to the metrics of operator and agent with the installed manifests. A real API server decides who may read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_operator_and_agent_show_metrics_to_who_may_get_them(cluster_factory: Ca
         stranger = cluster.service_account_token(NAMESPACE, "sharepod-agent")
         for name, series in (("operator", "sharepod_operator_build_info"), ("agent", "sharepod_agent_build_info")):
             port = installation.ports[name]
-            # Asked again while the server does not know the binding yet, or is slow.
+            # The request is retried while the API server does not know the binding yet, or is slow.
             for token, status in ((None, 401), ("nonsense", 401), (stranger, 403), (reader, 200)):
                 wait_until(partial(_answers, port, token, status), what=f"metrics of the {name}: {status}", timeout=60)
             assert "sharepod-metrics-reader" in _ask(port, None)[1]

@@ -25,7 +25,7 @@ def world() -> Iterator[World]:
 
 
 def manifests() -> list[tuple[str, Object]]:
-    """Heading and object of each manifest of the page."""
+    """Return (heading, object) of each manifest on the page."""
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     return [
         (section.partition("\n")[0], yaml.safe_load(block))
@@ -35,7 +35,7 @@ def manifests() -> list[tuple[str, Object]]:
 
 
 def pod_of(manifest: Object) -> Object:
-    """The Pod of a manifest, or of its template."""
+    """Return the Pod of a manifest: the manifest itself, or its Pod template."""
     template = manifest if manifest["kind"] == "Pod" else manifest["spec"]["template"]
     meta = {**template["metadata"], "name": manifest["metadata"]["name"]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}

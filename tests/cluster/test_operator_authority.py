@@ -1,4 +1,4 @@
-"""The authority behind the API server's certificate is replaced while the operator runs."""
+"""The certificate authority of the API server is replaced while the operator runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets over SharePods, judged by the real disruption controller and the Eviction API."""
+"""PodDisruptionBudgets that select SharePods, with the real disruption controller and the Eviction API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_a_budget_over_three_sharepods_allows_one_eviction_at_a_time(
     before = world.sharepod(namespace, "a")["status"]["podUID"]
     world.agents.leave_behind(world.sharepod(namespace, "a")["metadata"]["uid"])
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    world.api.patch(f"{pods}/a", {"metadata": {"finalizers": ["example.com/hold"]}})  # it takes its time to end
+    # the finalizer delays the end of this Pod
+    world.api.patch(f"{pods}/a", {"metadata": {"finalizers": ["example.com/hold"]}})
     world.api.create(f"{pods}/a/eviction", {**evict, "metadata": {"name": "a", "namespace": namespace}})
     with pytest.raises(ApiError) as refused:  # it is still away
         world.api.create(f"{pods}/b/eviction", {**evict, "metadata": {"name": "b", "namespace": namespace}})

@@ -1,5 +1,5 @@
-"""Bursts that just fit, and an operator that is killed all the time: short runs of `make bench-burst` and `make
-bench-chaos`.
+"""Short runs of `make bench-burst` (shares that just fit) and `make bench-chaos` (an operator that is killed
+repeatedly).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def audit(world: World) -> Iterator[Audit]:
 def test_a_burst_that_just_fits_is_placed_whole_and_never_three_on_a_gpu(world: World, audit: Audit) -> None:
     burst = Burst(world, audit, doors=serves_mutating_policies(world.api))
     for _ in range(10):
-        audit.cut()  # no version is missed by that
+        audit.cut()  # cutting the watches must not lose any version
         assert burst.round() == Round(placed=SHAREPODS, most_on_a_gpu=2, over_committed=0)
     assert audit.doubled == []
 

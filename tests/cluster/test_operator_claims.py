@@ -80,7 +80,7 @@ def test_the_end_of_a_pod_ends_its_claim_and_row_and_makes_room_for_the_next(wor
 def test_a_pod_that_does_not_fit_the_node_goes_to_another(world: World) -> None:
     small, large = world.nodes("fit", 2, cpu="2")
     namespace = world.cluster.namespace("fit")
-    world.apply(namespace, "full", {"request": 0.5}, on="fit")  # binpack chooses that node first
+    world.apply(namespace, "full", {"request": 0.5}, on="fit")  # the binpack policy therefore chooses that node first
     world.phase(namespace, "full", "Running")
     taken = next(node for node in (small, large) if world.rows(node))
     blocker = {
@@ -263,7 +263,8 @@ KUBECTL = ("create", "-f", "-")
 
 
 def foreign_slice(node: str, driver: str) -> Object:
-    """A slice that names the GPUs of a node like the operator, with room for two shares of 0.6 on each."""
+    """Return a ResourceSlice that names the GPUs of a node as the operator does, with room for two shares of 0.6 on
+    each."""
     room: Object = {"value": "16Ti", "requestPolicy": {"default": "1", "validRange": {"min": "1"}}}
     capacity = {"timeMilli": {"value": "1200"}, "limitMilli": room, "memory": room}
     devices = [
@@ -277,7 +278,7 @@ def foreign_slice(node: str, driver: str) -> Object:
 
 
 def selecting(*drivers: str) -> Object:
-    """A patch of the class, which then selects devices of these drivers."""
+    """Return a patch of the DeviceClass that makes it select devices of these drivers."""
     expression = " || ".join(f'device.driver == "{driver}"' for driver in drivers)
     return {"spec": {"selectors": [{"cel": {"expression": expression}}]}}
 
@@ -336,7 +337,8 @@ def test_devices_that_a_tenant_an_agent_or_a_node_publishes_are_refused_or_attra
 
 @contextmanager
 def published(world: World, node: str, driver: str) -> Iterator[None]:
-    """Devices of a driver, selected by the class: as where both are older than the policies."""
+    """In the block, devices of a driver are published and selected by the class, as in a cluster where both are older
+    than the policies."""
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     for name in ("sharepod-no-slices", "sharepod-own-devices"):
         world.api.delete(f"{bindings}/{name}")

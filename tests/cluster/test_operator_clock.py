@@ -1,4 +1,4 @@
-"""A leader with a clock that is wrong by hours: no other Pod is evicted for that, and no share is assigned twice."""
+"""A leader whose clock is wrong by hours. It evicts no other Pod because of that, and assigns no share twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ datetime.datetime = Shifted
 from sharepod.controller.main import main
 main()
 """
-"""The operator on a machine whose time of day is wrong by its first argument, in seconds; other clocks are right."""
+"""Program of an operator whose time of day is wrong by its first argument, in seconds. Its other clocks are right."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 
 
 def starts_off_by(world: World, hours: float) -> None:
-    """Restart the operator with a wrong clock."""
+    """Restart the operator with a clock that is wrong by this many hours."""
     assert world.operator is not None
     world.operator.stop()
     program = [sys.executable, "-c", _SHIFTED, str(hours * 3600)]
@@ -49,7 +49,7 @@ def starts_off_by(world: World, hours: float) -> None:
 def test_a_leader_whose_clock_is_off_waits_for_a_pod_that_leaves_instead_of_evicting_another(
     world: World, hours: float
 ) -> None:
-    """By its own clock the Pod ended hours ago, or will end in hours."""
+    """By the operator's clock, the Pod should have ended hours ago, or will end in some hours."""
     on = "ahead" if hours > 0 else "behind"
     nodes = world.nodes(on, 2)
     namespace = world.cluster.namespace(on)

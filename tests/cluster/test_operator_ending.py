@@ -1,4 +1,4 @@
-"""Ends of reservations: no share is released before it is surely free, and no work runs twice."""
+"""Ends of reservations: no share is released before no process can use it, and no work runs twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODES = "/api/v1/nodes"
 
 
 def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:
-    """Fail as soon as the condition does not hold within so many seconds."""
+    """Assert for this many seconds that the condition holds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert condition(), f"{what}: ceased to hold"
@@ -21,7 +21,7 @@ def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:
 
 
 def evict(world: World, namespace: str, name: str) -> None:
-    """Evict a pod as `kubectl drain` does."""
+    """Evict a pod by the Eviction API, as `kubectl drain` does."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
     world.api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
@@ -231,7 +231,7 @@ def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: 
     world.agents.stop(node)
     world.api.delete(f"{NODES}/{node}")
     holds_for(1, lambda: world.row(node, "one"), "the row stays while its pod is there")
-    # The pod garbage collector does this, about 40 s later.
+    # Delete the Pod without a grace period, as Kubernetes' pod garbage collector does after about 40 s.
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
     world.phase(namespace, "one", "Failed")
     world.cluster.wait_for(f"{GPUNODES}/{node}", lambda seen: seen is None, what="the GPUNode to go")

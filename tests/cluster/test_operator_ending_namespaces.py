@@ -1,4 +1,4 @@
-"""Namespaces deleted during work on their objects: a budget, an account, a preemption."""
+"""Namespaces that are deleted while the operator works on their objects: a budget, an account, a preemption."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def world() -> Iterator[World]:
 
 
 def deleted(world: World, namespace: str) -> None:
-    """Delete a namespace, and wait until it and its objects are deleted."""
+    """Delete a namespace. Wait until the namespace and all its objects no longer exist."""
     path = f"/api/v1/namespaces/{namespace}"
-    with suppress_reason("Conflict"):  # it is being deleted already
+    with suppress_reason("Conflict"):  # a namespace in deletion answers with a conflict
         world.api.delete(path)
     world.cluster.wait_for(path, lambda seen: seen is None, what=f"the end of {namespace}", timeout=90)
 
 
 def filled(world: World, prefix: str, namespace: str) -> str:
-    """Fill one node with two SharePods that take some seconds to end and return; return the node."""
+    """Fill one node with two SharePods that take some seconds to end and return afterwards. Return the node."""
     (node,) = world.nodes(prefix)
     for name in ("low0", "low1"):
         world.apply(namespace, name, _HALF, on=prefix, restartPolicy="Always", annotations=_SLOW)
@@ -55,7 +55,7 @@ def names(world: World, node: str) -> list[str]:
 
 
 def account(world: World, namespace: str) -> int:
-    """Milliseconds that a namespace's statement counts as reserved."""
+    """Return the reserved time in the statement of a namespace, in milliseconds."""
     found = [item for item in world.api.get(_STATEMENTS)["items"] if item["metadata"]["name"] == namespace]
     totals = (found[0].get("status") or {}).get("totals") or [{}] if found else [{}]
     return int(totals[0].get("reservedMilliseconds", 0))
@@ -70,7 +70,7 @@ def budget(world: World, namespace: str) -> Object:
 
 
 def consumed(world: World, node: str, namespace: str, milliseconds: int) -> None:
-    """Make the agent of a node report the reserved time of a namespace so far."""
+    """Make the agent of a node report this reserved time of a namespace."""
     series = {
         "series": f"{node}-{namespace}",
         "namespace": namespace,

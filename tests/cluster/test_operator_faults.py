@@ -1,4 +1,6 @@
-"""The operator killed, cut off, doubled: nothing is lost, nothing runs twice, nothing is promised twice."""
+"""An operator that is killed, cut off from the API server, or runs twice: no SharePod is lost, none runs twice, and no
+share is assigned twice.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def kill(world: World) -> None:
 
 
 def forbid_pods(world: World, namespace: str) -> str:
-    """No pod can be made in this namespace until the returned object is deleted."""
+    """Prevent the creation of Pods in this namespace. Return the path of the object to delete to allow it again."""
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     world.api.create(path, body)
@@ -30,7 +32,8 @@ def forbid_pods(world: World, namespace: str) -> str:
 
 
 def assert_kept(world: World, nodes: list[str], namespaces: list[str]) -> None:
-    """No GPU is over-committed, no tenant has two rows, and a Pod is on the node and the GPUs of its row."""
+    """Assert that no GPU is over-committed, no tenant has two rows, and each Pod is on the node and the GPUs of its
+    row."""
     taken: Counter[str] = Counter()
     rows: dict[str, tuple[str, Object]] = {}
     for node in nodes:
@@ -73,11 +76,11 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
     (node,) = world.nodes("gate")
     namespace = world.cluster.namespace("gate")
     with Webhook(world.cluster, namespace, operations=["UPDATE"], timeout=30) as webhook:
-        webhook.hold()  # a refused gate would lose the row; a gate whose opening is not answered keeps it
+        webhook.hold()  # the patch that opens the gate must stay unanswered; a refusal would remove the row
         world.apply(namespace, "one", {"request": 0.4}, on="gate")
         wait(lambda: webhook.count("one"), what="the gate's opening to be asked for")
         kill(world)
-        webhook.fail()  # the dead operator's calls do not happen afterwards
+        webhook.fail()  # calls of the killed operator must not take effect later
         wait(lambda: webhook.answered == webhook.count(), what="its answers")
     made = world.pod(namespace, "one")
     assert made is not None
@@ -146,7 +149,7 @@ def test_the_api_server_may_go_and_come_back(world: World) -> None:
     world.phase(namespace, "before", "Running")
     world.cluster.restart_apiserver(down=4.0)
     world.apply(namespace, "after", {"request": 0.2}, on="outage")
-    wait(lambda: world.pod(namespace, "after"), what="its pod", timeout=60)  # kube-scheduler takes longer to be back
+    wait(lambda: world.pod(namespace, "after"), what="its pod", timeout=60)  # kube-scheduler needs longer to return
     assert world.operator is not None
     assert world.operator.running()
 
@@ -217,7 +220,7 @@ def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_agai
 
 @pytest.mark.promise("operator-no-over-commit")
 def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
-    """Both hold a Lease, each in a separate namespace: as if leader election did not exist."""
+    """Each operator holds a Lease in a namespace of its own, so both lead, as if leader election did not exist."""
     elsewhere = world.cluster.namespace("elsewhere")
     body = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

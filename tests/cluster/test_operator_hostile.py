@@ -1,5 +1,6 @@
-"""Hostile objects on a real API server: each is refused, or affects only its owner, who gets the reason. A good
-SharePod is still placed, also by an operator that starts while the hostile object exists."""
+"""Hostile objects on a real API server: each is refused, or affects only its owner, who is notified of the reason. A
+valid SharePod is still placed, also by an operator that starts while the hostile object exists.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from harness.api import Api, ApiError, Object
 from property import hostile_objects as hostile
 
 _LEVELS = 60_000
-"""Python's recursion limit in this process, which sends and plays deeply nested objects; the operator is another
-process."""
+"""Python's recursion limit in the test process, which sends and reads deeply nested objects. The operator is another
+process with the usual limit."""
 
 
 pytestmark = pytest.mark.timeout(400)
@@ -32,7 +33,7 @@ def deep() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """A cluster whose players can read deeply nested objects while it runs."""
+    """Start a cluster whose players of kubelets and agents can read deeply nested objects."""
     with deep(), a_world() as running:
         yield running
 
@@ -52,7 +53,7 @@ def user_of(world: World, namespace: str) -> Api:
 
 
 def good_ones_run(world: World, on: str) -> None:
-    """A good SharePod of another namespace runs; so does one after a restart of the operator."""
+    """Check that a valid SharePod of another namespace runs, and another one after a restart of the operator."""
     elsewhere = world.cluster.namespace(f"{on}-good")
     world.apply(elsewhere, "before", {"request": 0.1}, on=on)
     world.phase(elsewhere, "before", "Running", timeout=60)
@@ -64,7 +65,8 @@ def good_ones_run(world: World, on: str) -> None:
 
 
 def corpus() -> Iterator[tuple[str, Object]]:
-    """SharePods that a user may try; all numbers are valid for an API server."""
+    """Yield (name, SharePod) for hostile SharePods that a user may try. All their numbers are valid for an API
+    server."""
     for name, raw in hostile.sharepods():
         if name.startswith("value") or raw.get("status"):
             continue
@@ -82,7 +84,7 @@ INVALID = {
     "sums of a device beyond 64 bits": "ask for more rdma/hca together than any node has",
     "affinity of a bound of many digits": "Gt takes exactly one whole number",
 }
-"""SharePods of the corpus that the API server accepts, and the messages for their owner."""
+"""By name of the SharePods that the API server accepts: the operator's message for the owner."""
 
 
 @pytest.mark.promise("operator-one-object-one-owner", "security-input", "security-one-owner")
@@ -165,7 +167,7 @@ def test_no_object_of_other_kinds_costs_anybody_else(world: World) -> None:
 
 
 def test_fields_of_a_manager_that_nest_deep_cost_nobody(world: World) -> None:
-    """Any user who may patch an object can write them: they have no schema, not even in Pods."""
+    """Any user who may patch an object can write its managedFields, which have no schema, not even in Pods."""
     (node,) = world.nodes("managed")
     namespace = world.cluster.namespace("managed")
     user = user_of(world, namespace)

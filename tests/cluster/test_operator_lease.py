@@ -1,4 +1,6 @@
-"""The leader's Lease stolen, deleted, or written with wrong times: one operator acts in the end, nothing is doubled."""
+"""The leader's Lease is stolen, deleted, or written with wrong times. In the end one operator acts, and no share is
+assigned twice.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def sleepy() -> Iterator[World]:
 
 @pytest.fixture
 def world(sleepy: World) -> World:
-    """World with a leading operator."""
+    """Return a world whose operator leads with these durations."""
     wait(lambda: leads(sleepy), what="an operator that leads", timeout=60)
     return sleepy
 
@@ -37,7 +39,7 @@ def leads(world: World, operator: str = "operator") -> bool:
 
 
 def steal(world: World, **spec: Any) -> Object:
-    """Write another holder's name into the Lease, against all writes of the leader; return the Lease."""
+    """Write another holder into the Lease, repeatedly against the leader's writes. Return the Lease."""
     while True:
         lease: Object = world.api.get(LEASE)
         lease["spec"] |= {"holderIdentity": "thief", "leaseDurationSeconds": _LASTS_S, **spec}
@@ -51,7 +53,7 @@ def steal(world: World, **spec: Any) -> Object:
 
 
 def placed_once(world: World, prefix: str, count: int, audit: Audit) -> None:
-    """Each SharePod of a namespace runs, in one Pod that is on one node."""
+    """Check that each SharePod of a namespace runs in exactly one Pod, on one node."""
     for number in range(count):
         world.phase(prefix, f"p{number}", "Running", timeout=60)
     assert not audit.doubled
@@ -100,7 +102,7 @@ def test_a_lease_that_is_deleted_again_and_again_stops_nobody_and_doubles_nothin
 
 
 def test_a_lease_that_no_operator_can_read_stops_nobody(world: World) -> None:
-    """Fields that are missing, and the most that the fields hold."""
+    """The Lease lacks fields, or they have the largest values that they can hold."""
     world.nodes("odd")
     namespace = world.cluster.namespace("odd")
     odd: list[Object] = [

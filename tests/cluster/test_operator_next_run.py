@@ -1,4 +1,4 @@
-"""Runs that end and are followed by another: drained, deleted, failed, on a node that is lost."""
+"""Runs that end and are followed by another run. Causes: a drain, a deletion, a failure, a lost node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def drain(world: World, namespace: str, name: str, node: str) -> None:
 
 
 def runs_again(world: World, namespace: str, name: str, former: Object, *, timeout: float = 20) -> Object:
-    """Wait until a SharePod runs by another Pod than it did."""
+    """Wait until a SharePod runs in another Pod than `former`."""
     uid = former["status"]["podUID"]
 
     def again(seen: Object) -> bool:

@@ -1,4 +1,4 @@
-"""Tests from `kubectl apply` to a bound Pod, and of the message when there is no room."""
+"""Placement from `kubectl apply` to a bound Pod, and the message of a SharePod for which there is no room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.api import ApiError, Object
 
 
 def bound(world: World, namespace: str) -> list[Object]:
-    """The Pods of a namespace that kube-scheduler has bound."""
+    """Return the Pods of a namespace that kube-scheduler has bound."""
     return [pod for pod in world.cluster.pods(namespace) if pod["spec"].get("nodeName")]
 
 
@@ -134,7 +134,7 @@ def test_an_exclusive_sharepod_is_alone_on_its_gpu(world: World) -> None:
 def test_a_raise_is_granted_where_there_is_room_and_refused_with_a_reason_where_not(world: World) -> None:
     (node,) = world.nodes("resize")
     namespace = world.cluster.namespace("resize")
-    # On one GPU together: members of an affinity group.
+    # Two members of an affinity group, which therefore share a GPU.
     for name, request in (("a", 0.4), ("b", 0.4)):
         world.apply(namespace, name, {"request": request, "memory": "4Gi", "affinity": "pair"}, on="resize")
         world.phase(namespace, name, "Running")
@@ -152,7 +152,7 @@ def test_a_raise_is_granted_where_there_is_room_and_refused_with_a_reason_where_
     assert "0.6" in message
     assert world.sharepod(namespace, "a")["status"]["granted"]["requestMilli"] == 600
 
-    # Lowering the other share frees capacity.
+    # The lowered share of the other SharePod makes room.
     world.api.patch(world.path(namespace, "b"), {"spec": {"gpu": {"request": 0.1}}})
     world.condition(namespace, "a", "Resized", status="True", reason="Granted")
     wait(lambda: (world.row(node, "a") or {})["requestMilli"] == 900, what="the raise")
@@ -186,12 +186,13 @@ def test_usage_is_written_at_most_once_in_its_interval(world: World) -> None:
     world.until(namespace, "one", lambda seen: seen["status"].get("usage"), what="usage")
     began = time.monotonic()
     versions = {world.sharepod(namespace, "one")["metadata"]["resourceVersion"]}
-    for held in range(100, 700, 60):  # each further from the written value than usage may be
+    # the usage differs from the last written value by more each time than the operator tolerates
+    for held in range(100, 700, 60):
         world.agents.report(tenant, heldMilli=held)
         versions.add(world.sharepod(namespace, "one")["metadata"]["resourceVersion"])
     world.until(namespace, "one", lambda seen: seen["status"]["usage"]["heldMilli"] == 640, what="the last usage")
     took = time.monotonic() - began
-    assert len(versions) <= took + 2  # the interval is 1 s here
+    assert len(versions) <= took + 2  # the interval between two writes of usage is 1 s here
 
 
 def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -> None:
@@ -225,7 +226,7 @@ def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -
 def test_a_pod_that_the_api_server_refuses_ends_the_sharepod_with_its_words(world: World) -> None:
     (node,) = world.nodes("refused")
     namespace = world.cluster.namespace("refused")
-    # The CRD has the types of a PodSpec, not its rules: this is no name of a container.
+    # The CRD has the types of a PodSpec but not all its rules, so this invalid container name passes.
     containers = [{"name": "Main", "image": "test"}]
     world.apply(namespace, "one", {"request": 0.4}, on="refused", containers=containers)
     world.phase(namespace, "one", "Failed")
@@ -251,7 +252,8 @@ def test_a_quota_is_shown_and_the_pod_is_made_when_it_allows(world: World) -> No
 
 @pytest.mark.promise("operator-forbidden-share")
 def test_a_pod_whose_annotations_leave_no_room_for_its_gpus_gives_the_share_back(world: World) -> None:
-    """The Pod is created behind its gate, as large as a Pod may be: it is the patch with its GPUs that is refused."""
+    """The annotations of the Pod have the greatest size. So the Pod is created, but the API server refuses the patch
+    that adds the GPUs."""
     (node,) = world.nodes("full")
     namespace = world.cluster.namespace("full")
     key, taken = "example.com/notes", len("sharepod.dev/gpus") + len("void")
@@ -341,7 +343,7 @@ def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> Non
 def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world: World) -> None:
     nodes = world.nodes("refuse", 2)
     namespace = world.cluster.namespace("refuse")
-    # Binpack chooses the first's GPU for the second; a rule that only kube-scheduler knows forbids that.
+    # Binpack chooses the same GPU for the second SharePod. A rule that only kube-scheduler knows forbids its node.
     world.apply(namespace, "first", {"request": 0.4}, on="refuse", labels={"app": "x"})
     first = world.phase(namespace, "first", "Running")["status"]["node"]
     apart = {

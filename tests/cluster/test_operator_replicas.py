@@ -1,5 +1,6 @@
-"""The operator's Pods of the manifests: two, on different nodes, one always available; and in a cloud that limits
-critical Pods."""
+"""The two replicas of the operator in the manifests: they run on different nodes, and one is always available. Also in
+a cloud that limits critical Pods.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def cloud(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def documented_quota() -> str:
-    """Return the ResourceQuota of docs/install.md."""
+    """Return the ResourceQuota in docs/install.md."""
     (found,) = re.findall(
         r"^```yaml\n(apiVersion: v1\nkind: ResourceQuota\n.*?)^```", INSTALL, re.MULTILINE | re.DOTALL
     )
@@ -68,7 +69,7 @@ def test_two_operators_run_in_two_zones_once_the_quota_is_there_and_one_stays_in
         return cloud.pods(NAMESPACE, selector="app.kubernetes.io/name=sharepod-operator")
 
     def ready() -> list[str]:
-        """Return the nodes of the Pods that are ready."""
+        """Return the nodes of the operator's ready Pods."""
         conditions = [(pod, pod.get("status", {}).get("conditions") or ()) for pod in pods()]
         return [
             pod["spec"]["nodeName"]

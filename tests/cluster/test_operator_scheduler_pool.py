@@ -31,7 +31,7 @@ from harness.api import ApiError
 from harness.cluster import wait_until
 
 WORLD_HAS_CLAIMS = True
-"""The file's world has claims."""
+"""Claims are installed in the file's world."""
 
 
 def refused(world: World, namespace: str, name: str) -> bool:
@@ -157,7 +157,7 @@ def test_the_operator_places_nothing_where_kube_scheduler_allocates_and_says_wha
 
 @pytest.mark.promise("operator-scheduler-pool-one-allocator")
 def test_a_node_that_changes_its_pool_has_one_allocator_at_a_time(world: World) -> None:
-    """Pods of both doors arrive all the time, while the label changes back and forth."""
+    """Pods of both doors are created continuously while the label changes back and forth."""
     agent = pool_of_scheduler(world, "both", gpus=1)
     node, namespace = agent.node, world.cluster.namespace("both")
     make_template(world, namespace, "scheduled", time_milli=600, deviceClassName=CLASS)
@@ -246,7 +246,8 @@ def test_what_kube_scheduler_cannot_give_is_refused_at_apply(
 
 
 def policy_refuses(world: World) -> bool:
-    """Return whether the API server enforces the policy on claims, shortly after its creation."""
+    """Return whether the API server enforces the policy on claims yet; it does so shortly after the policy's
+    creation."""
     try:
         make_scheduled(world, "default", "tried", annotations={"sharepod.dev/gpu-affinity": "a"})
     except ApiError as error:
@@ -255,7 +256,7 @@ def policy_refuses(world: World) -> bool:
 
 
 def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
-    """Two nodes of pool `scheduler` with one GPU each."""
+    """Create two nodes of pool `scheduler` with one GPU each; return their slices by node."""
     agents = {node: SliceAgent(world, node, 1) for node in world.nodes(prefix, 2, pool="scheduler")}
     for agent in agents.values():
         agent.publish()
@@ -265,7 +266,8 @@ def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
 @pytest.mark.promise("operator-scheduler-pool-elsewhere")
 @pytest.mark.parametrize("lost", ["avoided", "deleted"])
 def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_in_its_way(world: World, lost: str) -> None:
-    """A claim by name, as of a Deployment with one Pod: the next Pod waits before the first is deleted."""
+    """The claim is named, as in a Deployment with one replica, so the next Pod waits before the first Pod is
+    deleted."""
     agents, namespace = two_of_scheduler(world, lost), world.cluster.namespace(lost)
     make_scheduled(world, namespace, "share", time_milli=900)
     make_pod(world, namespace, "one", on=lost, claims=("share",))

@@ -1,5 +1,7 @@
-"""SharePods whose GPUs are attached by claims: the operator makes and allocates the claims, the real kube-scheduler
-binds, the real kube-controller-manager ends them. With attach auto, until a node cannot attach claims."""
+"""SharePods whose GPUs are attached by claims. The operator creates and allocates the claims, the real kube-scheduler
+binds the Pods, and the real kube-controller-manager deallocates the claims. Also setting `attach: auto`, until a node
+cannot attach claims.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def world() -> Iterator[World]:
 
 
 def attaching(world: World, node: str, reason: str) -> str:
-    """Wait until a node gives that reason for the attachment of new Pods; return the message."""
+    """Wait until the condition of a node has this reason for how new Pods are attached. Return its message."""
 
     def condition() -> Object:
         return condition_of(world.api.get(f"{GPUNODES}/{node}"), "SharePodsByClaims")
@@ -33,7 +35,7 @@ def attaching(world: World, node: str, reason: str) -> str:
 
 
 def by_claims(world: World, node: str) -> None:
-    """Install the requirements of claims, and wait until new Pods are attached by them."""
+    """Install everything that claims need, and wait until new Pods are attached by claims."""
     world.installation.install_claims()
     attaching(world, node, "Claims")
 
@@ -71,7 +73,7 @@ def test_auto_goes_by_claims_once_all_is_there_and_a_sharepod_lives_and_ends_by_
         gpu_uuid(node, index).lower() for index in range(2)
     ]
     assert [item["uid"] for item in claim["status"]["reservedFor"]] == [pod["metadata"]["uid"]]
-    # The share changes in place, and ends with the Pod.
+    # The share changes while the Pod runs, and ends with the Pod.
     world.api.patch(world.path(namespace, "one"), {"spec": {"gpu": {"request": 0.5}}})
     wait(lambda: (world.row(node, "one") or {}).get("requestMilli") == 500, what="the raised share")
     world.delete(namespace, "one")
@@ -187,7 +189,7 @@ def test_a_sharepods_claim_of_another_drivers_gpu_gives_it_none(world: World) ->
     wait(reported, what="kube-scheduler's Event on the Pod", timeout=40)
     assert allocation(claim_of(world, namespace, "theirs")) is None
     assert not (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName")
-    # The same claim gives a plain Pod that GPU: the claim was good, the SharePod's Pod was not let near it.
+    # The same claim gives a plain Pod that GPU. So the claim is valid, and only the SharePod's Pod was denied it.
     make_pod(world, namespace, "plain", on="whole", claims=("theirs",))
     wait(lambda: allocation(claim_of(world, namespace, "theirs")) is not None, what="the plain Pod's GPU", timeout=40)
     assert (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName") != whole

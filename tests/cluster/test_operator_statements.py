@@ -1,4 +1,4 @@
-"""GPUStatements on a real API server: the agents' counts, over the death of an operator, and its bill."""
+"""GPUStatements on a real API server: they contain the agents' counts even if an operator is killed. Also the bill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(world: World, node: str, held: int, *, closed: bool = False) -> None:
 
 
 def bill(world: World) -> None:
-    """Make the bill with the rights and prices of the example."""
+    """Run the bill command with the rights and prices of the example."""
     example = ROOT / "examples" / "bill" / "bill.yaml"
     world.cluster.kubectl("apply", "--server-side", "-f", str(example))
     token = world.cluster.service_account_token(NAMESPACE, "sharepod-bill")

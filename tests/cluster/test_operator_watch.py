@@ -1,4 +1,4 @@
-"""Findings of agents reach users as conditions and Events, and by policy end pods with unenforced shares."""
+"""Agents' findings reach users as conditions and Events. By policy, the operator evicts pods with unenforced shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAP = {"reason": "MemoryBeyondTracked", "message": "the driver counts 600 MiB mo
 
 
 def running(world: World, prefix: str, **options: Any) -> tuple[str, str, str]:
-    """Node, namespace and tenant of a SharePod that runs."""
+    """Start a SharePod; return its node, namespace and tenant id once it runs."""
     (node,) = world.nodes(prefix)
     namespace = world.cluster.namespace(prefix)
     made = world.apply(namespace, "one", {"request": 0.5}, on=prefix, **options)

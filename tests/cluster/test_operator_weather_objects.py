@@ -1,4 +1,6 @@
-"""Objects that arrive late, are huge, block a name, or are deleted while a SharePod waits for them."""
+"""Single objects that arrive late, are very large, have a name that is taken, or are deleted while a SharePod waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def hasty() -> Iterator[Weather]:
-    """A cluster for one test, whose operator withdraws a Pod before it reopens a silent watch."""
+    """Start a cluster for one test, with an operator that withdraws a Pod before it reopens a silent watch."""
     with bad_weather(times={**TIMES, "SHAREPOD_BIND_TIMEOUT": "10"}) as running:
         yield running
 
@@ -37,7 +39,7 @@ def test_a_pod_name_that_is_taken_holds_no_gpu(weather: Weather) -> None:
 
 @pytest.fixture
 def own() -> Iterator[Weather]:
-    """A cluster for one test, which fills etcd."""
+    """Start a cluster for one test, because the test fills etcd."""
     with bad_weather() as running:
         yield running
 

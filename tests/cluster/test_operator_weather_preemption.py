@@ -1,4 +1,4 @@
-"""Bad weather during preemptions: requests of higher priority get their room, and no tenant is ended without need."""
+"""Faults during preemptions: requests of higher priority get their room, and no tenant is evicted without need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An API server that is away, overloaded, rejects the token, lacks the CRDs, or was restored from a backup."""
+"""Faults of the API server as a whole: it is away, overloaded, rejects the token, lacks the CRDs, or was restored from
+a backup.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def own() -> Iterator[Weather]:
-    """A cluster for one test; its operator is not started."""
+    """Start a cluster for one test, without an operator."""
     with bad_weather(start=False) as running:
         yield running
 

@@ -1,4 +1,6 @@
-"""Watches that fall silent, fail or expire: the operator is never blind for long, and decides nothing in that time."""
+"""Watches that fall silent, fail or expire. The operator is without events only briefly, and decides nothing in that
+time.
+"""
 
 from __future__ import annotations
 

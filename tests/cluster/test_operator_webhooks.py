@@ -1,4 +1,4 @@
-"""Slow or failing admission webhooks of third parties: they delay only their own namespace."""
+"""Slow or failing admission webhooks of third parties: they delay only the namespace that they belong to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.webhook import Webhook
 pytestmark = pytest.mark.timeout(300)
 
 _MANY = 60
-"""SharePods of a namespace with a webhook: more than the operator has writers (32)."""
+"""Number of SharePods in a namespace with a webhook: more than the operator's writers (32)."""
 _EVICTIONS_AT_ONCE = 8
 """Preemptions that the operator carries out at a time."""
 _SHARE = {"request": 0.05, "memory": "64Mi"}
@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 
 def others_run(world: World, on: str) -> None:
-    """SharePods of another namespace run, and end."""
+    """Check that SharePods of another namespace run and end."""
     namespace = world.cluster.namespace(f"{on}-others")
     for number in range(4):
         world.apply(namespace, f"p{number}", _SHARE, on=on)
@@ -67,7 +67,7 @@ def test_a_webhook_that_does_not_answer_costs_nobody_but_its_namespace_which_is_
 
 
 def test_a_webhook_that_is_slower_than_the_operators_writes_lets_its_pods_run_nevertheless(world: World) -> None:
-    """Twice the operator's timeout for a write: then the API server continues without its answer."""
+    """The webhook takes twice the operator's timeout for a write. The API server then continues without its answer."""
     world.nodes("slower")
     namespace = world.cluster.namespace("slower")
     with Webhook(world.cluster, namespace, timeout=5, policy="Ignore") as webhook:
@@ -121,7 +121,7 @@ def test_a_webhook_that_fails_is_told_and_its_pods_run_once_it_answers(world: Wo
 
 @pytest.mark.promise("operator-turns")
 def test_a_webhook_that_does_not_answer_for_evictions_keeps_nobody_elses_preemption_waiting(world: World) -> None:
-    count = 12  # more than the operator carries out at a time
+    count = 12  # more evictions than the operator carries out at the same time
     world.nodes("evict", count // 2)
     world.nodes("elsewhere")
     slow, other, high = (world.cluster.namespace(f"evict-{name}") for name in ("slow", "other", "high"))

@@ -1,5 +1,7 @@
-"""Placeholders on a real API server with the real scheduler: shares without room on any node request nodes, under the
-operator's own ServiceAccount and the manifests' policies."""
+"""Placeholders on a real API server with the real scheduler. A share without room makes the operator create a
+placeholder, which requests a node from an autoscaler. The operator's own ServiceAccount and the manifests' policies
+apply.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def world() -> Iterator[World]:
 
 
 def placeholders(world: World, namespace: str) -> list[Object]:
-    """The placeholders of a namespace's waiting shares, by name."""
+    """Return the placeholders of the pending requests in a namespace, by name."""
     found = world.api.request("GET", PODS, query={"labelSelector": "sharepod.dev/placeholder"})["items"]
     ours = [pod for pod in found if whose(pod).partition("/")[0] == namespace]
     return sorted(ours, key=lambda pod: str(pod["metadata"]["name"]))
@@ -57,7 +59,7 @@ def scheduled(pod: Object) -> Object:
 
 
 def one_of(world: World, namespace: str) -> Object:
-    """The one placeholder of a namespace, once its condition is Unschedulable."""
+    """Return the namespace's only placeholder, once kube-scheduler has set its condition to Unschedulable."""
     wait(
         lambda: [scheduled(pod).get("reason") for pod in placeholders(world, namespace)] == ["Unschedulable"],
         what="a placeholder with the condition Unschedulable",
@@ -67,7 +69,7 @@ def one_of(world: World, namespace: str) -> Object:
 
 
 def full(world: World, prefix: str, namespace: str) -> str:
-    """A node with 0.6 taken of each of its two GPUs; its name."""
+    """Create a node, and take 0.6 of each of its two GPUs; return its name."""
     (node,) = world.nodes(prefix)
     for name in ("one", "two"):
         world.apply(namespace, name, {"request": 0.6, "memory": "1Gi"}, on=prefix, restartPolicy="Always")

@@ -1,6 +1,7 @@
-"""Life of plain Pods with a resource line, by claims and by volumes: Jobs that fail, and kube-scheduler preempts.
+"""Plain Pods with a resource line over their life, with claims and with volumes: Jobs whose Pods fail, and preemption
+by kube-scheduler.
 
-Each is the work of the real controllers and the real scheduler.
+Controllers and scheduler are real.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def pods(world: World, namespace: str) -> list[Object]:
 
 
 def template(prefix: str, milli: str, *, annotations: dict[str, str] | None = None, **spec: Any) -> Object:
-    """The template of Pods with a line, on nodes labelled `test=PREFIX`."""
+    """Return the template of Pods with a line, for nodes with the label `test=PREFIX`."""
     one = container(milli=milli)
     one["resources"]["requests"] = {"cpu": spec.pop("cpu", "100m")}
     body = line_pod(one, annotations=annotations, nodeSelector={"test": prefix}, **spec)

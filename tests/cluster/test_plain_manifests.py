@@ -1,4 +1,4 @@
-"""The three folders for plain Pods with a resource line, as kubectl renders them: one base, and patches."""
+"""The three folders of manifests for plain Pods with a resource line, as kubectl renders them: one base and patches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MADE: dict[str, list[dict[str, Any]]] = {
         *template_policies(),
     ],
 }
-"""Objects of each folder as the models make them."""
+"""By folder: its objects, as the Python models generate them."""
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -39,7 +39,7 @@ def kubectl() -> Path:
 
 @pytest.fixture(scope="module")
 def base(kubectl: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Objects of manifests/ without any component."""
+    """Return the objects of manifests/ without any component, by kind and name."""
     return by_name(rendered(kubectl))
 
 

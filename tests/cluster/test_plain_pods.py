@@ -1,5 +1,6 @@
-"""Plain Pods get shares by a resource line: the real API server's policies give them claims, the operator sizes and
-allocates these by their Pods, the real controllers and scheduler do the rest."""
+"""Plain Pods that get shares by a resource line. The real API server's policies give them claims. The operator sizes
+and allocates these claims by the Pods' lines, and the real controllers and scheduler do the rest.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ def world() -> Iterator[World]:
 
 
 def start(world: World, namespace: str, name: str, *containers: Object, on: str, **options: Any) -> Object:
-    """Create a Pod with a line on nodes labelled `test=ON`."""
+    """Create a Pod with a line, on nodes with the label `test=ON`."""
     body = line_pod(*containers, name=name, nodeSelector={"test": on}, **options)
     return world.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
 
 
 def row(world: World, namespace: str, pod: str, node: str) -> Object | None:
-    """The row of a Pod's line."""
+    """Return the ledger's row of a Pod with a line. None if there is none."""
     claim = claim_made_for(world, namespace, pod)
     return row_of(world, node, claim["metadata"]["name"]) if claim is not None else None
 
@@ -299,7 +300,7 @@ def test_a_quota_counts_lines_and_the_replica_set_says_why_the_third_is_missing(
 
 
 def _pods_with_a_line(body: Object) -> int:
-    """Pods that an object is or makes at once, if they have a line."""
+    """Return the number of Pods with a line that an object is, or creates at once."""
     spec = body["spec"]
     pod = spec if body["kind"] == "Pod" else spec.get("template", {}).get("spec", {})
     limits = [container["resources"].get("limits", {}) for container in pod.get("containers", ())]

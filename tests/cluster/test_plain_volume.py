@@ -1,5 +1,6 @@
-"""Plain Pods by a line where the cluster has no claims: the operator's webhook adds a gate and a CSI volume, the
-operator places, books and opens the gate, and the real kube-scheduler binds them."""
+"""Plain Pods with a resource line in a cluster without claims. The operator's webhook adds a gate and a CSI volume. The
+operator places the Pod, writes its row and opens the gate. The real kube-scheduler binds it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def world() -> Iterator[World]:
 
 
 def start(world: World, namespace: str, name: str, *containers: Object, on: str, **options: object) -> Object:
-    """Create a Pod with a line on nodes labelled `test=ON`."""
+    """Create a Pod with a line, on nodes with the label `test=ON`."""
     body = line_pod(*containers, name=name, nodeSelector={"test": on}, **options)  # type: ignore[arg-type]
     made: Object = world.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
     return made
@@ -129,7 +130,7 @@ def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
 
 
 def translated(world: World, **options: object) -> Object:
-    """A Pod as the webhook makes it, to be created again."""
+    """Return a Pod as the webhook changes it, without the fields that would prevent creating it again."""
     body = line_pod(**options)  # type: ignore[arg-type]
     made: Object = world.api.create("/api/v1/namespaces/default/pods", body, dryRun="All")
     metadata = made["metadata"]

@@ -1,7 +1,7 @@
-"""Plain Pods by a line where the API server serves no MutatingAdmissionPolicy: it calls the webhook of
-`manifests/plain-webhook`, which Kopf answers, with certificates that the operator keeps itself.
+"""Plain Pods with a resource line where the API server does not serve MutatingAdmissionPolicy. It calls the webhook of
+`manifests/plain-webhook`. Kopf answers the calls, with certificates that the operator creates.
 
-The API server's Services are not routed on the test cluster, so it calls the webhook by its address.
+Services are not routed on the test cluster, so the API server calls the webhook by its address.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def world() -> Iterator[World]:
 
 
 def install_webhook(world: World) -> None:
-    """Apply `manifests/claims` and the component, except the Deployment; start a serving operator."""
+    """Apply `manifests/claims` and the component, except the Deployment. Start an operator that serves the webhook."""
     world.installation.install_claims()
     start_with_webhook(world, "plain-webhook")
 

@@ -1,4 +1,6 @@
-"""Nodes of NVIDIA's device plugin under the real API server and scheduler: the kubelet and the agent are played."""
+"""Nodes whose GPUs belong to NVIDIA's device plugin, with the real API server and scheduler. The test plays kubelet and
+agent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ROUNDS = 6
 
 
 def plugin_node(world: World, prefix: str, gpus: int = 2) -> str:
-    """A node of pool `device-plugin` whose plugin has so many GPUs for pods."""
+    """Create a node of pool `device-plugin` whose plugin offers this number of GPUs."""
     (name,) = world.nodes(prefix, pool="device-plugin", agents=False)
     plugin_offers(world, name, gpus)
     world.agents.start(name)
@@ -24,13 +26,13 @@ def plugin_node(world: World, prefix: str, gpus: int = 2) -> str:
 
 
 def plugin_offers(world: World, node: str, gpus: int) -> None:
-    """The device plugin of a node has so many GPUs for pods; 0: it has been taken off the node."""
+    """Set the number of GPUs that the device plugin of a node offers. 0: the plugin was removed from the node."""
     amounts = {GPU: str(gpus)}
     world.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
 
 
 def native(world: World, namespace: str, name: str, on: str) -> str:
-    """Create a Pod with a whole GPU of the plugin; return its path."""
+    """Create a Pod that requests a whole GPU of the plugin; return its path."""
     limits = {"limits": {GPU: "1"}}
     container = {"name": "main", "image": "test", "resources": limits}
     spec = {"nodeSelector": {"test": on}, "containers": [container], "terminationGracePeriodSeconds": 0}
@@ -62,7 +64,7 @@ def test_sharepods_share_a_gpu_that_a_holder_has_and_it_goes_back_when_they_have
     assert {gpu for row in world.rows(node) for gpu in row["gpus"]} == {holder["uuid"]}
     (pod,) = holder_pods(world, node)
     assert (pod["spec"]["priority"], pod["spec"]["preemptionPolicy"]) == (1_000_000_000, "Never")
-    # A Pod with a whole GPU keeps it: the other GPU is free, the held one is not.
+    # The GPU of a Pod with a whole GPU stays assigned. So a holder takes the other GPU.
     first, second = (native(world, namespace, name, "plug") for name in ("whole", "waits"))
     world.cluster.wait_for(first, lambda seen: seen and seen["spec"].get("nodeName"), what="a whole GPU")
     world.apply(namespace, "three", {"request": 0.5}, on="plug")
@@ -84,7 +86,7 @@ def test_a_gpu_that_a_holder_and_a_native_pod_want_at_once_goes_to_one_and_then_
             lambda name=name: world.apply(namespace, name, {"request": 0.4}, on="race"),
             lambda number=number: native(world, namespace, f"whole-{number}", "race"),
         ]
-        with ThreadPoolExecutor(2) as both:  # in alternate rounds the first or the second begins
+        with ThreadPoolExecutor(2) as both:  # the two begin in turn, one round after the other
             list(both.map(lambda one: one(), ask if number % 2 else reversed(ask)))
 
         def bound(path: str = path) -> bool:

@@ -1,4 +1,6 @@
-"""Preemption on a real API server: time first, then evictions by the Eviction API, and victims that return."""
+"""Preemption on a real API server: first shares are lowered, then Pods are evicted by the Eviction API. Victims return
+later.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def world() -> Iterator[World]:
 
 
 def filled(world: World, prefix: str, count: int, **gpu: Any) -> tuple[str, str]:
-    """Fill one node with SharePods of priority 0 that return; return the node and their namespace."""
+    """Fill one node with SharePods of priority 0 that return after an eviction. Return the node and their namespace."""
     (node,) = world.nodes(prefix)
     namespace = world.cluster.namespace(prefix)
     for number in range(count):
@@ -41,12 +43,12 @@ def filled(world: World, prefix: str, count: int, **gpu: Any) -> tuple[str, str]
 
 
 def requests(world: World, node: str) -> dict[str, int]:
-    """The requests of a ledger's rows, by name."""
+    """Return the requests of a ledger's rows in thousandths, by name."""
     return {row["podName"]: row["requestMilli"] for row in world.rows(node)}
 
 
 def protect(world: World, namespace: str, name: str) -> None:
-    """Protect one SharePod's Pod by a PodDisruptionBudget, and wait until the API server counts it."""
+    """Protect one SharePod's Pod by a PodDisruptionBudget, and wait until the budget's status counts the Pod."""
     body = {"metadata": {"name": name}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"one": name}}}}
     world.api.create(_BUDGETS.format(namespace), body)
 
@@ -140,7 +142,7 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
             world.apply(namespace, name, gpu, on="killed", priorityClassName="high")
 
         def ended(name: str) -> bool:
-            """Return whether it is ending, has ended, or has returned and waits."""
+            """Return whether the SharePod is ending, has ended, or waits to run again."""
             pod = world.pod(namespace, name)
             return pod is None or "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] != pods[name]
 
@@ -160,8 +162,8 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
 
 
 def scattered(world: World, prefix: str) -> str:
-    """Two GPUs of one node: `mover` has 0.4 of one, `fixed` 0.5 of the other; 0.8 fits once `mover` shares with
-    `fixed`."""
+    """Fill two GPUs of one node: `mover` has 0.4 of one, `fixed` 0.5 of the other. A request of 0.8 fits only if
+    `mover` moves to the GPU of `fixed`."""
     world.nodes(prefix)
     namespace = world.cluster.namespace(prefix)
     slow = {"test.sharepod.dev/termination-seconds": "3"}

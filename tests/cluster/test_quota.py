@@ -1,4 +1,6 @@
-"""Quotas count SharePods and plain Pods alike, as the Pods of both carry the resource line; LimitRanges bound it."""
+"""Quotas count SharePods and plain Pods alike, because the Pods of both carry the resource line. LimitRanges bound the
+line.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def advertised(world: World, node: str) -> str | None:
 
 
 def quota(world: World, namespace: str, **hard: str) -> str:
-    """Create the ResourceQuota `gpu` on these amounts of the line or of claims, wait until it is enforced; return its
+    """Create the ResourceQuota `gpu` for these amounts of the line or of claims. Wait until it is enforced; return its
     path."""
     names = {"milli": f"requests.{MILLI}", "mib": f"requests.{MEMORY}", "claims": CLAIM_COUNT, "gpus": CLAIM_GPUS}
     body = {
@@ -63,7 +65,7 @@ def used(world: World, path: str) -> Object:
 
 
 def row(world: World, node: str, name: str) -> int | None:
-    """Thousandths of a SharePod's row."""
+    """Return the thousandths in the row of a SharePod. None if it has no row."""
     found = world.row(node, name)
     return found["requestMilli"] if found is not None else None
 
@@ -81,7 +83,7 @@ def test_a_quota_counts_sharepods_and_plain_pods_together_and_says_so_in_the_con
     world.api.create(
         f"/api/v1/namespaces/{namespace}/pods", line_pod(container(), name="plain", nodeSelector={"test": "both"})
     )
-    # A Pod whose creation was retried on a busy machine is counted twice until the quota is computed again.
+    # The quota may count a Pod twice for a while, if its creation was retried on a busy machine.
     path = quota(world, namespace, milli="1000", mib="4096")
     wait(lambda: used(world, path)[f"requests.{MILLI}"] == "800", what="both are counted")
     assert used(world, path)[f"requests.{MEMORY}"] == "2048"
@@ -155,7 +157,7 @@ def test_a_sharepod_that_is_raised_while_it_waits_is_counted_as_raised(world: Wo
 
 
 def refusal(world: World, path: str, body: Object) -> str:
-    """The API server's refusal of a new object; empty if it would take it."""
+    """Return the API server's refusal of a new object, by a dry run. Empty if it would accept the object."""
     try:
         world.api.create(path, body, dryRun="All")
     except ApiError as error:
@@ -164,7 +166,7 @@ def refusal(world: World, path: str, body: Object) -> str:
 
 
 def asking(gpu: Object | None = None, **annotations: str) -> Object:
-    """A SharePod with a request by a block or by annotations."""
+    """Return a SharePod that requests by the block `spec.gpu`, or by annotations."""
     written = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
     spec: Object = {"containers": [{"name": "main", "image": "test"}], **({"gpu": gpu} if gpu else {})}
     metadata = {"name": "probe", "annotations": written}
@@ -172,7 +174,7 @@ def asking(gpu: Object | None = None, **annotations: str) -> Object:
 
 
 def _may_make_claims(world: World, *namespaces: str) -> Path:
-    """A user who may create only claims and templates there."""
+    """Return the kubeconfig of a user who may create only claims and templates in these namespaces."""
     claims = "resourceclaims.resource.k8s.io,resourceclaimtemplates.resource.k8s.io"
     for namespace in namespaces:
         make = ("--namespace", namespace, "create")
@@ -323,7 +325,7 @@ def test_a_default_for_every_container_is_warned_of_and_gives_each_a_share(world
 
 
 def _limits(pod: Object) -> Object:
-    """The limits of a Pod's first container."""
+    """Return the limits of a Pod's first container."""
     found: Object = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
     return found
 
@@ -367,7 +369,7 @@ def phases(world: World, namespace: str) -> dict[str, str]:
 
 
 def set_milli(world: World, path: str, milli: str) -> None:
-    """Change the amount of a quota, and wait until the API server applies it."""
+    """Change the amount of a quota, and wait until the API server enforces it."""
     world.api.patch(path, {"spec": {"hard": {f"requests.{MILLI}": milli}}})
     wait(lambda: world.api.get(path)["status"]["hard"][f"requests.{MILLI}"] == milli, what=f"a quota of {milli}")
 
@@ -381,15 +383,16 @@ def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_come
     for name in ("a", "b"):
         world.apply(namespace, name, most, on="moved")
         world.phase(namespace, name, "Running")
-    world.apply(namespace, "counted", most, on="moved")  # has its Pod, and waits for a GPU
+    world.apply(namespace, "counted", most, on="moved")  # this SharePod has its Pod, and waits for a GPU
     world.condition(namespace, "counted", "Placed", status="False", reason="NoRoom")
-    set_milli(world, path, "1100")  # less than is counted by now
+    set_milli(world, path, "1100")  # less than the quota counts already
     for name in ("over0", "over1", "over2"):
         world.apply(namespace, name, most, on="moved")
         answer = world.condition(namespace, name, "PodReady", status="False", reason="PodForbidden")
         assert "limited: requests.sharepod.dev/gpu-milli=1100" in answer
     world.delete(namespace, "a")
-    world.phase(namespace, "counted", "Running")  # counted Pods stay: a quota takes nothing from running Pods
+    # Pods that are already counted stay, because a quota ends no running Pod
+    world.phase(namespace, "counted", "Running")
     assert sorted(found["podName"] for found in world.rows(node)) == ["b", "counted"]
     world.delete(namespace, "b")
     wait(lambda: len(world.rows(node)) == 1, what="a free GPU")

@@ -1,6 +1,6 @@
 """Operator and agent of different versions, on a real API server with the CRDs and rights of the operator's version.
 
-The older version is the commit in `harness/older.py`.
+`harness/older.py` names the commit of the older version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.older import NO_OLDER, has_older, older_package
 
 pytestmark = [
     pytest.mark.skipif(not has_older(), reason=NO_OLDER),
-    pytest.mark.timeout(400),  # the older package is built, and each test has a separate cluster
+    pytest.mark.timeout(400),  # the older package is built first, and each test has a cluster of its own
 ]
 
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
@@ -50,7 +50,7 @@ def test_an_older_agent_takes_what_this_operator_writes_and_is_understood(
 def test_an_older_operator_understands_what_this_agent_reports(
     cluster_factory: Callable[..., Cluster], older: Path
 ) -> None:
-    """Operator, CRDs and rights have been rolled back, and the agents not yet."""
+    """Operator, CRDs and rights are rolled back to the older version. The agents still have the newer one."""
     cluster = cluster_factory()
     installation = Installation(cluster, older.parent / "manifests")
     _run_side_by_side(cluster, installation, operator=_of(older, "sharepod.controller.main"))
@@ -99,7 +99,7 @@ def _run_side_by_side(
 
 
 def _live_through(cluster: Cluster, node: str) -> None:
-    """A share is placed, applied, changed and released; each side has read the other's writes."""
+    """Place, apply, change and release a share. Check that each side has read the other side's writes."""
     api = cluster.api
 
     def in_force(request: int) -> Callable[[Object | None], bool]:
@@ -137,7 +137,7 @@ def _live_through(cluster: Cluster, node: str) -> None:
 
 
 def test_the_older_program_is_older(older: Path) -> None:
-    """The comparison means nothing if both versions were the same."""
+    """Otherwise the other tests would compare a version with itself."""
     ask = [sys.executable, "-c", "import sharepod.protocol.frames as f; print(f.__file__)"]
     env = {**os.environ, "PYTHONPATH": str(older)}
     shown = subprocess.run(ask, env=env, capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""Pod templates whose Pods would be refused: a warning at apply with the message of the refusal."""
+"""Warnings at apply about Pod templates whose Pods would be refused, with the message of the refusal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def workload_of(kind: str, pod: Object) -> Object:
 
 
 def warnings(cluster: Cluster, *objects: Object) -> str:
-    """Return the warnings of kubectl for objects that the API server takes."""
+    """Apply objects that the API server accepts; return the warnings that kubectl prints."""
     documents = "\n---\n".join(json.dumps(each) for each in objects)
     ran = cluster.kubectl("create", "--dry-run=server", "-f", "-", input=documents, timeout=60)
     assert ran.stdout.count("created") == len(objects)

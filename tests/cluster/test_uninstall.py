@@ -1,4 +1,4 @@
-"""The commands of docs/install.md that remove SharePod, as printed there, where every door has shares."""
+"""The printed commands of docs/install.md that remove SharePod, in a cluster that has shares by every door."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 120.0
 
 
 def left_over(cluster: Cluster) -> list[str]:
-    """Objects of the whole cluster, and of a team's namespace, that are SharePod's."""
+    """Return the objects of SharePod that still exist, in the whole cluster and in a team's namespace."""
     kinds = cluster.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").stdout.split()
     found = cluster.kubectl("get", ",".join(kinds), "-o", "name", timeout=60).stdout.split()
     found += [str(item["metadata"]["name"]) for item in templates(cluster)]

@@ -1,6 +1,6 @@
-"""An operator that takes over the objects of an operator of an older commit: SharePods, Pods and ledgers.
+"""Upgrade: an operator takes over SharePods, Pods and ledgers from an operator of an older commit.
 
-CRDs, policies and rights are replaced as in docs/install.md, while the older operator still runs.
+CRDs, policies and rights are replaced as docs/install.md describes, while the older operator still runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.older import BEFORE_BUDGETS, NO_OLDER, OLDER, has_older, older_pack
 
 pytestmark = [
     pytest.mark.skipif(not has_older(), reason=NO_OLDER),
-    pytest.mark.timeout(400),  # the older package is built, and each test has a separate cluster
+    pytest.mark.timeout(400),  # the older package is built first, and each test has a cluster of its own
 ]
 
 _NAMESPACE = "default"
@@ -32,14 +32,14 @@ _SHARES: dict[str, Object] = {
     "pair": {"request": 0.3, "memory": "1Gi", "count": 2},
     "alone": {"mode": "Exclusive"},
 }
-"""SharePods that run under the older operator."""
+"""By name: request of each SharePod that runs under the older operator."""
 _WAITS: Object = {"mode": "Exclusive", "count": 2}
 """Request of the waiting SharePod: it needs a whole node."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Objects that the older operator has left: rows by name, and the uid of each Pod."""
+    """State that the older operator has left: rows by name, and the uid of each Pod."""
 
     rows: dict[str, Object]
     pods: dict[str, str]
@@ -47,7 +47,7 @@ class Written:
 
 @pytest.fixture(params=[OLDER, BEFORE_BUDGETS])
 def taken_over(request: pytest.FixtureRequest) -> Iterator[tuple[World, Written]]:
-    """A world in which this operator has taken over from an older one, and the older one's objects."""
+    """Let this operator take over from an older one. Yield the world, and the state that the older operator left."""
     with (
         older_package(request.param) as package,
         Cluster() as cluster,
@@ -77,7 +77,7 @@ def _rows(api: Api) -> dict[str, Object]:
 
 
 def _lived(api: Api, kubelets: FakeKubelets, agents: FakeAgents, nodes: list[str]) -> Written:
-    """Let the older operator place SharePods, of which some end, one leaves a process behind, and one waits."""
+    """Let the older operator place SharePods. Some of them end, one leaves a process behind, and one waits."""
     path = World.path(_NAMESPACE)
 
     def create(name: str, gpu: Object) -> None:
@@ -118,7 +118,8 @@ def test_what_an_older_operator_has_written_goes_on_unchanged_and_obeys_this_one
     world, written = taken_over
     world.nodes("new")
     world.apply(_NAMESPACE, "first", {"request": 0.5, "memory": "1Gi"}, on="new")
-    world.phase(_NAMESPACE, "first", "Running", timeout=60)  # by then it has handled all objects
+    # the older operator has handled all objects when this SharePod runs
+    world.phase(_NAMESPACE, "first", "Running", timeout=60)
     rows = _rows(world.api)
     for name in ("runs", "pair", "alone", "lingers"):
         for key in ("id", "gpus", "requestMilli", "limitMilli", "memory", "state", "podUID"):

@@ -1,4 +1,6 @@
-"""Output of kubectl for actions of users and administrators: the rows of docs/what-people-do.md."""
+"""Actions of users and administrators with kubectl, and their output, as the rows of docs/what-people-do.md describe
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ PRINTED = {
     for cells in (line.split("|") for line in PAGE.read_text().splitlines())
     if len(cells) > 5 and cells[1].strip().isdigit()
 }
-"""By row of the page: the printed text."""
+"""By row of the page: the texts that kubectl prints."""
 
 
 def kubectl(world: World, *arguments: str, body: Object | None = None, **options: Any) -> str:
-    """Output of kubectl, on success or failure, with single spaces."""
+    """Return the output of kubectl, on success or failure, with runs of blanks as one blank."""
     text = None if body is None else json.dumps(body)
     answer = world.cluster.kubectl(*arguments, input=text, check=False, timeout=90, **options)
     return " ".join((answer.stdout + answer.stderr).split())
 
 
 def prints(row: int, output: str) -> None:
-    """Compare an output with the text of a row of the page."""
+    """Assert that an output contains the texts of a row of the page."""
     for words in PRINTED[row]:
         assert words in output, (row, words, output)
 
@@ -45,7 +47,8 @@ def manifest(name: str, on: str, gpu: Object, **spec: Any) -> Object:
 
 
 def server(world: World, on: str, *, nodes: int = 1, **spec: Any) -> str:
-    """A namespace with the SharePod `server`, which runs on nodes of its own."""
+    """Create a namespace with the SharePod `server`, and wait until it runs on nodes of its own. Return the
+    namespace."""
     world.nodes(on, nodes)
     namespace = world.cluster.namespace(on)
     kubectl(world, "apply", "-n", namespace, "-f", "-", body=manifest("server", on, {"request": 0.4}, **spec))
@@ -54,7 +57,7 @@ def server(world: World, on: str, *, nodes: int = 1, **spec: Any) -> str:
 
 
 def runs_again(world: World, namespace: str, cause: str) -> Object:
-    """Wait until `server` runs again, after a run that ended for that cause."""
+    """Wait until `server` runs again after a run that ended for this cause. Return its status."""
 
     def again(seen: Object) -> bool:
         last = seen["status"].get("lastEnd") or {}
@@ -64,7 +67,7 @@ def runs_again(world: World, namespace: str, cause: str) -> Object:
 
 
 def granted(world: World, namespace: str, milli: int) -> None:
-    """Wait until `server` has been granted so many thousandths."""
+    """Wait until `server` is granted this number of thousandths."""
 
     def holds(seen: Object) -> bool:
         return bool(seen["status"]["granted"]["requestMilli"] == milli)
@@ -73,7 +76,7 @@ def granted(world: World, namespace: str, milli: int) -> None:
 
 
 def events(world: World, namespace: str, reason: str) -> str:
-    """The Events of `server`, once one of them has the reason."""
+    """Return the Events of `server`, once one of them has this reason."""
     wait(lambda: reason in {found for found, _ in world.events(namespace, "server")}, what=f"an Event {reason}")
     return kubectl(world, "events", "-n", namespace, "--for", "sharepod/server")
 
@@ -82,7 +85,7 @@ def events(world: World, namespace: str, reason: str) -> str:
 def test_drain_and_uncordon(world: World) -> None:
     namespace = server(world, "drained", nodes=2)
     before = world.sharepod(namespace, "server")["status"]["node"]
-    if before != "drained-0":  # it is moved there first
+    if before != "drained-0":  # SharePods on another node are moved to this one first
         kubectl(world, "drain", before, "--ignore-daemonsets")
         runs_again(world, namespace, "Drained")
         kubectl(world, "uncordon", before)
@@ -122,7 +125,7 @@ def test_delete_pod_and_wait(world: World) -> None:
     shown = world.sharepod(namespace, "server")
     assert not shown["status"].get("gpus")
     owners = {item["operation"] for item in shown["metadata"]["managedFields"] if item.get("subresource") == "status"}
-    assert owners == {"Apply"}  # a second one would own the list of GPUs, and hold it when it is to be empty
+    assert owners == {"Apply"}  # a second owner would keep the list of GPUs when it should become empty
 
 
 def test_delete_in_the_foreground_and_with_its_namespace(world: World) -> None:
@@ -196,7 +199,7 @@ def test_edit_and_rollback(world: World) -> None:
 
 
 def container_state(world: World, namespace: str, waiting: str, restarts: int) -> None:
-    """The kubelet reports that the container waits for that reason."""
+    """Report, as the kubelet does, that the container waits for this reason."""
     state = {"waiting": {"reason": waiting, "message": "m"}}
     status = {"name": "main", "ready": False, "restartCount": restarts, "image": "i", "imageID": "", "state": state}
     ready = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "False"}]
@@ -205,7 +208,7 @@ def container_state(world: World, namespace: str, waiting: str, restarts: int) -
 
 
 def shows(world: World, namespace: str, row: int, further: str = "") -> None:
-    """Wait until `kubectl get` shows the text of the page."""
+    """Wait until `kubectl get` prints the text of this row of the page."""
 
     def printed() -> bool:
         output = kubectl(world, "get", "sharepods", "-n", namespace)

@@ -1,4 +1,4 @@
-"""State of the simulated GPUs, from Python: create the state file, read it, release hung kernels.
+"""State of the simulated GPUs, from Python: create the state file, read it, and release hung kernels.
 
 `create_state(path, devices)` creates the file that `FAKE_CUDA_STATE` names. `read_state(path)` returns the device time
 and memory of each process that has used it. Ended processes are included until their places are needed again. The
@@ -32,7 +32,7 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
 _STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
-"""Bytes of the layout that are read here. A table of shared memory follows them."""
+"""Bytes of the layout that are read here. A table of shared memory follows in the file."""
 _SHARES_BYTES = 512 * (48 + 2 * MAX_CLIENTS)
 _CLIENT_LOCK_BYTE = 1 << 25
 _F_OFD_GETLK = 36
@@ -63,11 +63,10 @@ class Usage:
     copies: int
     """Number of transfers with host memory, which `submitted` does not count."""
     misused: int
-    """Only of the first device: number of calls with a handle of an ended context, and of calls while the library
-    ends.
-    """
+    """Number of calls with a handle of an ended context, and of calls while the library ends. Only the first device has
+    this count."""
     kinds: dict[str, int]
-    """Bytes of `memory` by kind, see KINDS."""
+    """Parts of `memory` in bytes by kind; KINDS lists the kinds."""
 
 
 def _usage(content: bytes, at: int) -> Usage:
@@ -106,7 +105,7 @@ class State:
         return found[0]
 
     def busy_ns(self, label: str, gpu: str | None = None) -> int:
-        """Return the device time in ns of all clients with a label, on one device or on all."""
+        """Return the device time in ns of all clients with a label, on one device. Without a device: on all devices."""
         return sum(
             usage.busy_ns
             for client in self.clients
@@ -188,14 +187,13 @@ def submitted_at(path: Path | str, pid: int, device: int = 0) -> int:
 
 
 def memory_at(path: Path | str, pid: int, device: int = 0) -> int:
-    """Return the offset in the file of a process's `memory` (8 bytes), in the same way."""
+    """Return the offset in the file of a process's `memory` (8 bytes). KeyError as for `submitted_at`."""
     return _usage_at(path, pid, device) + 4 * 8
 
 
 def _usage_at(path: Path | str, pid: int, device: int) -> int:
-    """Return the offset of a process's usage. If an ended process had the same pid, it is that of the living
-    process.
-    """
+    """Return the offset in the file of a process's usage of a device. If an ended process had the same pid, return the
+    offset of the living process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         content = os.pread(descriptor, _STATE_BYTES, 0)
@@ -212,7 +210,7 @@ def _usage_at(path: Path | str, pid: int, device: int) -> int:
 
 
 def release_hung_kernels(path: Path | str) -> None:
-    """End every hung kernel, now and in future."""
+    """End every hung kernel that exists now or begins later."""
     with Path(path).open("r+b") as file:
         file.seek(12)
         file.write(struct.pack("=I", 1))

@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 
 class ApiError(HarnessError):
-    """Refusal by the API server: `code` is the HTTP status; `reason` and `message` come from its Status object."""
+    """Refusal of a call by the API server. `code`: the HTTP status; `reason` and `message`: from its Status object."""
 
     def __init__(self, request: str, code: int, body: bytes) -> None:
         try:
@@ -49,14 +49,14 @@ class ApiError(HarnessError):
 
 
 class _Connection(http.client.HTTPSConnection):
-    """Connection of one thread; closed when that thread has ended or its `Api` is deleted."""
+    """Connection of one thread. It is closed when the thread has ended or its `Api` is deleted."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class Api:
-    """One user's view of one API server, by bearer token."""
+    """Access of one user to one API server, by bearer token."""
 
     def __init__(self, server: str, ca: Path, token: str) -> None:
         self.server = server
@@ -81,7 +81,8 @@ class Api:
         content_type: str = "application/json",
         timeout: float = 30.0,
     ) -> Any:
-        """One request; the decoded answer (text if it is not JSON). ApiError if refused, OSError if not reachable."""
+        """Make one request; return the decoded answer (text if it is not JSON). Raises ApiError if refused, OSError if
+        the server cannot be reached."""
         target = f"{path}?{urlencode(query)}" if query else path
         content = None if body is None else json.dumps(body).encode()
         headers = self._headers if body is None else self._headers | {"Content-Type": content_type}
@@ -153,7 +154,7 @@ class Api:
         return self.request("DELETE", path, options)
 
     def watch(self, path: str, *, timeout: float = 300.0, **query: str) -> Watch:
-        """A watch from `resourceVersion` (in `query`); it ends by itself after `timeout` seconds."""
+        """Return a watch from the `resourceVersion` in `query`. It ends by itself after `timeout` seconds."""
         return Watch(self, path, query | {"watch": "true", "timeoutSeconds": str(int(timeout))}, timeout + 10)
 
     def ready(self) -> bool:
@@ -165,7 +166,8 @@ class Api:
 
 
 class Watch:
-    """Iterates over a watch's events until the server ends it or `close` is called (from any thread)."""
+    """Iterator over the events of a watch. It ends when the server ends the watch, or `close` is called from any
+    thread."""
 
     def __init__(self, api: Api, path: str, query: Mapping[str, str], timeout: float) -> None:
         self._connection = api._connect(timeout)
@@ -177,7 +179,7 @@ class Watch:
             raise ApiError(f"GET {target}", self._response.status, self._response.read())
 
     def __iter__(self) -> Iterator[Object]:
-        # AttributeError: http.client's, where another thread closes the connection that is being read
+        # http.client raises AttributeError if another thread closes the connection that is being read
         with suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
             while line := self._response.readline():
                 yield json.loads(line)

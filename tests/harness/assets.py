@@ -25,9 +25,9 @@ from harness.errors import AssetsError
 
 VARIABLE = "KUBEBUILDER_ASSETS"
 REQUIRED = ("etcd", "kube-apiserver", "kubectl")
-"""Programs that every folder of setup-envtest has."""
+"""Programs that each folder of setup-envtest contains."""
 OPTIONAL = ("kube-controller-manager", "kube-scheduler", "kubelet")
-"""Programs that setup-envtest does not bring."""
+"""Programs that setup-envtest does not install."""
 OLDEST = (1, 30)
 """Kubernetes to whose API SharePod is written: policies (ValidatingAdmissionPolicy) are stable there."""
 EMULATED_MINORS = 3
@@ -40,10 +40,12 @@ _VERSION_TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Assets:
-    """A folder of prebuilt programs that can be used.
+    """Folder of prebuilt programs that passed all checks.
 
-    `version`: of its API server. `lacking`: programs to build. `emulated`: Kubernetes version that the programs to
-    build have to emulate (`--emulated-version`), None where the API server is not older than they are.
+    - `version`: version of its API server.
+    - `lacking`: programs that must be built.
+    - `emulated`: Kubernetes version that built programs must emulate (`--emulated-version`). None if the API server is
+      not older than they are.
     """
 
     folder: Path
@@ -134,7 +136,7 @@ def _run_version(program: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         raise AssetsError(f"`{program} --version` did not end in {_VERSION_TIMEOUT:.0f} s: {_way_out()}") from None
-    except OSError as error:  # for another processor, for instance
+    except OSError as error:  # such as a program for another processor
         raise AssetsError(f"{program} does not run here ({error.strerror}): {_way_out()}") from error
     if done.returncode != 0:
         output = (done.stderr or done.stdout).strip()[:200]

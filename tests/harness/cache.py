@@ -1,9 +1,9 @@
-"""Cache of the harness for expensive builds, and the lock against two builds at once.
+"""Cache of the harness for programs that take minutes to build, and the lock against two builds at once.
 
 Guarantees:
 - All files are below one directory that the user can delete at any time.
 - A finished entry appears under its name by rename, so it is always whole.
-- Only the holder of the lock writes, and the kernel releases the lock when its holder dies.
+- Only the holder of the lock writes, and the kernel releases the lock when its holder exits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from harness.errors import HarnessError
 
 
 def cache_dir() -> Path:
-    """The directory, made if absent: $SHAREPOD_CACHE, else $XDG_CACHE_HOME/sharepod, else ~/.cache/sharepod."""
+    """Return the directory: $SHAREPOD_CACHE, else $XDG_CACHE_HOME/sharepod, else ~/.cache/sharepod. Create it if it is
+    missing."""
     if own := os.environ.get("SHAREPOD_CACHE"):
         path = Path(own)
     elif xdg := os.environ.get("XDG_CACHE_HOME"):

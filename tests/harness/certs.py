@@ -1,6 +1,6 @@
-"""Certificate authority of one cluster, so that every connection of the tests is checked as in production.
+"""Certificate authority of one cluster, so that every connection of the tests is verified as in production.
 
-Guarantees: keys are created for each cluster and kept only in its state directory; certificates live for a week.
+Guarantees: keys are created for each cluster and kept only in its state directory; certificates are valid for a week.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SKEW = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A certificate and its key, both PEM, as text and as the files that hold them."""
+    """A certificate and its key in PEM, as text and as the files that contain them."""
 
     certificate: Path
     key: Path
@@ -38,20 +38,21 @@ class KeyPair:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, from its first byte on."""
+    """Write a file that only its owner may read, even while it is being written."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 
 def write_signing_key(path: Path) -> None:
-    """Write a new P-256 private key, PEM, readable only by its owner: it signs service account tokens."""
+    """Write a new P-256 private key in PEM, readable only by its owner. The API server signs service account tokens
+    with it."""
     key = ec.generate_private_key(ec.SECP256R1())
     write_private(path, _private_pem(key))
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    # not PKCS8: kube-apiserver does not take a public key from that form
+    # not in PKCS8: kube-apiserver cannot derive a public key from that form
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
@@ -67,7 +68,8 @@ def _name(common_name: str, organizations: Sequence[str] = ()) -> x509.Name:
 
 
 class Authority:
-    """Certificate authority with its files in `directory` (made if absent): ca.crt, and NAME.crt, NAME.key."""
+    """Certificate authority with its files in `directory` (created if missing): ca.crt, and NAME.crt and NAME.key for
+    each certificate."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -90,7 +92,8 @@ class Authority:
     def issue(
         self, file: str, common_name: str, *, groups: Sequence[str] = (), addresses: Sequence[str] = ()
     ) -> KeyPair:
-        """A certificate for a client (user `common_name` in `groups`) and, with `addresses` (IPs, names), a server."""
+        """Issue a certificate for a client (user `common_name` in `groups`). With `addresses` (IPs, names) it is also
+        valid for a server."""
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if addresses else [])]
         builder = (

@@ -36,7 +36,8 @@ from harness.fakes import fake_node
 from harness.services import Service, Services
 
 _START_TIMEOUT = 60.0
-_PORTS = range(20_000, 30_000)  # below the kernel's range for outgoing connections, so that none is taken in between
+# below the kernel's range for outgoing connections, so that no such connection takes the port before its server does
+_PORTS = range(20_000, 30_000)
 
 
 def free_ports(count: int) -> list[int]:
@@ -61,7 +62,7 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout: float, inte
 
 
 FEATURE_GATES = "FEATURE_GATES"
-"""Variable of the environment with feature gates for all components."""
+"""Environment variable with feature gates for all components."""
 
 
 class Cluster:
@@ -130,7 +131,8 @@ class Cluster:
         write_private(self._layout.tokens, f"{self.admin_token},admin,1,system:masters\n".encode())
         self.api = Api(self.server, self.ca, self.admin_token)
         self.kubeconfig = self.kubeconfig_for(self.admin_token, name="admin")
-        self._clients: dict[str, list[str]] = {}  # by name: command lines of the API server's clients
+        # by name: command lines of the API server's clients, which end and start with it
+        self._clients: dict[str, list[str]] = {}
         if scheduler:
             config = self.user_kubeconfig("system:kube-scheduler")
             self._clients["kube-scheduler"] = components.scheduler(
@@ -185,15 +187,15 @@ class Cluster:
         self.stop()
 
     def stop(self, *, keep_logs: bool | None = None) -> None:
-        """End all processes, the API server before etcd, and remove the state directory (optionally except logs/)."""
+        """End all processes, the API server before etcd. Remove the state directory, with `keep_logs` except logs/."""
         self.services.end(keep_logs=self.keep_logs if keep_logs is None else keep_logs)
 
     def stop_apiserver(self) -> None:
-        """Cut every watch and refuse every connection until `start_apiserver`."""
+        """Stop the API server: every watch ends and every connection is refused until `start_apiserver`."""
         self.services.ask(do="stop", name="kube-apiserver", grace=0.0)
 
     def start_apiserver(self) -> None:
-        """Start the API server again, at the same address; returns when it is ready."""
+        """Start the API server again at the same address. Return when it is ready."""
         self._await_ready(self._start_apiserver())
 
     def restart_apiserver(self, *, down: float = 0.0) -> None:
@@ -211,9 +213,9 @@ class Cluster:
         return copy
 
     def restore(self, backup: Path) -> None:
-        """Put etcd back to a copy, so that resource versions go back.
+        """Replace etcd's data by a copy, so that resource versions go back.
 
-        Scheduler and controllers start again too, as Kubernetes' documentation of backups demands.
+        Scheduler and controllers are restarted too, as Kubernetes' documentation of backups requires.
         """
         self._stop_all()
         shutil.rmtree(self._layout.etcd_data)
@@ -238,12 +240,14 @@ class Cluster:
         return path
 
     def kubeconfig_for(self, token: str, *, name: str | None = None, server: str | None = None) -> Path:
-        """A kubeconfig file for the holder of `token`, in the state directory. `server`: None is the API server."""
+        """Write a kubeconfig file for the holder of `token` into the state directory; return its path. `server`:
+        address; None: the API server.
+        """
         path = self.state / "kubeconfigs" / (name or secrets.token_hex(6))
         return self._write_kubeconfig(path, {"token": token}, server)
 
     def user_kubeconfig(self, user: str, *, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig file for `user` in `groups`, by a client certificate."""
+        """Write a kubeconfig file for `user` in `groups`, with a client certificate; return its path."""
         name = user.replace(":", "-").replace("/", "-")
         pair = self.authority.issue(name, user, groups=groups)
         encoded = {
@@ -261,7 +265,8 @@ class Cluster:
         bound_node: str | None = None,
         expiration: int = 3600,
     ) -> str:
-        """A token of a ServiceAccount, bound to a Pod of its namespace or to a Node, valid `expiration` s (>= 600)."""
+        """Return a token of a ServiceAccount, bound to a Pod of its namespace or to a Node. `expiration`: validity in
+        seconds, at least 600."""
         spec: Object = {"audiences": None, "expirationSeconds": expiration}
         if bound_pod is not None:
             uid = self.api.get(f"/api/v1/namespaces/{namespace}/pods/{bound_pod}")["metadata"]["uid"]
@@ -274,7 +279,7 @@ class Cluster:
         return str(answer["status"]["token"])
 
     def api_for(self, token: str) -> Api:
-        """A client of this API server as the holder of `token`."""
+        """Return a client of this API server that sends `token`."""
         return Api(self.server, self.ca, token)
 
     # Objects
@@ -287,9 +292,9 @@ class Cluster:
         timeout: float = 30.0,
         kubeconfig: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl of this very version, as admin unless `kubeconfig` names another user.
+        """Run kubectl of the cluster's version, as admin unless `kubeconfig` names another user.
 
-        Errors: CommandError with the output, if `check` and it failed, or after `timeout` seconds.
+        Raises CommandError with the output if kubectl fails (with `check`), or after `timeout` seconds.
         """
         environment = dict(os.environ) | {
             "KUBECONFIG": str(kubeconfig or self.kubeconfig),
@@ -300,7 +305,7 @@ class Cluster:
         return command(*argv, input=input, check=check, timeout=timeout, env=environment)
 
     def namespace(self, name: str, *, labels: Mapping[str, str] | None = None) -> str:
-        """Create a namespace (if absent) and wait until pods can be made in it; returns its name."""
+        """Create a namespace unless it exists, and wait until pods can be created in it. Return its name."""
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels or {})}}
         with suppress_reason("AlreadyExists"):
             self.api.create("/api/v1/namespaces", body)
@@ -308,7 +313,7 @@ class Cluster:
         return name
 
     def runtime_class(self, name: str = "nvidia") -> None:
-        """The RuntimeClass that names the container runtime of the same name, if a node has one."""
+        """Create the RuntimeClass for the container runtime of the same name."""
         body: Object = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
         self.api.apply(f"/apis/node.k8s.io/v1/runtimeclasses/{name}", body | {"handler": name})
 
@@ -333,7 +338,7 @@ class Cluster:
         labels: Mapping[str, str] | None = None,
         prefix: str = "node",
     ) -> list[str]:
-        """Create `count` ready Nodes with nothing behind them, PREFIX-0 and so on; returns their names."""
+        """Create `count` ready Nodes, named PREFIX-0 and so on, without a machine behind them. Return their names."""
         names = [f"{prefix}-{index}" for index in range(count)]
         for name in names:
             body = fake_node(name, cpu=cpu, memory=memory, pods=pods, labels=labels or {})
@@ -350,7 +355,8 @@ class Cluster:
     def wait_for(
         self, path: str, condition: Callable[[Object | None], Any], *, what: str, timeout: float = 30.0
     ) -> Object | None:
-        """Poll the object at `path` (None: it does not exist) until `condition` holds of it; returns it."""
+        """Poll the object at `path` until `condition` is true of it; return it. `condition` gets None if the object
+        does not exist."""
         seen: Object | None = None
 
         def holds() -> bool:
@@ -368,7 +374,7 @@ class Cluster:
 
 
 class suppress_reason:  # noqa: N801  reads as contextlib.suppress does
-    """Suppress an ApiError whose reason is one of those given."""
+    """Context manager that suppresses an ApiError with one of these reasons."""
 
     def __init__(self, *reasons: str) -> None:
         self._reasons: Iterable[str] = reasons

@@ -1,6 +1,6 @@
-"""Run a command of the machine to its end.
+"""Run a command on the machine to its end.
 
-Guarantees: it ends within its time, and a failure is reported with its whole output.
+Guarantees: the command ends within its timeout, and a failure is reported with its whole output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def command(
     timeout: float = 20.0,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """CommandError if `check` and its status is not 0, or after `timeout` seconds. `env`: its whole environment."""
+    """Run a command. Raises CommandError if its status is not 0 (with `check`), or after `timeout` seconds. `env`: its
+    whole environment."""
     shown = shlex.join(map(str, argv))
     try:
         done = subprocess.run(list(argv), input=input, capture_output=True, text=True, timeout=timeout, env=env)

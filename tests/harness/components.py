@@ -15,12 +15,13 @@ LOOPBACK = "127.0.0.1"
 SERVICE_ADDRESS = "10.96.0.1"
 _SERVICE_RANGE = "10.96.0.0/16"
 _BINDS_TO_NODES = (1, 31)
-"""First Kubernetes that binds tokens to Nodes by default, as the tests' agents' are."""
+"""First Kubernetes version that by default can bind tokens to Nodes, as the tests' agents need."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Programs, files and ports of one control plane. `client`: the API server's own certificate."""
+    """Programs, files and ports of one control plane. `client`: the certificate that the API server uses as a
+    client."""
 
     bin: Path
     state: Path
@@ -85,7 +86,8 @@ def apiserver(layout: Layout, version: tuple[int, int], further: Sequence[str] =
         f"--etcd-keyfile={layout.client.key}",
         f"--bind-address={LOOPBACK}",
         f"--secure-port={layout.port}",
-        "--advertise-address=192.0.2.1",  # never used: it must only not be loopback, and so no route is needed
+        # The address is never used. It only must not be a loopback address, and it needs no route.
+        "--advertise-address=192.0.2.1",
         "--endpoint-reconciler-type=none",
         f"--tls-cert-file={layout.serving_tls.certificate}",
         f"--tls-private-key-file={layout.serving_tls.key}",
@@ -138,7 +140,8 @@ def controller_manager(
 
 
 def _emulating(version: str | None) -> list[str]:
-    """Request only the APIs of an older API server: a component waits indefinitely for a missing API."""
+    """Return flags by which a component uses only the APIs of an older API server. Otherwise it would wait indefinitely
+    for a missing API."""
     return [] if version is None else [f"--emulated-version={version}"]
 
 

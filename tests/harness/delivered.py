@@ -1,8 +1,9 @@
 """SharePod installed as its users install it: images of a source tree, and unchanged manifests.
 
 Guarantees:
-- `make images`' own code makes the images, which are kept in the cache; the node pulls nothing.
-- The applied objects equal `kubectl apply -k`, by an overlay with an `images` entry for other images.
+- The code of `make images` makes the images, which are kept in the cache; the node pulls none.
+- The applied objects equal the result of `kubectl apply -k`. For other images an overlay with an `images` entry is
+  applied.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Delivery:
 
     @classmethod
     def of(cls, source: Path, into: Path) -> Delivery:
-        """Make the images of a source tree; a minute, or seconds where the cache has their layers."""
+        """Make the images of a source tree. This takes a minute, or seconds if the cache has their layers."""
         return cls(source, make_images(into, source=source))
 
     @property
     def manifests(self) -> Path:
-        """The folder that is applied."""
+        """Folder of manifests that is applied."""
         return self.source / "manifests"
 
     def names(self, cluster: Cluster) -> dict[str, str]:
@@ -63,7 +64,7 @@ class Delivery:
         return {container["name"]: container["image"] for container in containers}
 
     def load(self, node: Node, names: Mapping[str, str]) -> None:
-        """Import the images on a node, under the names by part that the pods use."""
+        """Import the images on a node. `names`: by part, the name that the pods use."""
         for part, image in self.images.items():
             node.load_image(image.path)
             if names[part] != image.name:
@@ -75,7 +76,7 @@ class Delivery:
         _apply(cluster, self.manifests)
 
     def upgrade(self, cluster: Cluster, node: Node, overlay: Path, *more: str) -> None:
-        """Apply the manifests by an overlay in the folder `overlay` that names the images by their contents.
+        """Apply the manifests by an overlay in the folder `overlay`, which names the images by their contents.
 
         `more`: further folders of the manifests.
         """
@@ -98,7 +99,8 @@ def _apply(cluster: Cluster, folder: Path) -> None:
 
 
 def await_workloads(cluster: Cluster) -> None:
-    """Wait until operator and agents run as last applied. Raises CommandError with the state of their pods."""
+    """Wait until operator and agents run with the images and settings applied last. Raises CommandError with the state
+    of their pods."""
     for workload in WORKLOADS.values():
         argv = ("rollout", "status", "-n", NAMESPACE, workload, f"--timeout={_ROLLOUT_S}s")
         done = cluster.kubectl(*argv, check=False, timeout=_ROLLOUT_S + 10)
@@ -111,9 +113,10 @@ def await_workloads(cluster: Cluster) -> None:
 
 @functools.cache
 def deliveries() -> tuple[Delivery, Delivery] | str:
-    """Make the images of the commit before, if git has it, and of this tree; or return in one line why there are none.
+    """Make the images of the commit before this tree, if git has it, and of this tree. Return the reason in one line if
+    there are none.
 
-    Minutes the first time, seconds where the cache has all layers. They stay until this process ends.
+    This takes minutes the first time, and seconds if the cache has all layers. The images stay until this process ends.
     """
     if (reason := why_no_images()) is not None:
         return reason

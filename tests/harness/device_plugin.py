@@ -35,9 +35,9 @@ def start_device_plugin(
     config: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Service:
-    """Start the device plugin; its log is `name`.log of the node.
+    """Start the device plugin on the node. Its log is `name`.log of the node.
 
-    `config`: its configuration file, such as `sharing`. `env`: its settings, such as DEVICE_ID_STRATEGY; with
+    `config`: its configuration file, for example with `sharing`. `env`: its settings, such as DEVICE_ID_STRATEGY. With
     MIG_STRATEGY every GPU is divided into two instances.
     """
     program: list[str] = [str(own_programs(DEVICE_PLUGIN) / DEVICE_PLUGIN_PROGRAM)]
@@ -62,7 +62,8 @@ def start_device_plugin(
 
 
 def _among_capabilities(machine: RealNode, program: list[str]) -> list[str]:
-    """Return a command that runs a program where the driver lists the access files of MIG instances in /proc."""
+    """Return a command that runs a program where /proc contains the files by which the driver grants access to MIG
+    instances."""
     minors = machine.directory / "mig-minors"
     lines = [
         f"gpu{gpu}/gi{instance}/{access} {1 + 100 * gpu + 10 * instance + number}"
@@ -79,13 +80,14 @@ def _among_capabilities(machine: RealNode, program: list[str]) -> list[str]:
 
 
 def report_xid(machine: RealNode, gpu: str, xid: int) -> None:
-    """Make the driver report an Xid of a GPU to listeners: the device plugin then reports the GPU as unhealthy."""
+    """Make the driver report an Xid of a GPU. The device plugin then reports the GPU as unhealthy."""
     with _xids(machine).open("a") as file:
         file.write(f"{gpu} {xid}\n")
 
 
 def _driver_root(machine: RealNode) -> Path:
-    """Return a folder with device nodes and libraries as a driver's, for the plugin to put into a CDI specification."""
+    """Return a folder with device nodes and libraries like a driver's. The plugin writes their paths into a CDI
+    specification."""
     root = machine.directory / "driver"
     if not root.exists():
         libraries = root / "usr" / "lib64"

@@ -28,7 +28,7 @@ _KEPT_BYTES = 10**9
 
 
 class Finding(NamedTuple):
-    """One line of the report; `fix` is empty if nothing is missing."""
+    """One line of the report. `fix` is empty if the requirement is met."""
 
     what: str
     fix: str = ""
@@ -82,7 +82,8 @@ def _pip_knows(package: str) -> bool:
 
 
 def _cluster() -> list[Finding]:
-    """Check the requirements of the test cluster: once it is built, only a little disk."""
+    """Check the requirements of the test cluster. Once the cluster's programs are built, only a little disk is
+    required."""
     from harness import build
     from harness.assets import VARIABLE
     from harness.cache import cache_dir
@@ -151,7 +152,8 @@ def _ask(command: list[str], timeout: float, directory: str | None = None) -> st
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order in which they are worth mending; only Python's if that is too old."""
+    """Return all findings, in the order in which they should be fixed. If Python is too old, return only that
+    finding."""
     python = _python()
     if python.fix:
         return [python]

@@ -21,7 +21,7 @@ class AssetsError(BuildError):
 
 
 class StartError(HarnessError):
-    """Component that did not start in time or died; the message ends with the tail of its log.
+    """Component that did not start in time or exited. The message ends with the end of its log.
 
     `logs`: the directory with the logs of all components, if they were kept.
     """
@@ -34,4 +34,4 @@ class CommandError(HarnessError):
 
 
 class NodeUnavailableError(HarnessError):
-    """This machine cannot run a real node; the message is one line, fit for a skip reason."""
+    """This machine cannot run a real node. The message is one line, which tests use as the reason of a skip."""

@@ -89,15 +89,16 @@ class FakeKubelets:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, str, Callable[[], None]]] = []  # time, order, pod UID, step
+        self._due: list[tuple[float, int, str, Callable[[], None]]] = []  # heap of (time, order, pod UID, step)
         self._order = itertools.count()
         self._fake: set[str] = set()
         self._seen: dict[str, set[str]] = {}  # pod UID: steps planned
-        self._pods: dict[str, Object] = {}  # pod UID: as last seen
+        self._pods: dict[str, Object] = {}  # by UID: the pod as the watch last showed it
         self._stopped = threading.Event()
         self._watch: Watch | None = None
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._observe, self._act)]
-        self.failures: list[str] = []  # refusals that nothing explains; a test may want it empty
+        # refusals by the API server without a known cause; a test may assert that there are none
+        self.failures: list[str] = []
 
     def start(self) -> Self:
         for thread in self._threads:
@@ -122,11 +123,11 @@ class FakeKubelets:
         self.stop()
 
     def finish(self, namespace: str, name: str, *, phase: str = "Succeeded", exit_code: int | None = None) -> None:
-        """End a running pod now, in phase Succeeded or Failed; it is written when this returns."""
+        """End a running pod in phase Succeeded or Failed. Return once the phase is written."""
         self._terminate(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"), phase, exit_code)
 
     def forget(self) -> None:
-        """Forget all steps, and list again: etcd was restored to an older state."""
+        """Forget all steps and list again, because etcd was restored to an older state."""
         self._seen.clear()
         if self._watch is not None:
             self._watch.close()
@@ -137,7 +138,8 @@ class FakeKubelets:
         while not self._stopped.is_set():
             try:
                 self._follow()
-            except (OSError, ApiError, ValueError) as error:  # the API server is away, or the watch is too old
+            # the API server does not answer, or the version of the watch is too old
+            except (OSError, ApiError, ValueError) as error:
                 if isinstance(error, ApiError) and error.code not in (410, 429, 500, 503, 504):
                     self.failures.append(str(error))
                 self._stopped.wait(0.1)
@@ -220,9 +222,9 @@ class FakeKubelets:
             try:
                 step()
             except ApiError as error:
-                if error.code not in (404, 409):  # deleted, or replaced by another of that name: no step remains
+                if error.code not in (404, 409):  # the pod was deleted, or another pod has its name: no step is left
                     self.failures.append(str(error))
-            except OSError:  # the API server is away: again when it is back
+            except OSError:  # the API server does not answer: retry the step later
                 self._later(0.2, uid, step)
             except Exception as error:
                 self.failures.append(repr(error))

@@ -88,6 +88,6 @@ KINDS = ("frames", "questions", "garbage", "connects", "mute", "stolen", "crowd"
 
 
 def command(how: str) -> list[str]:
-    """The command line of one of KINDS."""
+    """Return the command line of one of the programs in KINDS."""
     assert how in KINDS, how
     return [sys.executable, "-c", _PROGRAM, how]

@@ -1,6 +1,7 @@
-"""Helm: built by `make helm`, else the machine's.
+"""Helm: the program that `make helm` builds, or else the machine's.
 
-Guarantees: a run uses settings, cache and plugins of its own folder, never the user's; it ends within its time.
+Guarantees: a run uses settings, cache and plugins in a folder of its own, never the user's, and it ends within its
+timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TIMEOUT_S = 120.0
 
 
 def find_helm() -> Path | None:
-    """Return the program, or None where there is none."""
+    """Return the Helm program. None if there is none."""
     if (kept := built(HELM)) is not None:
         return kept / "helm"
     machine = shutil.which("helm")
@@ -27,7 +28,7 @@ def find_helm() -> Path | None:
 
 
 class Helm:
-    """Helm with a separate folder. `kubeconfig`: of its cluster; without it only `template` and `lint` work."""
+    """Helm with a folder of its own. `kubeconfig`: for its cluster; without it only `template` and `lint` work."""
 
     def __init__(self, program: Path, folder: Path, kubeconfig: Path | None = None) -> None:
         self._program = program
@@ -44,6 +45,6 @@ class Helm:
         input: str | None = None,  # noqa: A002  as subprocess.run calls it
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Helm command. Errors: CommandError with its output."""
+        """Run a Helm command; return its output. Raises CommandError with the output."""
         argv = (self._program, *arguments)
         return command(*argv, input=input, check=check, timeout=_TIMEOUT_S, env=self._environment)

@@ -1,4 +1,6 @@
-"""Processor time that the host of a virtual machine took from it: a yardstick for tests of shares of time."""
+"""Processor time that the host of a virtual machine took from it (steal time). Tests of time shares use it to judge a
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ import time
 from pathlib import Path
 
 _STOLEN = 8
-"""Field of the first line of /proc/stat: time that the host took from all processors, in ticks."""
+"""Index of a field in the first line of /proc/stat: time that the host took from all processors, in ticks."""
 
 
 class Stolen:
-    """Part of the processors' time that the host took, from when this is made."""
+    """Part of the processors' time that the host has taken since this object was created."""
 
     def __init__(self) -> None:
         self._ticks, self._begin = _stolen_ticks(), time.monotonic()
 
     def part(self) -> float:
-        """Return the part so far, between 0 and 1; 0 if the host reports none."""
+        """Return the part so far, from 0 to 1. 0 if the host does not report steal time."""
         seconds = (_stolen_ticks() - self._ticks) / os.sysconf("SC_CLK_TCK")
         return seconds / (time.monotonic() - self._begin) / (os.cpu_count() or 1)
 

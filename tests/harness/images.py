@@ -26,7 +26,7 @@ from harness.errors import HarnessError
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Libraries that a preloaded library may open at run time without any program here being linked to them.
+# Libraries that a preloaded library may open at run time although no program of the image is linked to them.
 _C_LIBRARY = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 
 
@@ -37,7 +37,8 @@ class Link:
     target: str
 
 
-Content = bytes | Path | Link  # a Path is read, and keeps its executable bit; bytes are executable
+# Content of a file: a Path is read and keeps its executable bit; bytes become an executable file
+Content = bytes | Path | Link
 
 
 def make_image(
@@ -85,10 +86,10 @@ def image_with_program(
     files: Mapping[str, Content] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Path:
-    """An image whose entry point is `program` (at /usr/bin/NAME), with its dependencies.
+    """Make an image whose entry point is `program` (at /usr/bin/NAME), with the libraries that it needs.
 
-    `libraries`: shared objects that it opens at run time, put into the loader's path with their own dependencies.
-    `injected`: names of dependencies that the container runtime adds, such as libcuda.so.1.
+    `libraries`: shared objects that the program opens at run time; they are put into the loader's path with their own
+    dependencies. `injected`: names of dependencies that the container runtime adds, such as libcuda.so.1.
     """
     target = f"/usr/bin/{program.name}"
     content: dict[str, Content] = {target: program, **libraries_of(program, injected)}
@@ -98,7 +99,8 @@ def image_with_program(
 
 
 def base_files() -> dict[str, Content]:
-    """A shell and the usual small programs (a static busybox), users, and the C library for programs that need one."""
+    """Return the files of a usual image: a shell and the usual small programs (a static busybox), users, and the C
+    library for programs that need it."""
     busybox = shutil.which("busybox")
     if busybox is None:
         raise HarnessError("busybox is not installed: apt-get install busybox-static")
@@ -113,9 +115,9 @@ def base_files() -> dict[str, Content]:
 
 
 def libraries_of(program: Path, injected: Collection[str] = ()) -> dict[str, Content]:
-    """The loader and the shared libraries of a dynamic program but those `injected`, each at the host's path.
+    """Return the loader and the shared libraries of a dynamic program, except `injected`, each at the host's path.
 
-    Empty for a static one.
+    Empty for a static program.
     """
     found = subprocess.run(["ldd", str(program)], capture_output=True, text=True, timeout=30)
     if found.returncode != 0:
@@ -170,7 +172,7 @@ def _layer(files: Mapping[str, Content]) -> bytes:
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes | None, mode: int) -> None:
-    entry = tarfile.TarInfo(name)  # its times are 0 and its owner is root by default
+    entry = tarfile.TarInfo(name)  # by default its times are 0 and its owner is root
     entry.mode = mode
     if content is None:
         entry.type = tarfile.DIRTYPE

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Gpu:
-    """Function on the simulated device."""
+    """Function on the simulated device whose kernel takes a fixed time."""
 
     def __init__(self, name: str) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -29,7 +29,7 @@ class Gpu:
         self.run()
 
     def run(self) -> None:
-        """Run the function once, to its end, from any thread."""
+        """Launch the function once and wait for its end. Any thread may call this."""
         stream = ctypes.c_void_p()
         self._call("cuCtxSetCurrent", self._context)
         self._call("cuStreamCreate", ctypes.byref(stream), 1)
@@ -61,7 +61,7 @@ def main() -> None:
             """Log nothing."""
 
     class Server(ThreadingHTTPServer):
-        """Server that waits for its threads at its end."""
+        """HTTP server that waits for its threads when it ends."""
 
         daemon_threads = False
         request_queue_size = 128

@@ -1,8 +1,8 @@
-"""SharePod installed on a test cluster: everything of `manifests/`, with operator and agent as processes.
+"""SharePod installed on a test cluster: all of `manifests/`, with operator and agent as processes.
 
 Guarantees:
-- Operator and agents act as exactly the ServiceAccounts of the manifests, with tokens as a kubelet would mount them (an
-  agent's bound to its Node), so that their RBAC and the policies apply.
+- Operator and agents use the ServiceAccounts of the manifests, with tokens as a kubelet would mount them (an agent's
+  token is bound to its Node). So their RBAC and the policies apply.
 - Every process ends with the cluster, or with its node.
 """
 
@@ -44,7 +44,7 @@ def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
 
 
 def rendered(kubectl: Path, *components: str, manifests: Path = MANIFESTS) -> list[Object]:
-    """Return the objects of an overlay of `manifests` with these components. `kubectl`: the program."""
+    """Return the objects of an overlay of `manifests` with these components. `kubectl`: path of the program."""
     with tempfile.TemporaryDirectory(prefix="shp-") as at:
         ours, resources = (os.path.relpath(path, Path(at).resolve()) for path in (MANIFESTS, manifests))
         overlay = {"resources": [resources], "components": [f"{ours}/{component}" for component in components]}
@@ -54,7 +54,8 @@ def rendered(kubectl: Path, *components: str, manifests: Path = MANIFESTS) -> li
 
 
 def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
-    """Wait until both kinds are served and the policies are enforced: the binding checked here is applied last."""
+    """Wait until both kinds are served and the policies are enforced. It is enough to check the binding that is applied
+    last."""
     unmeant: Object = {
         "apiVersion": "sharepod.dev/v1alpha1",
         "kind": "SharePod",
@@ -68,23 +69,23 @@ def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
             cluster.api.create(SHAREPODS, unmeant, dryRun="All")
         except ApiError as error:
             return "sharepod-request" in error.message
-        return False  # a SharePod without spec.gpu was let through
+        return False  # the API server accepted a SharePod without spec.gpu, so the policy is not enforced yet
 
     wait_until(ruled, what="manifests effective", timeout=timeout, interval=0.1)
 
 
 class Installation:
-    """SharePod on `cluster`. Applying it takes about 2 s. Errors: CommandError with kubectl's output.
+    """SharePod on `cluster`. The installation takes about 2 s. Raises CommandError with kubectl's output.
 
-    `manifests`: this version's, or another's.
+    `manifests`: folder of the manifests, of this version by default.
     """
 
     def __init__(self, cluster: Cluster, manifests: Path = MANIFESTS) -> None:
         self.cluster = cluster
         self.ports: dict[str, int] = {}
-        """Loopback address of `/metrics` of each process, by the process's name."""
+        """By process name: port of `/metrics` on loopback."""
         self.health_ports: dict[str, int] = {}
-        """The same of an operator's `/readyz`."""
+        """By operator name: port of `/readyz` on loopback."""
         install(cluster, manifests)
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")
@@ -100,7 +101,7 @@ class Installation:
         env: Mapping[str, str] | None = None,
         program: Sequence[str | Path] = OPERATOR,
     ) -> Service:
-        """Start an operator; its log is `name`.log of the cluster. `env`: settings, as `SHAREPOD_BIND_TIMEOUT`."""
+        """Start an operator. Its log is `name`.log of the cluster. `env`: settings, such as `SHAREPOD_BIND_TIMEOUT`."""
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-operator")
         health, metrics = free_ports(2)
         self.ports[name], self.health_ports[name] = metrics, health
@@ -115,13 +116,13 @@ class Installation:
         return self.cluster.services.start(name, [*program], env={**os.environ, **settings, **(env or {})})
 
     def add_to_pool(self, node: str, pool: str = "dedicated") -> None:
-        """Label a Node, so that the operator takes it as ours."""
+        """Label a Node with a pool, so that the operator manages it."""
         self.cluster.kubectl("label", "node", node, f"{POOL_LABEL}={pool}", "--overwrite")
 
     def start_agent(
         self, node: Node, inventory: Path, name: str = "agent", *, env: Mapping[str, str] | None = None
     ) -> Service:
-        """Start the agent of `node` with simulated GPUs; its log is `name`.log of the node."""
+        """Start the agent of `node` with simulated GPUs. Its log is `name`.log of the node."""
         settings = self._agent_settings(node.name, inventory, name)
         return node.start(name, [*AGENT], env={**os.environ, **settings, **(env or {})})
 

@@ -1,4 +1,4 @@
-"""Node with simulated GPUs, and each program's part of them in the devices' own accounts.
+"""Node with simulated GPUs, and the time that each program has got on them by the devices' own accounts.
 
 Programs run in containers on a real node, or, without root, as plain processes under the hook.
 """
@@ -38,7 +38,8 @@ IMAGE = "sharepod.test/launchloop:1"
 
 
 class Machine(ABC):
-    """Node with the GPUs of `inventory` (the agent's YAML). A context manager; all that it started ends with it."""
+    """Node with the GPUs of `inventory` (the agent's YAML). A context manager: everything that it started ends with
+    it."""
 
     node: str
 
@@ -53,29 +54,30 @@ class Machine(ABC):
         self.state = create_state(self.directory / "gpus", devices)
 
     def say_processes(self, on: Mapping[int, str]) -> None:
-        """Let the driver show these processes, by the node's pid, each on the GPU with that UUID."""
+        """Let the driver report these processes, by the node's pid. Each is on the GPU with that UUID."""
         self._show(processes=[{"pid": pid, "uuid": uuid} for pid, uuid in on.items()])
 
     def lose_gpus(self, *uuids: str) -> None:
-        """Let the driver show all of the node's GPUs but these."""
+        """Let the driver report all of the node's GPUs except these."""
         self._show(gpus=[gpu for gpu in self.gpus if gpu["uuid"] not in uuids])
 
     def _show(self, **parts: object) -> None:
-        """Replace parts of the driver's report to the agent."""
+        """Write the driver's report for the agent, with the replaced parts."""
         fresh = self._inventory.with_suffix(".new")
         fresh.write_text(json.dumps({**yaml.safe_load(self._inventory.read_text()), **parts}))
         fresh.rename(self._inventory)
 
     @abstractmethod
     def start_agent(self, installation: Installation, name: str = "agent") -> Service:
-        """Start the node's agent. `name`: of the service, for a second agent."""
+        """Start the node's agent. `name`: name of the service, for a second agent."""
 
     @abstractmethod
     def follow(self) -> None:
-        """Start and end programs to match the Pods. Called while the demo waits."""
+        """Start and end programs so that they match the Pods. Called repeatedly while the demo waits."""
 
     def busy_ns(self) -> dict[tuple[str, str], int]:
-        """(SharePod, GPU) to the device time in ns that it got so far, by the devices' own account."""
+        """Return, by (SharePod, GPU UUID), the device time in ns that it has got so far, by the device's own
+        account."""
         total: dict[tuple[str, str], int] = {}
         for client in read_state(self.state).clients:
             sharepod = client.label.split("/")[1]
@@ -84,13 +86,14 @@ class Machine(ABC):
         return total
 
     def shares(self, window_s: float = WINDOW_S) -> Shares:
-        """Measure each program's part of each GPU (shares.py), ahead of other processes of this machine."""
+        """Measure each program's part of each GPU (shares.py) while it has priority over other processes of this
+        machine."""
         with self._ahead_of_others():
             return measured(self.busy_ns, window_s=window_s)
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:
-        """Give programs and agent priority for the processors, where this machine allows that."""
+        """In the block, give programs and agent priority for the processors, if this machine allows that."""
         yield
 
     def __enter__(self) -> Self:
@@ -106,7 +109,7 @@ class Machine(ABC):
 
 
 class RealNode(Machine):
-    """Real kubelet with containerd. Needs root. `nvml`: whether NVIDIA's runtime also gives containers NVML."""
+    """Real kubelet with containerd. Needs root. `nvml`: True if NVIDIA's runtime also gives containers NVML."""
 
     def __init__(self, cluster: Cluster, inventory: Path, name: str = "gpu-node-1", *, nvml: bool = False) -> None:
         super().__init__(cluster, inventory)
@@ -124,16 +127,16 @@ class RealNode(Machine):
 
     @staticmethod
     def unavailable() -> str | None:
-        """Return why this machine cannot run a real node, in one line, or None."""
+        """Return why this machine cannot run a real node, in one line. None if it can."""
         return why_no_node()
 
     def start_agent(self, installation: Installation, name: str = "agent") -> Service:
         return installation.start_agent(self.real, self._inventory, name)
 
     def await_claim_driver(self, agent: Service) -> None:
-        """Wait until the kubelet calls this agent for claims: earlier agents' reports may still be in the status.
+        """Wait until the kubelet calls this agent for claims. The status may still contain an earlier agent's reports.
 
-        An earlier Pod would fail once, and the kubelet retries it after 60 to 90 s.
+        Otherwise a Pod could fail once, and the kubelet would retry it only after 60 to 90 s.
         """
 
         def registered() -> bool:
@@ -150,10 +153,10 @@ class RealNode(Machine):
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:
-        """Give the Pods' cgroups the greatest weight, and make the agent a real-time process for the block.
+        """In the block, the Pods' cgroups have the greatest weight, and the agent is a real-time process.
 
         A GPU is idle while its tenant waits for a processor. All Pods together have the weight of one process of this
-        machine, and Pods without a CPU request nearly none compared with Pods with one.
+        machine. Pods without a CPU request have nearly no weight compared with Pods that have one.
         """
         self.real.weigh_pods_most()
         self._schedule_agent("--rr", 1)
@@ -163,7 +166,7 @@ class RealNode(Machine):
             self._schedule_agent("--other", 0)
 
     def _schedule_agent(self, policy: str, priority: int) -> None:
-        """Let the kernel schedule the agent so, where it allows that."""
+        """Set the kernel's scheduling policy and priority of the agent, if the kernel allows that."""
         each = f"chrt --all-tasks {policy} --pid {priority} $pid || true"
         self.real.run("sh", "-c", f"for pid in $(pgrep -f sharepod.agent.main); do {each}; done")
 

@@ -57,11 +57,11 @@ CUDA_IMAGE = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04"
 
 _BRIDGE = "shp0"
 _BRIDGE_MAC = "02:73:68:70:00:01"
-"""The bridge's own. Without it the bridge takes the lowest of its ports'. When that pod ends, the others reach neither
-node nor API server until their neighbour entries expire, up to 45 s later."""
+"""MAC address of the bridge. Without a fixed address the bridge takes the lowest address of its ports. When that pod
+ends, the other pods reach neither node nor API server until their neighbour entries expire, up to 45 s later."""
 _START_TIMEOUT = 90.0
-# A bind mount belongs to its source's peer group: private, then shared, puts it into a new group. Otherwise mounts
-# beneath it would appear a second time beneath its source.
+# A bind mount belongs to the peer group of its source. Making it private and then shared gives it a group of its own.
+# Otherwise mounts beneath it would appear a second time beneath its source.
 _ENTER = """
 set -e
 state=$1
@@ -133,7 +133,7 @@ class Node:
             prefix = [*enter, "sh", "-c", _ENTER, "enter", str(self.state)]
             self.services = Services(self.state, detached=detached, prefix=prefix, lock_fd=lock)
         finally:
-            os.close(lock)  # the supervisor holds it from here on
+            os.close(lock)  # from here on the supervisor holds the lock
         self.logs = self.services.logs
         try:
             for argv in [*undo, *(["umount", "--recursive", "--lazy", path] for path in paths)]:
@@ -171,7 +171,7 @@ class Node:
         self._kubelet_starts = 0
         self._kubelet = self._start_kubelet()
         self._await(self._kubelet, self._is_ready)
-        if not self.cluster.node_lifecycle:  # then no controller removes the taint of every new Node
+        if not self.cluster.node_lifecycle:  # no controller runs that would remove the taint which every new Node has
             self.cluster.api.patch(f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}})
 
     def _start_kubelet(self) -> Service:
@@ -184,7 +184,8 @@ class Node:
         return self._kubelet.log_tail(lines)
 
     def restart_kubelet(self, while_down: Callable[[], object] = lambda: None) -> None:
-        """Kill the kubelet and start it again; containers continue. `while_down`: called in between."""
+        """Kill the kubelet and start it again; containers continue to run. `while_down`: called while no kubelet
+        runs."""
         self._kubelet.stop()
         while_down()
         self._kubelet = self._start_kubelet()
@@ -251,9 +252,10 @@ class Node:
         self.stop()
 
     def stop(self, *, keep_logs: bool | None = None) -> None:
-        """Delete the Node and its Pods, end every process of the node, remove all it made on the machine."""
+        """Delete the Node and its Pods, end every process of the node, and remove everything that the node has created
+        on the machine."""
         self.services.end(keep_logs=self.keep_logs if keep_logs is None else keep_logs)
-        with suppress(OSError, HarnessError):  # the cluster may have ended, and the following steps with it
+        with suppress(OSError, HarnessError):  # the cluster may have ended already; the steps below are still needed
             self.cluster.api.delete(f"/api/v1/nodes/{self.name}")
             pods = self.cluster.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")["items"]
             for pod in pods:
@@ -266,7 +268,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The node's IPv4 address, on its bridge."""
+        """Return the node's IPv4 address on its bridge."""
         return self._layout.address
 
     def path(self, inside: str | Path) -> Path:
@@ -282,10 +284,10 @@ class Node:
         cwd: Path | None = None,
         grace: float = 5.0,
     ) -> Service:
-        """Start a process on the node, like a DaemonSet's with hostPID; it ends with the node.
+        """Start a process on the node, as a DaemonSet with hostPID does. It ends with the node.
 
         Its log is logs/NAME.log. `env`: its whole environment (None: this process's). `grace`: seconds from SIGTERM to
-        SIGKILL. The result's `pid` is the node's own number for it.
+        SIGKILL. The result's `pid` is the pid in the node's namespace.
         """
         return self.services.start(name, argv, env=env, cwd=cwd, grace=grace)
 
@@ -297,13 +299,13 @@ class Node:
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the node to its end. CommandError if `check` and it fails, or after `timeout` seconds."""
+        """Run a command on the node to its end. Raises CommandError if it fails (with `check`), or after `timeout`
+        seconds."""
         enter = ["nsenter", "--target", str(self.services.pid), "--mount", "--pid", "--"]
         return command(*enter, *argv, input=input, check=check, timeout=timeout, env=env)
 
     def weigh_pods_most(self) -> None:
-        """Give the Pods of each class the greatest weight for processors that there is, until the kubelet sets its own
-        again (each minute)."""
+        """Give the cgroups of all Pods the greatest weight for processors. The kubelet resets it each minute."""
         weigh_most(self._layout.cgroup, "kubepods/besteffort", "kubepods/burstable")
 
     def load_image(self, archive: Path) -> None:
@@ -314,7 +316,8 @@ class Node:
         self._ctr("images", "import", archive, timeout=60.0)
 
     def tag_image(self, name: str, another: str) -> None:
-        """Give an image of the node another name. Names are whole: docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04."""
+        """Give an image of the node a second name. Names are complete:
+        docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04."""
         self._ctr("images", "tag", name, another)
 
     def serve_api(self) -> None:
@@ -375,7 +378,7 @@ def _plan(name: str) -> NodeLayout:
     if subnet is None or plugins is None:
         raise NodeUnavailableError("there is no free subnet among 10.244.0.0/16" if plugins else "no CNI plugins")
     state = Path(tempfile.mkdtemp(prefix="shp-"))
-    state.chmod(0o711)  # root of a Pod's user namespace has no rights here, and must reach its container's files
+    state.chmod(0o711)  # root of a Pod's user namespace has no rights here, but must reach the files of its container
     shown = command("stat", "--file-system", "--format=%T", state).stdout.strip()
     (port,) = free_ports(1)
     return NodeLayout(
@@ -385,7 +388,7 @@ def _plan(name: str) -> NodeLayout:
         subnet=subnet,
         cni_plugins=plugins,
         cgroup=state.name,
-        snapshotter="native" if shown == "overlayfs" else "overlayfs",  # there is no overlay upon an overlay
+        snapshotter="native" if shown == "overlayfs" else "overlayfs",  # an overlay cannot be mounted on an overlay
         nvidia_runtime=state / "nvidia-container-runtime",
         kubelet_port=port,
     )

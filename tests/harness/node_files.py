@@ -1,6 +1,6 @@
-"""The configuration files of a real node: containerd's, the network's and the kubelet's.
+"""Configuration files of a real node: containerd's, the network's and the kubelet's.
 
-Pure: takes where things are, returns text.
+Pure: takes paths and addresses, returns texts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from harness.components import SERVICE_ADDRESS
 
 PAUSE_IMAGE = "sharepod.test/pause:1"
 CDI_DIRECTORIES = ["/etc/cdi", "/run/cdi"]
-"""Directories of CDI specifications; the later one counts where both have a device. /var/run is a link to /run."""
+"""Directories of CDI specifications. If both define a device, the later directory has precedence. /var/run is a link to
+/run."""
 
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """Files, programs and addresses of one node."""
+    """Files, programs and addresses of one node, from which its configuration is made."""
 
     name: str
     state: Path
@@ -36,7 +37,7 @@ class NodeLayout:
 
     @property
     def address(self) -> str:
-        """The bridge's own address, which is the node's: on every machine, and never visible from outside."""
+        """Return the bridge's own address, which is the node's address. It is visible only on this machine."""
         return str(self.subnet[1])
 
     @property
@@ -65,7 +66,7 @@ def cni_config(layout: NodeLayout) -> str:
 
 
 def containerd_config(layout: NodeLayout) -> str:
-    # json.dumps quotes as TOML's basic strings do
+    # TOML's basic strings have the quoting of JSON
     def quoted(value: object) -> str:
         return json.dumps(str(value))
 
@@ -105,7 +106,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]  # would make /opt/containe
 
 
 def kubelet_config(layout: NodeLayout, *, ca: Path, serving: KeyPair, settings: Mapping[str, Any]) -> str:
-    """`settings`: further fields of KubeletConfiguration, which win."""
+    """Return the kubelet's configuration. `settings`: further fields of KubeletConfiguration, which have precedence."""
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -129,8 +130,8 @@ def kubelet_config(layout: NodeLayout, *, ca: Path, serving: KeyPair, settings: 
         "failSwapOn": False,
         "resolvConf": str(layout.state / "resolv.conf"),
         "makeIPTablesUtilChains": False,
-        "evictionHard": {"memory.available": "1Mi"},  # a full disk of the machine is not the test's affair
-        "imageGCHighThresholdPercent": 100,  # nothing here can be pulled again
+        "evictionHard": {"memory.available": "1Mi"},  # so that a full disk of the machine does not end the test's Pods
+        "imageGCHighThresholdPercent": 100,  # so that no image is removed, because none can be pulled again
         "nodeStatusUpdateFrequency": "1s",
         "serializeImagePulls": False,
         "volumePluginDir": "/var/lib/kubelet/volumeplugins",  # the default is outside of the node's own directories

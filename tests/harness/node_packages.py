@@ -1,7 +1,7 @@
-"""Requirements of a real node: whether it can run on this machine, and how to install missing packages.
+"""Requirements of a real node: whether this machine meets them, and how to install missing packages.
 
 Only the standard library, so that `doctor.py` can check before anything is installed. Guarantees: `why_no_node` changes
-nothing, and its answer is one line, fit for a skip reason.
+nothing, and its answer is one line, which tests use as the reason of a skip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from harness.cache import acquire, cache_dir
 from harness.errors import NodeUnavailableError
 from harness.process import alive
 
-RECORD = Path("/run/sharepod-test-node.json")  # of the node that runs now, or that was left behind
+# record of the node that runs now, or of a node whose supervisor was killed
+RECORD = Path("/run/sharepod-test-node.json")
 CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CGROUPS = Path("/sys/fs/cgroup")
 _CNI_PLUGINS = ("bridge", "host-local", "loopback")
@@ -55,13 +56,13 @@ def missing_packages() -> list[str]:
 
 
 def foreign_kubelet() -> int | None:
-    """The process id of a kubelet that is not this harness's own, if one runs."""
+    """Return the pid of a kubelet that does not belong to this harness. None if no such kubelet runs."""
     try:
         record = json.loads(RECORD.read_text())
         if record["supervisor"] is not None and alive(record["supervisor"], record["started"]):
             return None
     except (OSError, ValueError, KeyError):
-        pass  # not a node of this harness: another kubelet may run
+        pass  # the kubelet belongs to no node of this harness, so it counts as foreign
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -73,7 +74,8 @@ def foreign_kubelet() -> int | None:
 
 
 def free_subnet() -> ipaddress.IPv4Network | None:
-    """The first 10.244.N.0/24 that no address or route of this machine touches."""
+    """Return the first subnet 10.244.N.0/24 that overlaps no address or route of this machine. None if there is
+    none."""
     shown = subprocess.run(["ip", "-json", "-4", "route", "show", "table", "all"], capture_output=True, timeout=10)
     taken = []
     for route in json.loads(shown.stdout or b"[]"):
@@ -124,7 +126,8 @@ def install_packages() -> None:
 
 
 def install_packages_of(programs: Mapping[str, str]) -> None:
-    """Install the packages of the programs that are not on PATH; `programs`: name to package. See `install_missing`."""
+    """Install the packages of the programs that are not on PATH. `programs`: by program, its package. See
+    `install_missing`."""
     install_missing(lambda: sorted({package for name, package in programs.items() if shutil.which(name) is None}))
 
 
@@ -152,7 +155,7 @@ def _install(missing: Sequence[str]) -> None:
 
 
 def _apt(command: list[str], label: str) -> str | None:
-    """Run apt-get; None if it succeeded, else its last line."""
+    """Run apt-get. Return None if it succeeded, else the last line of its output."""
     environment = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
     began = shown = time.monotonic()
     with tempfile.TemporaryFile(mode="w+") as output:

@@ -1,7 +1,7 @@
-"""Record of what a node creates on the machine outside of its state directory, and its removal.
+"""Traces of a node: everything that it creates on the machine outside of its state directory, recorded and removed.
 
-Guarantees: each such trace is recorded before it is made, so that the next node removes what a killed one left. Only
-traces of nodes of this harness are touched.
+Guarantees: each such trace is recorded before it is created, so that the next node removes the traces of a killed node.
+Only traces of nodes of this harness are touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from harness.node_packages import CGROUPS, RECORD
 from harness.process import alive, start_time
 
 LOCK = RECORD.with_suffix(".lock")
-# Paths outside of the state directory that would be written. Each is bound over, only in the node's mount namespace.
+# Paths outside of the state directory to which a node would write. In the node's mount namespace, a directory of its
+# own is bound over each.
 OWN_DIRECTORIES = (
     "/etc/cdi",
     "/run/cdi",
@@ -33,9 +34,10 @@ OWN_DIRECTORIES = (
 
 
 def undo_commands(layout: NodeLayout) -> list[list[str]]:
-    """The commands that remove a node's traces outside of its state directory, in reverse order.
+    """Return the commands that remove a node's traces outside of its state directory, in reverse order of their
+    creation.
 
-    They are safe to run in the machine's own mount namespace, at any later time.
+    They can be run in the machine's own mount namespace at any later time.
     """
     cgroups = " ".join(f"{CGROUPS}/{level}{layout.cgroup}" for level in ("", "*/"))
     remove_cgroups = (
@@ -52,14 +54,14 @@ def undo_commands(layout: NodeLayout) -> list[list[str]]:
 
 
 def write_record(state: Path, undo: list[list[str]], *, supervisor: int | None = None) -> None:
-    """Record the needs of `clean_what_was_left`; `supervisor`: its process id, once known."""
+    """Record what `clean_what_was_left` needs. `supervisor`: pid of the node's supervisor, once it is known."""
     started = None if supervisor is None else start_time(supervisor)
     facts = {"state": str(state), "undo": undo, "supervisor": supervisor, "started": started}
     RECORD.write_text(json.dumps(facts))
 
 
 def clean_what_was_left() -> None:
-    """Undo what a node with a killed supervisor left. Called with the lock held, so no node runs."""
+    """Remove the traces of a node whose supervisor was killed. The caller holds the lock, so no node runs."""
     try:
         record = json.loads(RECORD.read_text())
     except (OSError, ValueError):
@@ -72,7 +74,7 @@ def clean_what_was_left() -> None:
 
 
 def make_cgroup(name: str) -> None:
-    """The cgroup beneath which the kubelet makes its own, in every hierarchy that is mounted."""
+    """Create the cgroup below which the kubelet creates its cgroups, in every mounted hierarchy."""
     if (CGROUPS / "cgroup.controllers").exists():
         (CGROUPS / name).mkdir()
         for level in (CGROUPS, CGROUPS / name):
@@ -89,7 +91,7 @@ def make_cgroup(name: str) -> None:
 
 
 def weigh_most(name: str, *below: str) -> None:
-    """Give these cgroups below `name`, and all above them up to it, the greatest weight for processors."""
+    """Give these cgroups below `name`, and all their parents up to `name`, the greatest weight for processors."""
     unified = (CGROUPS / "cgroup.controllers").exists()
     top = (CGROUPS if unified else CGROUPS / "cpu") / name
     setting, most = ("cpu.weight", "10000") if unified else ("cpu.shares", "262144")

@@ -1,7 +1,7 @@
-"""CDI specification of simulated GPUs: replaces the output of `nvidia-ctk cdi generate` for real ones.
+"""CDI specification of simulated GPUs, in place of the output of `nvidia-ctk cdi generate` for real GPUs.
 
-Pure. A container with such a device has the driver's library and a marker of each of its GPUs, like device nodes; its
-variables do not choose them.
+Pure. A container with such a device has the driver's library, and a marker of each of its GPUs in place of device
+nodes. Variables of the container do not choose its devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def specification(uuids: Sequence[str], markers: Path, *, libcuda: Path | None, 
     """
     files = [(libcuda, f"{LIBRARIES}/libcuda.so.1", "ro"), (state, _STATE, "rw")]
     mounts = [_mount(source, target, access) for source, target, access in files if source is not None]
-    # As NVIDIA's: a container with a CDI device gets no other device by the variable.
+    # As in NVIDIA's specification, the value `void` prevents that the variable adds further devices.
     env = ["NVIDIA_VISIBLE_DEVICES=void", f"FAKE_CUDA_STATE={_STATE}", f"FAKE_CUDA_DEVICES={_DEVICES}"]
     devices = [
         {"name": name, "containerEdits": {"mounts": [_mount(markers / uuid, f"{_DEVICES}/{uuid}", "ro")]}}

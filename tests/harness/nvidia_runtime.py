@@ -26,7 +26,7 @@ class UnknownDeviceError(Exception):
 
 
 def chosen(asked: str, gpus: list[dict[str, str]]) -> list[dict[str, str]] | None:
-    """The GPUs that a value of NVIDIA_VISIBLE_DEVICES names; None: the container is left as it is."""
+    """Return the GPUs that a value of NVIDIA_VISIBLE_DEVICES names. None if the container stays unchanged."""
     if asked in ("", "void"):
         return None
     if asked == "none":
@@ -41,7 +41,7 @@ def chosen(asked: str, gpus: list[dict[str, str]]) -> list[dict[str, str]] | Non
 
 
 def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Change an OCI spec in place by the container's environment; return whether it was changed."""
+    """Change an OCI spec in place, as the container's environment requires. Return whether it was changed."""
     variables: list[str] = spec["process"].setdefault("env", [])
     environment = dict(variable.split("=", 1) for variable in variables if "=" in variable)
     gpus = chosen(environment.get("NVIDIA_VISIBLE_DEVICES", ""), config["gpus"])
@@ -67,7 +67,8 @@ def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
         f"FAKE_CUDA_STATE={_STATE}",
         f"FAKE_CUDA_VISIBLE={','.join(gpu['uuid'] for gpu in gpus)}",
         f"FAKE_CUDA_LABEL={label}",
-        # The simulated devices identify a process by its own view of its pid: no other container can use that.
+        # The simulated devices know processes by the pids that these see themselves, which have no meaning in another
+        # container.
         "FAKE_NVML_PROCESSES=none",
     ]
     return True

@@ -1,4 +1,4 @@
-"""Package of an older commit, taken from the history and built, for tests of programs that are one version apart."""
+"""Package of an older commit, built from git's history, for tests of programs whose versions differ by one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from harness.errors import HarnessError
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "35555fa560"
-"""Last commit before a SharePod has several runs, before claims, Interactive tenants and version 2 of the protocol."""
+"""Last commit before these features: several runs of a SharePod, claims, Interactive tenants and version 2 of the
+protocol."""
 VERSION_2 = "75a627fca9"
-"""Last commit before version 3 of the protocol: a hook samples its progress, and may run together with others."""
+"""Last commit before version 3 of the protocol, in which a hook samples its progress and tenants may co-run."""
 BEFORE_BUDGETS = "7d9d1aa050"
 """Last commit before GPUStatements, GPUBudgets and preemption."""
 
@@ -41,7 +42,8 @@ NO_OLDER = f"the history has no commit {OLDER}: git fetch --unshallow"
 
 @contextmanager
 def older_package(commit: str = OLDER) -> Iterator[Path]:
-    """Yield the folder for PYTHONPATH that has the older package, its C parts and its hook; building takes 10 s."""
+    """Build the package of an older commit, with its C parts and its hook; this takes 10 s. Yield its folder for
+    PYTHONPATH."""
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True, timeout=60)
     with tempfile.TemporaryDirectory(prefix="shp-") as at:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as content:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: after a fork nothing may be loaded or allocated at length
+# loaded here, because a forked child must not load libraries or allocate much memory
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -27,9 +28,10 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """For a fresh fork of `parent`: SIGKILL to this process when the thread that forked it ends."""
+    """Make the kernel send this process SIGKILL when the thread that forked it ends. Called in a new child of
+    `parent`."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call above
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os._exit(1)
 
 
@@ -39,12 +41,13 @@ def become_subreaper() -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (state, parent, ...) on; None if there is no such process."""
+    """Return the fields of /proc/PID/stat from the third (state, parent, ...) on. None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return stat[stat.rindex(")") + 2 :].split()  # the name before it may hold anything, also blanks and brackets
+    # the name before it may contain any characters, also blanks and brackets
+    return stat[stat.rindex(")") + 2 :].split()
 
 
 def start_time(pid: int) -> int | None:
@@ -60,9 +63,9 @@ def alive(pid: int, started: int) -> bool:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """All live processes beneath `pid`, parents before children."""
+    """Return all live descendants of `pid`, parents before children."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():  # not /proc/PID/task/TID/children: many kernels are built without it
+    for entry in Path("/proc").iterdir():  # /proc/PID/task/TID/children is missing in many kernels
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) and fields[0] not in "ZX":
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     found: list[int] = []

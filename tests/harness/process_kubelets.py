@@ -25,8 +25,8 @@ _GRACE_S = 10.0
 """Seconds that a process has to end after SIGTERM."""
 
 Start = Callable[[Object, threading.Event], "subprocess.Popen[str] | None"]
-"""Start the process of a pod, with its standard output as a pipe; it prints one line, its address, once it is ready.
-None if the event was set in between: the pod is deleted."""
+"""Starts the process of a pod and returns it, with its standard output as a pipe. The process prints one line, its
+address, once it is ready. Returns None if the event is set before: the pod is deleted."""
 
 
 @dataclass
@@ -36,20 +36,20 @@ class PodProcess:
     deleted: threading.Event = field(default_factory=threading.Event)
     process: subprocess.Popen[str] | None = None
     address: str | None = None
-    """Line that it printed once it was ready."""
+    """Line that the process printed once it was ready. None before."""
     ended_at: float | None = None
     """Monotonic seconds."""
     thread: threading.Thread | None = None
 
 
 class ProcessKubelets(FakeKubelets):
-    """Player of the kubelets of some fake nodes, with a process for each pod.
+    """Player of the kubelets of some fake nodes, with one process for each pod.
 
     Args:
         api: The API server.
-        nodes: Their names.
+        nodes: Names of the nodes.
         start: Starts a pod's process.
-        same: Returns a name for the work of a pod; `most_at_once` counts by it.
+        same: Returns a name for the work of a pod; `most_at_once` counts processes by it.
     """
 
     def __init__(self, api: Api, nodes: Collection[str], start: Start, same: Callable[[Object], str]) -> None:
@@ -62,7 +62,7 @@ class ProcessKubelets(FakeKubelets):
         self.processes: dict[str, PodProcess] = {}
         """By the pod's UID, including deleted pods."""
         self.most_at_once: Counter[str] = Counter()
-        """Most processes that there ever were at a time."""
+        """By name of the work: the most processes that ran at the same time."""
 
     def stop(self) -> None:
         for each in list(self.processes.values()):
@@ -77,7 +77,7 @@ class ProcessKubelets(FakeKubelets):
     def _is_fake(self, node: str) -> bool:
         return node in self._nodes
 
-    # Each step has its own thread: a process may take its time.
+    # Each step has its own thread, because a process may take long to start or to end.
 
     def _run(self, uid: str) -> None:
         pod = self._pods.get(uid)
@@ -129,12 +129,12 @@ class ProcessKubelets(FakeKubelets):
         self._written(lambda: FakeKubelets._go(self, uid))
 
     def _written(self, step: Callable[[], None]) -> None:
-        """Take a step that writes to the API server, again while that is away."""
+        """Take a step that writes to the API server. Retry it while the API server is away."""
         while not self._stopped.is_set():
             try:
                 step()
             except ApiError as error:
-                if error.code not in (404, 409):  # deleted, or replaced by another of that name
+                if error.code not in (404, 409):  # the pod was deleted, or another pod has its name
                     self.failures.append(str(error))
             except OSError:
                 self._stopped.wait(0.2)

@@ -37,14 +37,14 @@ _MODEL, _GPU_BYTES = "Simulated-A100", 40 << 30
 
 
 class ProcessNodes:
-    """Nodes NAME-0 and so on of the pool, each with one GPU. A context manager; what it started ends with it.
+    """Nodes NAME-0 and so on, each with one GPU. A context manager: everything that it started ends with it.
 
     Args:
         cluster: The cluster, with SharePod installed.
-        installation: Of SharePod.
+        installation: The installation of SharePod.
         count: Number of nodes.
-        name: Begin of their names; the value of their label `test`.
-        agents: Nodes of the pool, with agents. If not, they are plain nodes, where no SharePod runs.
+        name: Begin of their names, and value of their label `test`.
+        agents: True: nodes of the pool, with agents. False: plain nodes, on which no SharePod runs.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class ProcessNodes:
 
 
 def _register(socket: Path) -> None:
-    """Notify an agent's plugin of its registration, as a kubelet does. The agent waits half a minute for that."""
+    """Notify an agent's plugin that the kubelet has registered it. Without the call, the agent would wait for half a
+    minute."""
     wait_until(socket.is_socket, what=f"{socket.name} of the agent", timeout=60)
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         channel.unary_unary(
@@ -132,7 +133,7 @@ def _is_of_sharepod(pod: Object) -> bool:
 
 
 def _run_of(pod: Object) -> str:
-    """Name of a pod's work: its SharePod; every other pod is its own."""
+    """Return the name of a pod's work: its SharePod's name. A plain pod has its own name."""
     metadata = pod["metadata"]
     return str(metadata["name"] if _is_of_sharepod(pod) else metadata["uid"])
 

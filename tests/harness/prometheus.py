@@ -1,4 +1,6 @@
-"""promtool and Prometheus, which `make prometheus` builds from Go modules. Tests that need them are skipped without."""
+"""promtool and Prometheus, which `make prometheus` builds from Go modules. Tests that need them are skipped if they are
+not built.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def promtool(*arguments: str, input: str | None = None) -> str:  # noqa: A002  a
 
 @contextmanager
 def prometheus(folder: Path, rules: Path, target: str, labels: Mapping[str, str]) -> Iterator[str]:
-    """Run Prometheus with `rules`, scraping `target` each second with these labels of the target; give its URL."""
+    """Run Prometheus with `rules`. It scrapes `target` each second and adds these labels. Yield its URL."""
     found = built(PROMETHEUS)
     assert found is not None, MISSING
     scraped = {"job_name": "played", "static_configs": [{"targets": [target], "labels": dict(labels)}]}

@@ -1,9 +1,9 @@
 """Relay of TCP connections: forwards the bytes of one address to another.
 
-A separate script (python -IS relay.py ADDRESS PORT TARGET TARGET_PORT). Replaces kube-proxy, by which pods reach the
+A separate script (python -IS relay.py ADDRESS PORT TARGET TARGET_PORT). It replaces kube-proxy: by it, pods reach the
 API server at the address of Service `kubernetes`.
 
-Guarantees: each connection ends as a whole when either side ends it.
+Guarantees: when one side closes a connection, the relay closes the other side, too.
 """
 
 from __future__ import annotations

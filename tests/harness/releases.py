@@ -27,23 +27,23 @@ class Built(Protocol):
 
     @property
     def name(self) -> str:
-        """Name and version, for people."""
+        """Name and version of the release, for messages."""
 
     @property
     def duration(self) -> str:
-        """Duration of the build, for people."""
+        """Duration of the build, for messages."""
 
     @property
     def modules(self) -> str:
-        """File in `folder` that names its modules, without suffix."""
+        """Base name of the files in `folder` that name its Go modules."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the Go module."""
+        """Folder with the Go module."""
 
     @property
     def kept(self) -> str:
-        """Start of the name under which the cache keeps the programs."""
+        """Prefix of the name under which the cache keeps the programs."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -51,26 +51,26 @@ class Built(Protocol):
 
     @property
     def selection(self) -> tuple[str, ...]:
-        """Flags of every Go command that choose modules and sources."""
+        """Flags of every Go command that select modules and sources."""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Go packages of the programs."""
+        """Go packages that are built to programs."""
 
     @property
     def cgo(self) -> bool:
-        """C is part of the programs, so that a C compiler is needed."""
+        """True if the programs contain C, so that a C compiler is needed."""
 
     def finish(self, folder: Path) -> None:
-        """Give the programs in `folder` their names."""
+        """Give the built programs in `folder` their final names."""
 
 
 @dataclass(frozen=True)
 class Release:
     """Release of Kubernetes that is built.
 
-    `modules`: the file in `gobuild/` that names its modules, without suffix. `tags`: build tags, for the sources that
-    differ between releases.
+    `modules`: base name of the files in `gobuild/` that name its Go modules. `tags`: build tags that select sources for
+    this release.
     """
 
     version: str
@@ -80,7 +80,7 @@ class Release:
 
     @property
     def minor(self) -> tuple[int, int]:
-        """Version without the patch release."""
+        """Version without the patch release, as (major, minor)."""
         major, minor, _ = self.version.split(".")
         return int(major), int(minor)
 
@@ -114,7 +114,7 @@ class Release:
 
     @property
     def selection(self) -> tuple[str, ...]:
-        """Flags of every Go command that choose modules and sources; none for the release that is usual."""
+        """Flags of every Go command that select modules and sources. Empty for the usual release."""
         tags = (f"-tags={self.tags}",) if self.tags else ()
         return (f"-modfile={self.modules}.mod", *tags) if self.modules != CURRENT.modules else ()
 
@@ -124,7 +124,7 @@ class Release:
         return (".",)
 
     def finish(self, folder: Path) -> None:
-        """Give the one program that was built into `folder`, named after its module, all of its names."""
+        """Give the one program in `folder`, which Go named after its module, all of its names."""
         for name in PROGRAMS:
             (folder / name).symlink_to("cluster")
 
@@ -166,9 +166,10 @@ class Containerd:
 
 @dataclass(frozen=True)
 class GoProgram:
-    """One program of a Go module.
+    """Single program that is built from a Go module.
 
-    `title`: its name for people. `package`: its Go package. `kept`: also its folder in `gobuild/`, without dashes.
+    `title`: its name in messages. `package`: its Go package. `kept`: prefix of its name in the cache, and, without
+    dashes, its folder in `gobuild/`.
     """
 
     title: str
@@ -239,8 +240,8 @@ CURRENT = Release("1.36.3", "go")
 OLDEST = Release("1.30.14", "oldest", tags="oldest")
 """Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
 OF_CLAIMS = {"1.34": Release("1.34.4", "v1.34"), "1.35": Release("1.35.4", "v1.35"), "1.36": CURRENT}
-"""Minor versions with `resource.k8s.io/v1`, the oldest first: on each, `make test-canary` checks the foundations of
-claims."""
+"""By minor version with `resource.k8s.io/v1`, the oldest first: the release on which `make test-canary` checks
+assumptions about claims."""
 KUBERNETES = CURRENT.version
 CONTAINERD = Containerd("2.2.9")
 """Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""
@@ -253,7 +254,8 @@ DEVICE_PLUGIN = GoProgram(
     ("-trimpath", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy"),
     cgo=True,
 )
-"""It loads NVML at run time, which needs C. Symbols are bound at the call: no NVML has all the calls of the plugin."""
+"""The plugin loads NVML at run time, which needs C. Symbols are bound at the first call, because no NVML has all
+functions that the plugin can call."""
 PROMETHEUS = Prometheus("3.13.5")
 """Its Go module has the version v0.313.5. Later releases need a newer Go than `GO_MINIMUM`."""
 HELM = GoProgram(

@@ -1,4 +1,4 @@
-"""Client of the supervisor: starts, queries and ends processes that are certain to end.
+"""Client of the supervisor: starts, queries and ends processes, which end with the supervisor in any case.
 
 Guarantees: see `harness.supervisor`. A `Services` may be used from several threads.
 """
@@ -30,7 +30,8 @@ _REQUEST_TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class Service:
-    """One process under the supervisor. `pid` is as the supervisor sees it (in a node: in the node's namespace)."""
+    """One process under the supervisor. `pid` is its pid in the supervisor's namespace (of a node: the node's
+    namespace)."""
 
     services: Services
     name: str
@@ -38,7 +39,7 @@ class Service:
     log: Path
 
     def status(self) -> int | None:
-        """Exit status (negative: the signal that ended it), None while it runs."""
+        """Exit status; negative: the signal that ended the process. None while it runs."""
         status: int | None = self.services.ask(do="poll", name=self.name)["status"]
         return status
 
@@ -46,12 +47,12 @@ class Service:
         return self.status() is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, as SIGSTOP to pause it. HarnessError if it has ended."""
+        """Send a signal, such as SIGSTOP to pause the process. Raises HarnessError if it has ended."""
         self.services.ask(do="signal", name=self.name, number=int(number))
 
     def stop(self, grace: float | None = None) -> int | None:
-        """SIGTERM, then SIGKILL after `grace` seconds (None: the value at its start; 0: at once). Returns its
-        status."""
+        """Send SIGTERM, then SIGKILL after `grace` seconds (None: the value given at the start; 0: at once). Return the
+        exit status."""
         status: int | None = self.services.ask(do="stop", name=self.name, grace=grace)["status"]
         return status
 
@@ -74,10 +75,11 @@ class Service:
 
 
 class Services:
-    """A supervisor of its own, with the state directory `state`, which it removes at its end.
+    """Supervisor with the state directory `state`, which it removes when it ends.
 
-    `detached`: outlive this process. `prefix`: a command to run the supervisor under (`unshare ...`). `lock_fd`: a lock
-    that is held until the supervisor has ended.
+    - `detached`: outlive this process.
+    - `prefix`: command that runs the supervisor (`unshare ...`).
+    - `lock_fd`: lock that is held until the supervisor has ended.
     """
 
     def __init__(
@@ -100,7 +102,8 @@ class Services:
                 stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # the harness handles Ctrl-C at the terminal; the closed lifeline ends this
+                # so that Ctrl-C at the terminal reaches only the harness; the closed lifeline then ends the supervisor
+                start_new_session=True,
                 pass_fds=() if lock_fd is None else (lock_fd,),
                 env=dict(os.environ) | {"PYTHONPATH": str(_PACKAGES)},
                 cwd="/",
@@ -108,7 +111,7 @@ class Services:
         self.pid = self._await_control()
 
     def _await_control(self) -> int:
-        """Wait until it listens; its process id as seen from here."""
+        """Wait until the supervisor listens. Return its pid as this process sees it."""
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
@@ -122,7 +125,8 @@ class Services:
             time.sleep(0.01)
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Send one request to the supervisor. HarnessError if it refuses or has ended."""
+        """Send one request to the supervisor; return the answer. Raises HarnessError if the supervisor refuses or has
+        ended."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(_REQUEST_TIMEOUT)
@@ -163,12 +167,13 @@ class Services:
         return Service(self, name, reply["pid"], log)
 
     def undo(self, *argv: str | Path) -> None:
-        """Register a command for the end, run after all processes have ended, last registered first."""
+        """Register a command that runs after all processes have ended; the last registered command runs first."""
         self.ask(do="undo", argv=[str(argument) for argument in argv])
 
     def end(self, *, keep_logs: bool = False) -> None:
-        """End all processes, undo registered traces, remove the state directory (`keep_logs`: except logs/)."""
-        with contextlib.suppress(HarnessError):  # it may be ending already, for instance by its lifeline
+        """End all processes, undo registered traces, and remove the state directory (with `keep_logs` except logs/)."""
+        # the supervisor may be ending already, for example because its lifeline was closed
+        with contextlib.suppress(HarnessError):
             self.ask(do="end", keep_logs=keep_logs)
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -179,5 +184,6 @@ class Services:
             self._process.wait(timeout=10.0)
             raise HarnessError(f"the supervisor of {self.state} did not end in 60 s and was killed") from None
         finally:
-            if self._process.returncode != 0 and not keep_logs:  # killed: its cleaning up is still to be done
+            # the supervisor was killed, so this process removes the state directory
+            if self._process.returncode != 0 and not keep_logs:
                 shutil.rmtree(self.state, ignore_errors=True)

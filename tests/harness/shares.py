@@ -21,22 +21,22 @@ from .host import Stolen
 POINTS = 2.0
 """Percentage points by which a share may differ from the due one on a machine without stolen time."""
 QUIET = 2.0
-"""Percent of the processors' time that the host may take from a window that counts."""
+"""Percent of the processors' time that the host may take in a window that counts."""
 WINDOWS = 3
-"""Windows that are measured at most; the quietest counts."""
+"""Most windows that are measured. The window with the least stolen time counts."""
 WINDOW_S = 10.0
 """Seconds of a window. A turn lasts its request of 300 ms: one more or less of a tenant with 0.5 is 1.5 points."""
 LONG_WINDOW_S = 15.0
-"""The same for windows in which several tenants' edges come together."""
+"""Seconds of a window in which turns of several tenants begin and end together."""
 
 Tenant = tuple[str, str]
 """Name of the pod or SharePod, and UUID of the GPU."""
 
 
 def right(due: float, got: float, stolen: float) -> bool:
-    """Return whether a share is the due one, or less by at most the stolen time. All in percent.
+    """Return whether a share is right: it equals the due share, or is lower by at most the stolen time. All in percent.
 
-    Without a quiet window it may also be more: neighbours get unused time.
+    Without a quiet window the share may also be higher, because neighbours get unused time.
     """
     more = stolen if stolen > QUIET else 0.0
     return due - POINTS - stolen <= got <= due + POINTS + more
@@ -51,7 +51,7 @@ class Shares:
     """Percent of the processors' time that the host took in the window."""
 
     def of(self, name: str) -> float:
-        """Return the share of a pod on all of its GPUs, 0 if the device does not know it."""
+        """Return the share of a pod on all of its GPUs. 0 if the device has no account of it."""
         return sum(share for (pod, _), share in self.percent.items() if pod == name)
 
     def expect(self, **due: float) -> None:
@@ -67,10 +67,10 @@ def measured(
     *,
     window_s: float = WINDOW_S,
 ) -> Shares:
-    """Measure windows of `window_s` until the host left one quiet, `WINDOWS` at most; return the quietest.
+    """Measure windows of `window_s` until a quiet one, at most `WINDOWS`. Return the quietest.
 
-    `busy_ns`: the device's account; windows use its differences. `again` is called with a discarded window before the
-    next one begins.
+    `busy_ns`: the device's account; a window uses its growth. `again`: called with a discarded window before the next
+    one begins.
     """
     windows = [_window(busy_ns, sleep, window_s)]
     while windows[-1].stolen > QUIET and len(windows) < WINDOWS:

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 FULL_SECONDS = 1200.0
 SLICE_SECONDS = 8.0
 SLICE_SEED = 1
-SOAKS = 5  # that share SOAK_SECONDS in the suite: hook, memory, agent, placement, frames
+SOAKS = 5  # number of soaks in the suite that share SOAK_SECONDS: hook, memory, agent, placement, frames
 
 
 @dataclass
 class Run:
-    """One run: source of its randomness, and its end."""
+    """One run of a soak: the source of its randomness, and its end."""
 
     name: str
     seed: int
@@ -60,12 +60,12 @@ def slice_seconds(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def slice_of(name: str) -> Run:
-    """The run of the suite. Prints its seed, for pytest to show with a failure."""
+    """Return the run of a slice in the suite. Print its seed, which pytest shows with a failure."""
     return _announced(Run(name, SLICE_SEED, slice_seconds()))
 
 
 def main(name: str, soak: Callable[[Run], Mapping[str, int]], *, wanted: Mapping[str, int]) -> int:
-    """Run it in full. Exit status 1 if a count is not as expected. The last line has the counts."""
+    """Run a soak in full. Return exit status 1 if a count is not as expected. The last printed line has the counts."""
     parser = argparse.ArgumentParser(description=f"Random life of {name} from one seed; see make soak-{name}.")
     parser.add_argument("--seconds", type=float, default=FULL_SECONDS)
     parser.add_argument(

@@ -1,6 +1,7 @@
-"""Time in which the machine stood still: a paused virtual machine, or no processor for this process.
+"""Standstill: time in which the machine did not run, because a virtual machine was paused or this process got no
+processor.
 
-A soak that waits for an event does not count that time: the awaited work stood still, too.
+A soak that waits for an event does not count that time, because the awaited work did not run either.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from types import TracebackType
 
 _EVERY_S = 0.05
 LATE_S = 0.5
-"""Seconds by which the reading of the clock must be late to count: less is a busy machine."""
+"""Lateness of a clock reading, in seconds, from which it counts as a standstill. A busy machine delays a reading by
+less."""
 
 
 class Standstill:
-    """Seconds lost so far, by a thread that reads the clock periodically. Use as a context manager."""
+    """Sum of the standstills so far, found by a thread that reads the clock periodically. A context manager."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,11 +38,11 @@ class Standstill:
 
     @property
     def seconds(self) -> float:
-        """Seconds in which the machine stood still, those up to now included."""
+        """Return the seconds in which the machine did not run, up to now."""
         return self._lost + self._late(self._looked)
 
     def look(self) -> None:
-        """Read the clock once; the thread calls it."""
+        """Read the clock once. Called periodically by the thread."""
         self._lost += self._late(self._looked)
         self._looked = self._clock()
 

@@ -40,8 +40,8 @@ _UNDO_TIMEOUT = 20.0
 @dataclass
 class _Child:
     pid: int
-    grace: float  # seconds between SIGTERM and SIGKILL; 0 is SIGKILL at once
-    status: int | None = None  # exit status; negative: the signal
+    grace: float  # seconds from SIGTERM to SIGKILL; 0: SIGKILL at once
+    status: int | None = None  # exit status; negative: the signal that ended the process
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _Supervisor:
         if (old := self.children.get(name)) and old.status is None:
             return {"error": f"{name} runs already as process {old.pid}"}
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        reader, writer = os.pipe()  # closed by a successful exec, carries the reason of a failed one
+        reader, writer = os.pipe()  # a successful exec closes this pipe; a failed exec writes the reason into it
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -99,7 +99,8 @@ class _Supervisor:
         return {}
 
     def stop(self, name: str, grace: float | None) -> dict[str, Any]:
-        """End one child, and its descendants; SIGKILL after `grace` seconds (None: the value at its start)."""
+        """End one child and its descendants. SIGKILL follows after `grace` seconds (None: the value given at the
+        start)."""
         self.reap()
         child = self.children.get(name)
         if child is None:
@@ -109,7 +110,7 @@ class _Supervisor:
             wait = child.grace if grace is None else grace
             if wait > 0:
                 os.kill(child.pid, signal.SIGTERM)
-                os.kill(child.pid, signal.SIGCONT)  # a stopped process would not see it
+                os.kill(child.pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
                 self._wait(child, wait)
             if child.status is None:
                 os.kill(child.pid, signal.SIGKILL)
@@ -148,7 +149,7 @@ class _Supervisor:
         return {"error": f"unknown request {request}"}
 
     def end(self) -> None:
-        """End everything, undo registered traces, remove the state directory."""
+        """End all processes, undo registered traces, and remove the state directory."""
         self.ending = True
         for name in reversed(self.children):
             with contextlib.suppress(ProcessLookupError):
@@ -177,7 +178,7 @@ class _Supervisor:
 
 
 def _serve(supervisor: _Supervisor, lifeline: int | None) -> None:
-    """Answer requests until an end is requested in any way."""
+    """Answer requests until the end is requested: by a request, a signal, or the closed lifeline."""
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_reader, False)
     os.set_blocking(wake_writer, False)

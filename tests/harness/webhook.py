@@ -1,6 +1,7 @@
-"""Third party's validating webhook on a test cluster, for one namespace: it allows, fails, or does not answer.
+"""Validating webhook of a third party on a test cluster, for one namespace: it allows, fails, or does not answer.
 
-Guarantees: it is effective when the `with` block begins, and deleted when that ends; held reviews are then answered.
+Guarantees: the webhook is effective from the begin of the `with` block, and deleted at its end. Reviews that are held
+back are then answered.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Webhook:
-    """Webhook for one namespace's objects.
+    """Webhook for the objects of one namespace.
 
     Args:
-        cluster: Where it is effective.
-        namespace: Namespace of the reviewed objects; also its name.
-        resources: As `pods`, `pods/eviction`.
-        operations: As CREATE, UPDATE.
+        cluster: Cluster on which it is registered.
+        namespace: Namespace of the reviewed objects; also the name of the webhook.
+        resources: Resources such as `pods`, `pods/eviction`.
+        operations: Operations such as CREATE, UPDATE.
         timeout: Seconds that the API server waits for an answer.
-        policy: Consequence of no answer: Fail or Ignore.
+        policy: Consequence of a missing answer: Fail or Ignore.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Webhook:
         self._lock = threading.Lock()
         self._status = 200
         self.asked: list[Object] = []
-        """Requests of all AdmissionReviews so far."""
+        """AdmissionReview requests so far, in order of arrival."""
         self.answered = 0
-        """How many of them were answered, or are no longer waited for."""
+        """Number of requests that were answered, or for which the API server no longer waits."""
 
     def hold(self) -> None:
-        """Answer nothing from now on."""
+        """Answer no review from now on."""
         self._may_answer.clear()
 
     def fail(self, status: int = 500) -> None:
@@ -78,12 +79,12 @@ class Webhook:
         self._may_answer.set()
 
     def allow(self) -> None:
-        """Allow held reviews, and all from now on."""
+        """Allow the reviews that are held back, and all later reviews."""
         self._status = 200
         self._may_answer.set()
 
     def count(self, name: str = "") -> int:
-        """Return the number of its reviews, optionally of objects of one name."""
+        """Return the number of reviews; with `name`, only of objects with that name."""
         with self._lock:
             return sum(not name or request.get("name") == name for request in self.asked)
 
@@ -124,7 +125,7 @@ class Webhook:
         self._server.server_close()
 
     def _in_force(self) -> bool:
-        """Review a ConfigMap by a dry run; True once the webhook was called."""
+        """Create a ConfigMap by a dry run. Return True if the webhook was called for it."""
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "probe-of-webhook"}}
         path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         try:
@@ -168,7 +169,7 @@ class Webhook:
             to.end_headers()
             to.wfile.write(content)
         except OSError:
-            to.close_connection = True  # the API server waits no longer
+            to.close_connection = True  # the API server no longer waits for this answer
         with self._lock:
             self.answered += 1
 

@@ -87,7 +87,7 @@ class Front:
 
     async def _watch(self, events: Any, receive: Receive, send: Send) -> None:
         """Send events until they end or the client has disconnected."""
-        first = await anext(events)  # 410 before the stream begins
+        first = await anext(events)  # a watch that starts too late gets 410 before the stream begins
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": first, "more_body": True})
 

@@ -1,4 +1,4 @@
-"""Update strategy of ResourceClaims: changes that the API server refuses, and fields that it drops. Pure.
+"""Update rules of ResourceClaims: changes that the API server refuses, and fields that it drops. Pure.
 
 Guarantees, as of Kubernetes 1.36:
 - The spec never changes. An allocation is added and removed as a whole.

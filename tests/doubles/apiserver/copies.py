@@ -6,7 +6,7 @@ from typing import Any
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a JSON value that shares no map and no list with it: five times as fast as `copy.deepcopy`."""
+    """Return a deep copy of a JSON value. Five times as fast as `copy.deepcopy`."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -10,11 +10,11 @@ _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 _NAMED = (
     Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False),
 )
-"""Kinds that discovery lists and the double does not serve: Kopf begins to watch after it has found them."""
+"""Kinds that discovery lists although the double does not serve them: Kopf begins to watch once it has found them."""
 
 
 def answer(path: str, kinds: Sequence[Kind]) -> Json | None:
-    """Return the answer to a discovery request; None: the path is no discovery path."""
+    """Return the answer to a discovery request. None if the path is no discovery path."""
     kinds = (*kinds, *_NAMED)
     versions = sorted({kind.api_version for kind in kinds if "/" in kind.api_version})
     if path == "/version":

@@ -1,4 +1,4 @@
-"""Refusals of the double, in the API server's words."""
+"""Refusals of the double, with the messages of a real API server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
-    """Request that is answered with a Status object because it fails."""
+    """Request that fails and is answered with a Status object."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, retry_after: int | None = None, fields: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""Unusual lines of watches: no API server sends them, but a proxy, a bug or another version of an API server may."""
+"""Unusual lines in a watch. A real API server does not send them, but a proxy, a bug or another version of an API
+server may.
+"""
 
 from __future__ import annotations
 

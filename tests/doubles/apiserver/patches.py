@@ -20,7 +20,8 @@ _REJECTED = "the server rejected our request due to an error in our request"
 
 
 def json_patch(item: Json, operations: list[Json]) -> Json:
-    """Apply all operations, or none. Raises `Refused` (422) if a `test` fails or a path does not exist."""
+    """Apply all operations of a JSON Patch, or none. Raises `Refused` (422) if a `test` fails or a path does not
+    exist."""
     root = {"": copied(item)}
     for operation in operations:
         kind = operation.get("op")
@@ -91,7 +92,7 @@ def _remove(root: Json, pointer: str) -> None:
 
 
 def merge_patch(item: Any, patch: Any) -> Any:
-    """RFC 7386: maps are merged, null removes, everything else replaces."""
+    """Apply a merge patch (RFC 7386): maps are merged, null removes a field, and every other value replaces."""
     if not isinstance(patch, dict):
         return copied(patch)
     merged = dict(item) if isinstance(item, dict) else {}
@@ -104,7 +105,7 @@ def merge_patch(item: Any, patch: Any) -> Any:
 
 
 def apply(item: Json, body: Json, owners: dict[Path, str], manager: str, *, force: bool) -> Json:
-    """Server-side apply of `body` by `manager`. `owners` (manager by leaf) is updated.
+    """Apply `body` as `manager` by server-side apply. `owners` (by leaf: the manager) is updated.
 
     Fields that the manager set before, and that `body` lacks, are removed. Raises `Refused` (409) if another manager
     owns a field with another value, unless `force`.
@@ -120,7 +121,8 @@ def apply(item: Json, body: Json, owners: dict[Path, str], manager: str, *, forc
         fields = ", ".join(".".join(path) for path in foreign)
         raise conflict("object", "", f"Apply failed: conflict with another manager: {fields}")
     dropped = [path for path, owner in owners.items() if owner == manager and path not in wanted]
-    for path in sorted(dropped, key=lambda path: path[-1] == "type"):  # `type` identifies the entry: it goes last
+    # `type` identifies an entry of a list, so it is removed last
+    for path in sorted(dropped, key=lambda path: path[-1] == "type"):
         _drop_leaf(result, path)
         del owners[path]
     for path, value in wanted.items():

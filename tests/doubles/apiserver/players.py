@@ -37,7 +37,7 @@ _TICK_S = 0.1
 
 
 class Players:
-    """Scheduler, kubelets and agents on one storage. Call `start` and `stop` inside an event loop.
+    """Scheduler, kubelets and agents that act on one storage. Call `start` and `stop` inside an event loop.
 
     Args:
         storage: Storage that they read and write.
@@ -67,7 +67,7 @@ class Players:
             await asyncio.gather(self._beating, return_exceptions=True)
 
     def add_nodes(self, count: int, gpus: int) -> None:
-        """Add Nodes of the pool with so many GPUs, and their agents."""
+        """Begin to renew Leases and to write usage."""
         room = {"cpu": "640", "memory": "2560Gi", "pods": "500"}
         for number in range(len(self._nodes), len(self._nodes) + count):
             name = f"node-{number}"
@@ -105,9 +105,8 @@ class Players:
             self._write("pods", "foreign", made["metadata"]["name"], _running())
 
     def swing(self, milli: int) -> None:
-        """Let the usage of each tenant change by up to so many thousandths at each write; 0: the usage does not
-        change.
-        """
+        """Let the usage of each tenant change by up to this many thousandths at each write. 0: the usage does not
+        change."""
         self._swing = milli
 
     # Changes that they see
@@ -123,7 +122,7 @@ class Players:
 
     @staticmethod
     def _soon(what: Any, *args: Any) -> None:
-        """Do it after the write of which the storage has notified."""
+        """Schedule a reaction to a write of the storage. It runs after the write has returned."""
         asyncio.get_running_loop().call_soon(what, *args)
 
     def _pod(self, seen: Json) -> None:
@@ -185,7 +184,7 @@ class Players:
                 self._report(node)
 
     def _spread(self, period: float) -> Iterator[list[str]]:
-        """Yield the nodes that are due at each tick. Each node is due once per period."""
+        """Yield, for each tick, the nodes that are due. Each node is due once per period."""
         ticks = round(period / _TICK_S)
         for tick in itertools.count():
             yield self._nodes[tick % ticks :: ticks]

@@ -1,4 +1,4 @@
-"""The double over HTTP: routes, content types, pages, watch streams, and faults that a test requests."""
+"""The double over HTTP: routes, content types, pages, watch streams, and the faults that a test requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .storage import Change, Storage
 
 _APPLY = "application/apply-patch+yaml"
 _LISTS = 16
-"""Lists that may be read page by page at the same time: more than a test has clients."""
+"""Most lists that can be read page by page at the same time: more than a test has clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class Call:
 class Fault:
     """Fault of the next `times` calls that match.
 
-    `hold`: the call waits until this event is set, before it takes effect. `refusal`: the call has no effect, and this
-    is its answer. `lose_answer`: the call takes effect, and the connection is closed before its answer. `hold_answer`:
-    the call takes effect, and its answer is sent after this event is set.
+    - `hold`: the call waits until this event is set, before it takes effect.
+    - `refusal`: the call has no effect, and this is its answer.
+    - `lose_answer`: the call takes effect, and the connection is closed before its answer.
+    - `hold_answer`: the call takes effect, and its answer is sent after this event is set.
     """
 
     matches: Callable[[Call], bool]
@@ -61,9 +62,13 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Watching:
-    """One open watch. `since`: all events up to this version were sent. `news`: set when there are more events to send.
-    `behind`: there may be more events to send before `news` is waited for. `cut`: the watch must end. `words`: raw
-    lines to send before its next events or its end.
+    """One open watch.
+
+    - `since`: all events up to this version were sent.
+    - `news`: set when there are more events to send.
+    - `behind`: True if there may be events to send without waiting for `news`.
+    - `cut`: True if the watch must end.
+    - `words`: raw lines to send before the next events or the end.
     """
 
     kind: Kind
@@ -77,7 +82,7 @@ class Watching:
 
 @dataclass(slots=True)
 class ApiServer:
-    """API server in memory. Tests write through `storage`, clients through HTTP at `url`."""
+    """API server in memory. Tests write directly to `storage`; clients use HTTP at `url`."""
 
     storage: Storage = field(default_factory=Storage)
     kinds: tuple[Kind, ...] = KINDS
@@ -113,13 +118,14 @@ class ApiServer:
                 watch.since = change.version
 
     def fail(self, verb: str, plural: str, **fault: Any) -> Fault:
-        """Add a fault of the next calls of this verb to this resource, and return it."""
+        """Add a fault for the next calls of this verb to this resource; return it."""
         made = Fault(lambda call: (call.verb, call.kind.plural) == (verb, plural), **fault)
         self.faults.append(made)
         return made
 
     def cut_watches(self, plural: str | None = None, *, error: Refused | None = None) -> None:
-        """End all watches, or the watches of one resource, as a restarting server does. `error`: by an ERROR event."""
+        """End all watches, or only the watches of one resource, as a restarting server does. `error`: end them with
+        this ERROR event."""
         for watch in self._watches:
             if plural in (None, watch.kind.plural):
                 watch.cut, watch.error = True, error
@@ -171,7 +177,7 @@ class ApiServer:
             await self.delays.pass_by()
 
     def discovered(self, path: str) -> Json | None:
-        """Return the answer to a discovery request; None: it is no discovery request."""
+        """Return the answer to a discovery request. None for any other request."""
         return discovery.answer(path, self.kinds)
 
     def parse(self, method: str, path: str, query: dict[str, str], content: str, body: bytes) -> Call | None:
@@ -233,9 +239,8 @@ class ApiServer:
         raise Refused(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     def _list(self, call: Call) -> bytes:
-        """Return one page of a list. Later pages show the same version as the first. Their token becomes invalid when
-        the changes are compacted.
-        """
+        """Return one page of a list. Later pages show the same version as the first. The token of the next page becomes
+        invalid when the changes are compacted."""
         query, kind = call.query, call.kind
         if token := query.get("continue"):
             version = int(base64.b64decode(token).split(b".")[0])
@@ -298,7 +303,7 @@ class ApiServer:
 
     async def _stream(self, request: web.Request, call: Call) -> web.StreamResponse:
         events = self.watch(call)
-        first = await anext(events)  # 410 before the stream begins
+        first = await anext(events)  # a watch that starts too late gets 410 before the stream begins
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
@@ -310,9 +315,8 @@ class ApiServer:
         return response
 
     async def watch(self, call: Call) -> AsyncIterator[bytes]:
-        """Yield events, some lines at a time (the first time none), until the client's timeout, a cut, or an error;
-        also bookmarks, if requested. Raises `Refused` (410).
-        """
+        """Yield the lines of a watch, first none, until the client's timeout, a cut, or an error. If the client
+        requested bookmarks, these are included. Raises `Refused` (410)."""
         kind, query, loop = call.kind, call.query, asyncio.get_running_loop()
         since = int(query.get("resourceVersion") or self.storage.version)
         self.storage.changes(kind, call.namespace, since, *_selectors(query))
@@ -358,7 +362,7 @@ class ApiServer:
 
 
 async def _within(news: asyncio.Event, seconds: float) -> bool:
-    """Wait for news. Return whether there were any within the time."""
+    """Wait for news. Return True if there were any within this many seconds."""
     try:
         async with asyncio.timeout(seconds):
             await news.wait()
@@ -372,9 +376,8 @@ def _line(name: str, text: bytes) -> bytes:
 
 
 def _read(content: str, body: bytes) -> Any:
-    """Read a body. An apply is read as YAML, as by the API server, if that could differ from JSON. Raises `ValueError`
-    and `YAMLError`.
-    """
+    """Return the object in a body. The body of an apply is parsed as YAML, as the API server does, if the result could
+    differ from JSON. Raises `ValueError` and `YAMLError`."""
     if content == _APPLY and (b"\\u" in body or not body.isascii()):
         return yaml.load(body, Loader=yaml.CSafeLoader)
     return json.loads(body) if body else None
@@ -394,7 +397,7 @@ def _selectors(query: dict[str, str]) -> tuple[str, str]:
 
 @asynccontextmanager
 async def api_server() -> AsyncIterator[ApiServer]:
-    """Running double, whose watches end with it."""
+    """Yield a running double. Its watches end with the block."""
     double = ApiServer()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", double.handle)

@@ -30,7 +30,7 @@ from .kinds import Json, Kind
 _SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp")
 """Metadata that clients cannot set."""
 _TEXTS = 50_000
-"""Number of objects whose text is kept, so that all watchers and lists send the same bytes: about 100 MB."""
+"""Most objects whose text is cached, so that all watchers and lists send the same bytes: about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """All objects at a version."""
+    """Copy of all objects at one version."""
 
     version: int
     objects: dict[str, dict[tuple[str, str], Json]]
@@ -67,11 +67,11 @@ class Storage:
         self._remembered = remembered
         self._objects: defaultdict[str, dict[tuple[str, str], Json]] = defaultdict(dict)
         self._sorted: dict[str, list[Json]] = {}
-        """By kind: its present objects by namespace and name."""
+        """By kind: its existing objects, sorted by namespace and name."""
         self._spoiled: dict[str, bytes] = {}
-        """By uid: text that is shown as the spec of objects that a reader may fail to parse."""
+        """By uid: text that replaces the spec of the object in answers. A reader may fail to parse it."""
         self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
-        """Objects and their texts by resourceVersion."""
+        """By resourceVersion: the object and its text."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
         self._version = 100
         self._compacted = 0
@@ -88,7 +88,7 @@ class Storage:
         return self._version
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """Return one object. Raises `Refused` (404)."""
+        """Return one object. Raises `Refused` (404) if it does not exist."""
         found: Json = self._copy(self._find(kind, namespace, name))
         return found
 
@@ -103,7 +103,7 @@ class Storage:
         ]
 
     def text(self, item: Json) -> bytes:
-        """Return an object as JSON. The text of a stored object is kept."""
+        """Return an object as JSON. The text of a stored object is cached."""
         if (spec := self._spoiled.get(str(item["metadata"].get("uid")))) is not None:
             head = {"apiVersion": item.get("apiVersion"), "kind": item.get("kind"), "metadata": item["metadata"]}
             return b'%s,"spec":%s}' % (json.dumps(head)[:-1].encode(), spec)
@@ -145,9 +145,8 @@ class Storage:
     def update(
         self, kind: Kind, namespace: str, name: str, change: Callable[[Json], Json], *, status: bool = False
     ) -> Json:
-        """Store the result of `change` for the object, or for its status. uid and resourceVersion in the result are
-        preconditions.
-        """
+        """Store the result of `change` as the object, or as its status. uid and resourceVersion in the result are
+        preconditions."""
         before = self._find(kind, namespace, name)
         wanted = change(self._copy(before))
         return self._update(kind, before, wanted, status=status)
@@ -155,7 +154,7 @@ class Storage:
     def apply(
         self, kind: Kind, namespace: str, name: str, body: Json, manager: str, *, force: bool, status: bool
     ) -> Json:
-        """Server-side apply to an existing object or its status."""
+        """Apply `body` to an existing object or its status by server-side apply."""
         before = self._find(kind, namespace, name)
         uid = before["metadata"]["uid"]
         owners = dict(self._owners.get(uid, {}))
@@ -191,11 +190,12 @@ class Storage:
         self._remove(kind, self._find(kind, namespace, name))
 
     def spoil(self, item: Json, spec: bytes) -> None:
-        """Show an object with this text as its spec: a spec that is too deep or too large for a reader."""
+        """Replace the spec of an object in all answers by this text, for a spec that is too deep or too large for a
+        reader."""
         self._spoiled[item["metadata"]["uid"]] = spec
 
     def backup(self) -> Backup:
-        """Return a backup of all objects."""
+        """Return a copy of all objects with their version."""
         return Backup(self._version, {plural: dict(items) for plural, items in self._objects.items()})
 
     def restore(self, backup: Backup) -> None:
@@ -211,7 +211,7 @@ class Storage:
         self._compacted = self._version
 
     async def wait(self, since: int) -> None:
-        """Wait until a write after version `since`."""
+        """Wait until an object is written after version `since`."""
         while self._version <= since:
             await self._changed.wait()
 

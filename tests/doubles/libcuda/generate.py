@@ -28,25 +28,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PER_THREAD = ("_ptds", "_ptsz")
-# Functions of cudaGL.h and cudaVDPAU.h that create a context, with their CUDA versions; VDPAU's types are replaced.
+# Functions of cudaGL.h and cudaVDPAU.h that create a context, with the CUDA version of each. VDPAU's types are replaced
+# by types of C.
 _CONTEXT = "CUcontext *context, unsigned int flags, CUdevice device"
 BESIDE = {
     "cuGLCtxCreate": (_CONTEXT, 2000, 3020),
     "cuVDPAUCtxCreate": (f"{_CONTEXT}, unsigned int vdpau_device, void *functions", 3010, 3020),
 }
-# Calls that use only state of the thread, or constants: they take no lock of the driver.
+# Pattern of calls that use only state of the thread, or constants. They do not take the driver's lock.
 LOCKLESS = re.compile(
     r"cuCtx(GetCurrent|PushCurrent|PopCurrent|SetCurrent|GetDevice|GetApiVersion)|cuThreadExchangeStreamCaptureMode"
     r"|cuGetProcAddress|cuGetError|cuDriverGetVersion|cuDeviceGet(Count)?(_v\d)?$"
 )
-# Calls that a context with a fault does not refuse.
+# Pattern of calls that succeed in a context with a fault.
 UNFAULTED = re.compile(
     r"cuInit|cuDriver|cuGetError|cuGetProcAddress|cuDevice|cuThreadExchangeStreamCaptureMode"
     r"|cuCtx(Get|Set|Push|Pop|Create|Destroy|Attach|Detach)|cuGLCtxCreate|cuVDPAUCtxCreate|cuGreenCtx"
 )
-# Calls that find a fault of work which they wait for or ask about.
+# Pattern of calls that report a fault of the work for which they wait or whose state they query.
 FINDING = re.compile(r"cu\w+(Synchronize|Query)(_ptsz)?$")
-# Symbols whose form number and order of versions disagree.
+# Symbols for which the number of the form and the order of CUDA versions differ.
 SYMBOLS = {
     ("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags",
 }
@@ -61,9 +62,9 @@ class Headers:
     """Entry points and errors of the headers.
 
     Args:
-        functions: Parameters as written, by symbol.
-        versions: Versions of CUDA, by (name, per-thread suffix or "").
-        errors: Value, by name.
+        functions: By symbol: its parameters as the header writes them.
+        versions: By (name, per-thread suffix or ""): the CUDA versions.
+        errors: By name: the value.
     """
 
     functions: dict[str, str]
@@ -72,7 +73,7 @@ class Headers:
 
 
 def preprocessed(include: Path, header: str, compiler: str = "cc") -> str:
-    """Return the header as the compiler sees it, with the forms that only old programs use."""
+    """Return the header as the compiler's preprocessor outputs it, including forms that only old programs use."""
     command = [
         *shlex.split(compiler), "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I", str(include), str(include / header),
     ]  # fmt: skip
@@ -96,7 +97,8 @@ def read_headers(include: Path, compiler: str = "cc") -> Headers:
 
 
 def forms(symbols: set[str], versions: dict[tuple[str, str], list[int]]) -> dict[tuple[str, int, str], str]:
-    """Map (name, version, per-thread suffix) to symbol: a name's n-th newest symbol has its n-th newest version."""
+    """Return, by (name, version, per-thread suffix), the symbol. The n-th newest symbol of a name belongs to its n-th
+    newest version."""
     numbered: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for symbol in symbols:
         match = _FORM.match(symbol)
@@ -168,7 +170,8 @@ def stubs(symbols: set[str], declared: set[str]) -> str:
 
 
 def _said(error: str) -> str:
-    """Return the text of cuGetErrorString. It is our own text, because the driver's text belongs to NVIDIA."""
+    """Return the text for cuGetErrorString. It is a text of this project, because the driver's texts belong to
+    NVIDIA."""
     return "no error" if error == "CUDA_SUCCESS" else error.removeprefix("CUDA_ERROR_").lower().replace("_", " ")
 
 

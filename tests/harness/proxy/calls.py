@@ -1,4 +1,4 @@
-"""Kubernetes call that an HTTP request makes: verb, resource, namespace, name.
+"""Kubernetes call that an HTTP request makes: its verb, resource, namespace and name.
 
 Pure.
 """
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "HEAD": "get"}
 _OF_NAMESPACES = ("status", "finalize")
-"""Subresources of a Namespace: `namespaces/a/status` names no resource in it."""
+"""Subresources of a Namespace. Here the part after the name is no resource: `namespaces/a/status`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of the API server. `resource`: plural name; empty for a path that is no resource, as `/readyz`."""
+    """Call of the API server. `resource`: plural name; empty for a path without a resource, such as `/readyz`."""
 
     verb: str
-    """As RBAC calls it: get, list, watch, create, update, patch, delete, deletecollection."""
+    """Verb as in RBAC: get, list, watch, create, update, patch, delete, deletecollection."""
     path: str
     query: Mapping[str, str]
     resource: str = ""
@@ -33,7 +33,7 @@ class Call:
 
 
 def call_of(method: str, path: str, query: Mapping[str, str]) -> Call:
-    """Return the call that a request makes. `path`: without query."""
+    """Return the call that a request makes. `path`: without the query."""
     parts = [part for part in path.split("/") if part]
     rest = {"api": parts[2:], "apis": parts[3:]}.get(parts[0] if parts else "", [])
     namespace = ""

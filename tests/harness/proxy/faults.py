@@ -1,6 +1,6 @@
-"""Faults of a connection to the API server, and the rules that choose the affected calls.
+"""Faults of a connection to the API server, and the rules that select the affected calls.
 
-Guarantees: nothing is random; a rule applies to its matching calls, in their order, as often as it states.
+Guarantees: nothing is random. A rule applies to its matching calls in their order, as often as `times` states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Fault):
-    """Answer instead of the API server's, which never sees the call. `retry_after`: the header's seconds."""
+    """Answer by the proxy instead of the API server, which does not get the call. `retry_after`: seconds of the
+    header."""
 
     code: int
     reason: str = ""
@@ -31,7 +32,7 @@ class Refuse(Fault):
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent(Fault):
-    """ERROR event as the first, and last, event of a watch that was answered with 200."""
+    """ERROR event as the first and last event of a watch that was answered with 200."""
 
     code: int
     reason: str = ""
@@ -39,13 +40,14 @@ class ErrorEvent(Fault):
 
     @property
     def line(self) -> bytes:
-        """The event in the stream's form."""
+        """Return the event as a line of the watch."""
         return json.dumps({"type": "ERROR", "object": status(self.code, self.reason, self.message)}).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Words(Fault):
-    """Last bytes of a watch, with any content: lines that are no events, or events that no API server sends."""
+    """Last bytes of a watch, with any content: lines that are no events, or events that a real API server does not
+    send."""
 
     line: bytes
 
@@ -62,18 +64,18 @@ class LoseAnswer(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Mute(Fault):
-    """Connection that stays open and brings no byte of an answer; the API server does not see the call."""
+    """Connection that stays open and delivers no byte of an answer. The API server does not get the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow(Fault):
-    """Answer that arrives at `bytes_per_s`."""
+    """Answer that is delivered at `bytes_per_s`."""
 
     bytes_per_s: int
 
 
 class Hold(Fault):
-    """Answer that the API server gives at once and the client gets after `release`, in any thread.
+    """Answer that the API server gives at once, and that the client gets after `release`, which any thread may call.
 
     `held` is set while at least one answer is held back.
     """
@@ -85,7 +87,7 @@ class Hold(Fault):
         self._waiting: list[Callable[[], object]] = []
 
     def release(self) -> None:
-        """Send the client the answers of earlier and later calls."""
+        """Deliver all answers, earlier and later ones, to the client."""
         with self._lock:
             self._released = True
             waiting, self._waiting = self._waiting, []
@@ -94,7 +96,7 @@ class Hold(Fault):
                 go_on()
 
     def when_released(self, go_on: Callable[[], object]) -> None:
-        """Call `go_on` once the answers may go; at once if they may already."""
+        """Call `go_on` once answers may be delivered; at once if they may be already."""
         with self._lock:
             if not self._released:
                 self._waiting.append(go_on)
@@ -104,7 +106,7 @@ class Hold(Fault):
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """Rule: calls that match meet `fault`, the first `times` of them (None: all).
+    """Rule: the first `times` matching calls (None: all) meet `fault`.
 
     `verbs`, `resources`: empty means all. `where`: a further condition.
     """

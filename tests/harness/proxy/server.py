@@ -64,7 +64,7 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """Answer on its way to the client."""
+    """Answer that is being sent to the client."""
 
     call: Call
     transport: asyncio.Transport | None
@@ -119,7 +119,7 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def weather(self, *rules: Rule) -> Iterator[None]:
-        """Put these rules before the present ones, for the block."""
+        """In the block, these rules precede the present rules."""
         self._in_loop(self._set([*rules, *self._rules]))
         try:
             yield
@@ -127,11 +127,11 @@ class FaultProxy:
             self._in_loop(self._set([rule for rule in self._rules if rule not in rules]))
 
     def clear(self) -> None:
-        """Have fair weather from now on. Answers that are silent stay so."""
+        """Remove all rules. Answers that are silent stay silent."""
         self._in_loop(self._set([]))
 
     def cut(self, where: Callable[[Call], bool] = _all) -> int:
-        """Reset the connections of answers in progress (watches, as a rule); return how many."""
+        """Reset the connections of matching answers in progress, usually watches. Return their number."""
 
         async def cut() -> int:
             chosen = [answer for answer in self._answers if where(answer.call)]
@@ -142,7 +142,8 @@ class FaultProxy:
         return self._in_loop(cut())
 
     def silence(self, where: Callable[[Call], bool] = _all) -> int:
-        """Permanently stop the bytes of answers in progress, with their connections open; return how many."""
+        """Permanently stop the bytes of matching answers in progress; their connections stay open. Return their
+        number."""
 
         async def silence() -> int:
             chosen = [answer for answer in self._answers if where(answer.call)]
@@ -154,7 +155,8 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def paused(self, where: Callable[[Call], bool] = _all) -> Iterator[None]:
-        """Delay the bytes of answers, in progress or new, to the end of the block; none are lost."""
+        """Delay the bytes of matching answers to the end of the block. No bytes are lost. This applies to answers in
+        progress and new ones."""
         resumed = self._in_loop(self._pause(where))
         try:
             yield
@@ -162,7 +164,7 @@ class FaultProxy:
             self._in_loop(self._resume(resumed))
 
     def send(self, event: ErrorEvent | Words, where: Callable[[Call], bool] = _all) -> int:
-        """End watches in progress with an ERROR event, or other bytes; return how many."""
+        """End matching watches in progress with an ERROR event, or other bytes. Return their number."""
 
         async def send() -> int:
             chosen = [answer for answer in self._answers if answer.call.verb == "watch" and where(answer.call)]
@@ -184,7 +186,7 @@ class FaultProxy:
         return passed
 
     def watches(self, where: Callable[[Call], bool] = _all) -> int:
-        """Return how many watches are in progress and not silent."""
+        """Return the number of matching watches that are in progress and not silent."""
 
         async def count() -> int:
             return sum(
@@ -272,7 +274,7 @@ class FaultProxy:
     async def _answered(
         self, request: web.BaseRequest, record: Record, body: bytes, answer: _Answer, fault: Fault | None
     ) -> web.StreamResponse:
-        """Answer one request. A fault that does not need the API server precedes its call."""
+        """Answer one request. A fault that needs no answer of the API server is applied before the call."""
         match fault:
             case Refuse():
                 record.status = fault.code
@@ -327,7 +329,7 @@ class FaultProxy:
     async def _relay_events(
         self, upstream: aiohttp.ClientResponse, response: web.StreamResponse, answer: _Answer
     ) -> None:
-        """Forward a watch's events, until it ends, falls silent, or gets an error."""
+        """Forward the events of a watch until it ends, falls silent, or gets an ERROR event."""
         rest = b""
         async with _first_of(upstream.content.readany, answer.turned) as read:
             while True:
@@ -350,7 +352,7 @@ class FaultProxy:
             self._expected.remove(item)
 
     async def _may_pass(self, answer: _Answer) -> None:
-        """Wait while the answer is paused; indefinitely once it is silent."""
+        """Wait while the answer is paused; without end if it is silent."""
         for where, resumed in list(self._pauses):
             if where(answer.call):
                 await resumed.wait()
@@ -376,7 +378,7 @@ class FaultProxy:
 async def _first_of(
     read: Callable[[], Coroutine[Any, Any, bytes]], turned: asyncio.Event
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, bytes]]]:
-    """Return a reader that returns the result of `read`, or nothing once `turned` is set."""
+    """Return a reader that returns the result of `read`. Once `turned` is set, it returns nothing."""
     turning = asyncio.create_task(turned.wait())
     tasks: list[asyncio.Task[bytes]] = []
 
