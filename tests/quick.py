@@ -22,9 +22,10 @@ import promises
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ROOT / "tests" / "quick.txt"
 IN_FULL = ("tests/unit/", "tests/property/")
-"""Folders of which `make test` runs all tests."""
+"""Folders of which `make test` runs every test."""
 LONGEST_S = 60.0
-"""Duration in seconds above which a test is left to `make test-all`: ten such tests alone would double `make test`."""
+"""Longest duration in seconds of a test in the list. Longer tests run only in `make test-all`: ten of them would double
+the time of `make test`."""
 UNKNOWN_S = 10.0
 """Duration in seconds of a test that no run has measured: the median of tests/cluster."""
 _LEFT_OUT = "# Only `make test-all` shows: "
@@ -44,9 +45,9 @@ def select(
     """Return a cheap set of tests that holds each promise once.
 
     Args:
-        holders: The tests (`FILE::FUNCTION`) that hold each promise.
+        holders: By promise: the tests (`FILE::FUNCTION`) that hold it.
         seconds: Duration of each test without the set-up of its file.
-        setups: Duration of the set-up of each file; 0 where it is not known.
+        setups: Duration of the set-up of each file; 0 if it is not known.
     """
     open_promises = {
         promise: [test for test in tests if seconds[test] <= LONGEST_S] for promise, tests in holders.items()
@@ -73,7 +74,7 @@ def select(
 
 
 def _longest_folder_first(test: str) -> tuple[int, str]:
-    """Return the sort key of the list: one worker runs all of tests/node, so it starts first."""
+    """Return the sort key of the list. All of tests/node runs in one worker, so it starts first."""
     folders = ("tests/node/", "tests/cluster/", "tests/hook/")
     return next((number for number, folder in enumerate(folders) if test.startswith(folder)), len(folders)), test
 
@@ -100,7 +101,8 @@ def read() -> Selection:
 
 
 def slow_holders() -> dict[str, list[str]]:
-    """Return the tests that hold each promise of no unit or property test; benchmarks' promises are left out."""
+    """Return, by promise that no unit or property test holds, the other tests that hold it. Promises of benchmarks are
+    left out."""
     found = promises.find(ROOT)
     return {
         promise: [holder.pytest_id for holder in holders]

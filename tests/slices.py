@@ -25,7 +25,8 @@ def parsed(text: str) -> tuple[int, int]:
 
 
 def in_slice(name: str, number: int, count: int) -> bool:
-    """Return whether `name` belongs to slice `number` (from 1) of `count` slices. Each name belongs to one slice."""
+    """Return whether `name` belongs to slice `number` (from 1) of `count` slices. Each name belongs to exactly
+    one slice."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % count == number - 1
 
 

@@ -36,17 +36,18 @@ HERE = Path(__file__).resolve().parent
 LIST_OF_HOOK = "hook"
 
 _TIMEOUT_S = 300
-"""How long the tests of one fault may take: far more than any do, so that only a hang is cut off."""
+"""Seconds that the tests of one fault may take. They need far less, so only a hang reaches this timeout."""
 _TEST_TIMEOUT_S = {"python": 20, LIST_OF_HOOK: 120}
-"""How long one test may take, by list: a lost wake-up often shows as a wait without end. The first test of the hook
-builds it from the sources of its tree."""
+"""Seconds that one test may take, by list. A test often shows a lost wake-up as a wait without end. The first test of
+the hook also builds it from the sources of its tree."""
 _PATIENCE = 6
-"""Times as long are the tests given without a fault: no test of theirs hangs, and all of them run in one go."""
+"""Factor by which the timeouts are longer without a fault: then no test hangs, and all tests run in one go."""
 _PASSED, _FAILED = 0, 1
-"""Exit statuses of pytest; any other means that it could not run the tests."""
+"""Exit statuses of pytest. Any other status means that pytest could not run the tests."""
 _PRELOADED = ("aiohttp", "hypothesis", "kopf", "kubernetes", "kubernetes_asyncio", "numpy", "prometheus_client",
               "pydantic_settings", "structlog", "yaml")  # fmt: skip
-"""Modules that most tests import and no fault changes: imported once, before the processes of the tests are forked."""
+"""Modules that most tests import and no fault changes. They are imported once, before the processes of the tests are
+forked."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,23 @@ class Mutant:
     """A declared fault."""
 
     of: str
-    """Name of the list that declares it."""
+    """Name of the list that declares the fault."""
     promise: str
-    """Promise that does not hold any more with the fault."""
+    """Promise that the fault breaks."""
     file: Path
     """Path in the tree."""
     function: str
     """Qualified name of the function or method that the fault changes."""
     expression: str
-    """Expression or statement that the function has exactly once; in C, text."""
+    """Expression or statement that the function contains exactly once; in C, a text."""
     becomes: str
-    """Text in the place of the expression."""
+    """Text that replaces the expression."""
     tests: tuple[str, ...]
-    """Arguments for pytest: the tests that have to fail."""
+    """Arguments for pytest: the tests that must fail."""
 
 
 def declared(names: Sequence[str]) -> list[Mutant]:
-    """Read the lists with these names."""
+    """Read the declared faults of the lists with these names."""
     found = []
     for name in names:
         for entry in tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))["mutant"]:
@@ -93,7 +94,7 @@ def with_fault(mutant: Mutant, source: str) -> str:
 
 
 def _of_python(mutant: Mutant, source: str) -> tuple[int, int]:
-    """Return where the expression stands, in bytes. It is compared without its layout."""
+    """Return the position of the expression in the source, in bytes. The comparison ignores the layout."""
     lines = [0]
     for line in source.splitlines(keepends=True):
         lines.append(lines[-1] + len(line.encode()))
@@ -109,7 +110,7 @@ def _of_python(mutant: Mutant, source: str) -> tuple[int, int]:
         for node in ast.walk(function)
         if isinstance(node, ast.expr | ast.stmt) and ast.unparse(node) == wanted
     ]
-    # A statement that is an expression stands for both.
+    # A statement that consists of an expression is found twice; only one of the two counts.
     found = [node for node in found if not (isinstance(node, ast.Expr) and node.value in found)]
     [node] = _once(found, f"expression {mutant.expression!r} in {mutant.function}")
     assert node.end_lineno is not None, "the parser sets it"
@@ -118,7 +119,7 @@ def _of_python(mutant: Mutant, source: str) -> tuple[int, int]:
 
 
 def _below(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in a scope, without the insides of its functions and classes."""
+    """Yield the nodes of a scope, without the contents of its functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -126,7 +127,8 @@ def _below(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _of_c(mutant: Mutant, source: str) -> tuple[int, int]:
-    """Return where the text stands in the function, whose body ends at a brace at the beginning of a line."""
+    """Return the position of the text in the function. The function's body ends at a brace at the beginning of
+    a line."""
     bodies = []
     for head in re.finditer(rf"^\w[^;{{}}()]*\b{re.escape(mutant.function)}\([^;{{]*\)\s*\{{", source, re.MULTILINE):
         bodies.append((head.end(), source.index("\n}", head.end())))
@@ -150,7 +152,8 @@ def part(mutants: Sequence[Mutant], number: int, count: int) -> list[Mutant]:
 
 
 class Tree:
-    """A copy of the tree in which one fault at a time is tried, each in a process of its own."""
+    """Copy of the tree in which one fault at a time is tried. The tests run in a process of their own for each
+    fault."""
 
     def __init__(self, folder: Path, *, hook: bool) -> None:
         self.folder = folder
@@ -164,7 +167,7 @@ class Tree:
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        # With the files of bytecode, which hold as long as the modification times of their sources are kept.
+        # With the files of bytecode. They are valid, because the copies keep the modification times of the sources.
         built = [
             path.relative_to(ROOT)
             for top in ("operator", "tests")
@@ -186,7 +189,7 @@ class Tree:
         return self._pid != 0
 
     def start(self, tests: Sequence[str], mutant: Mutant | None) -> str | None:
-        """Apply a fault, if there is one, and start the tests. Return why that is not possible."""
+        """Apply the fault, if one is given, and start the tests. Return the reason if that is not possible."""
         if mutant is not None:
             path = self.folder / mutant.file
             if not path.is_file():
@@ -198,7 +201,8 @@ class Tree:
                 return f"{error}: declare the fault again"
             self._mutant, self._before = mutant, before
         self._deadline = time.monotonic() + _TIMEOUT_S * (1 if mutant is not None else _PATIENCE)
-        # Until the parent knows its child, and the child would not clean up for its parent, a signal waits.
+        # Signals are blocked until the parent has stored its child's pid and the child has left the parent's cleaning
+        # up.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self._pid = os.fork()
         if self._pid == 0:
@@ -206,14 +210,15 @@ class Tree:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._become_tests(tests)
-        with contextlib.suppress(OSError):  # on either side, so that the group is there whichever runs first
+        with contextlib.suppress(OSError):  # in both processes, so that the group exists whichever of them runs first
             os.setpgid(self._pid, self._pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return None
 
     def ended(self) -> tuple[int, str] | None:
-        """Return the exit status and the output of the tests once they have ended, and take the fault back."""
-        # Not reaped yet: until then its process group cannot be another's.
+        """Return the exit status and the output of the tests once they have ended, and undo the fault. None while they
+        run."""
+        # WNOWAIT: the child is not reaped yet, so no other process group can get its number.
         over = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         if not over and time.monotonic() < self._deadline:
             return None
@@ -221,7 +226,7 @@ class Tree:
         if self._mutant is not None:
             path = self.folder / self._mutant.file
             path.write_text(self._before, encoding="utf-8")
-            if path.suffix == ".py":  # else the build with the fault would count as up to date
+            if path.suffix == ".py":  # otherwise the build with the fault would count as up to date
                 shutil.copystat(ROOT / self._mutant.file, path)
             self._mutant = None
         return os.waitstatus_to_exitcode(status), self._output.read_text(encoding="utf-8", errors="replace")
@@ -232,14 +237,14 @@ class Tree:
             self._end()
 
     def _end(self) -> int:
-        """Kill what still runs of the tests' process group. Return the wait status of the tests."""
+        """Kill the remaining processes of the tests' process group. Return the wait status of the tests."""
         os.killpg(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         return status
 
     def _become_tests(self, tests: Sequence[str]) -> None:
-        """Run the tests in this process, which ends with them."""
+        """Run the tests in this process, and end it afterwards."""
         status = 70
         try:
             output = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -255,7 +260,8 @@ class Tree:
             status = int(pytest.main(
                 ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning",
                  "--timeout", str(self._test_timeout_s * (1 if self._mutant is not None else _PATIENCE)),
-                 "--timeout-method", "thread",  # a signal's exception can be lost in a callback of an event loop
+                 # because an exception that a signal raises can be lost in a callback of an event loop
+                 "--timeout-method", "thread",
                  *tests]
             ))  # fmt: skip
         finally:
@@ -265,18 +271,18 @@ class Tree:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Tests to be run in a tree, with a fault or without any."""
+    """Tests to run in a tree, with one fault or without any."""
 
     tests: tuple[str, ...]
     mutant: Mutant | None
 
     @property
     def name(self) -> str:
-        """Return how the attempt is called in the output."""
+        """Return the name of the attempt for the output."""
         return f"{self.mutant.file}: {self.mutant.promise}" if self.mutant is not None else "without any fault"
 
     def verdict(self, status: int, output: str) -> str | None:
-        """Return the problem of the outcome, None if there is none."""
+        """Return the problem that the outcome shows. None if the outcome is as required."""
         if self.mutant is None:
             return None if status == _PASSED else f"without any fault: {output[-3000:]}"
         if status == _PASSED:
@@ -310,7 +316,7 @@ def play(attempts: list[Attempt], trees: Sequence[Tree]) -> list[str]:
 
 
 def _exit_on_sigterm(number: int, _: object) -> None:
-    """Leave the program as an exception does, once: a second SIGTERM does not disturb the cleaning up."""
+    """Raise SystemExit once. A second SIGTERM then does not interrupt the cleaning up."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 

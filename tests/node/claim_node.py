@@ -34,7 +34,7 @@ RESTRICTED = {
 
 
 def container(*args: str, name: str = "main", image: str = IMAGE, claim: str | None = "gpu", **more: Any) -> Object:
-    """Return a container under `restricted` whose variable names its Pod to the simulated GPUs."""
+    """Return a container that Pod Security `restricted` admits. A variable gives the simulated GPUs its Pod's name."""
     names = {"NAMESPACE": "metadata.namespace", "POD": "metadata.name"}
     env = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in names.items()]
     env.append({"name": "FAKE_CUDA_LABEL", "value": f"$(NAMESPACE)/$(POD)/{name}"})
@@ -51,7 +51,7 @@ def claim_spec(milli: int, memory: str = "1Gi", count: int = 1) -> Object:
 
 
 class ClaimNode:
-    """SharePod's agent on a real node, with claims; no operator runs."""
+    """The agent on a real node, with claims. No operator runs."""
 
     def __init__(self, cluster: Cluster, machine: RealNode, installation: Installation, namespace: str) -> None:
         self.cluster = cluster
@@ -65,7 +65,7 @@ class ClaimNode:
         self.agent: Service = self.start_agent()
 
     def start_agent(self) -> Service:
-        """Start an agent, the node's next one; return once the kubelet calls it."""
+        """Start the node's next agent. Return once the kubelet calls it."""
         self._starts += 1
         self.agent = self.machine.start_agent(self.installation, f"agent-{self._starts}")
         self.machine.await_claim_driver(self.agent)
@@ -117,7 +117,7 @@ class ClaimNode:
         return rows
 
     def reserve(self, row: Object) -> None:
-        """Write a row that replaces the tenant's earlier row."""
+        """Write a row into the ledger, in place of the tenant's earlier row."""
         with self._ledger:
             rows = [each for each in self.rows() if each["id"] != row["id"]]
             self.cluster.api.patch(self.gpunode, {"spec": {"tenants": [*rows, row]}})
@@ -128,7 +128,7 @@ class ClaimNode:
             self.cluster.api.patch(self.gpunode, {"spec": {"tenants": rows}})
 
     def allocate(self, claim: Object, gpus: Sequence[str] | None = None) -> None:
-        """Write finalizer and allocation, as the operator does after the row."""
+        """Write finalizer and allocation of a claim, as the operator does after it has written the row."""
         meta = claim["metadata"]
         path = f"{RESOURCE}/namespaces/{meta['namespace']}/resourceclaims/{meta['name']}"
         self.cluster.api.patch(path, {"metadata": {"finalizers": [FINALIZER]}})
@@ -151,7 +151,7 @@ class ClaimNode:
         return row
 
     def release(self, row: Object) -> None:
-        """Let a tenant go in two steps, as the operator does."""
+        """Release a tenant in two steps, as the operator does: first Releasing, then the removal of the row."""
         self.reserve({**row, "state": "Releasing"})
         self.await_tenant(row["id"], drained=True)
         self.remove(row["id"])
@@ -222,7 +222,7 @@ class ClaimNode:
         self.clear()
 
     def clear(self) -> None:
-        """Delete every Pod and claim, and let every tenant go."""
+        """Delete every Pod and claim, and release every tenant."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         for pod in self.cluster.api.get(path)["items"]:
             with suppress_reason("NotFound"):
@@ -244,7 +244,7 @@ def restricted_namespace(cluster: Cluster, name: str) -> str:
 
 
 def inventory(count: int) -> str:
-    """Return the agent's inventory file of `count` simulated GPUs."""
+    """Return the text of the agent's inventory file with `count` simulated GPUs."""
     gpus = [
         {
             "uuid": f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}",

@@ -1,4 +1,4 @@
-"""SharePod on a cluster with one real node of two simulated GPUs, and a namespace with claims."""
+"""SharePod on a cluster with one real node of simulated GPUs, and a namespace with claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMESPACE = "team-c"
 
 
 class ClaimSystem:
-    """SharePod on a cluster with one real node of two simulated GPUs, and a namespace with claims."""
+    """Cluster with SharePod, one real node of simulated GPUs, and a namespace with claims."""
 
     def __init__(
         self, cluster: Cluster, machine: RealNode, installation: Installation, settings: Mapping[str, str] | None = None
@@ -40,7 +40,7 @@ class ClaimSystem:
         self.agent: Service = machine.start_agent(installation, "agent-1")
         self._starts = 1
         self.most: dict[str, int] = {}
-        """Most thousandths of each GPU's time that any version of the ledger gave away."""
+        """By GPU: the most thousandths of its time that any version of the ledger assigned."""
 
     def kill_agent(self) -> None:
         self.agent.signal(signal.SIGKILL)
@@ -96,7 +96,8 @@ class ClaimSystem:
         }
 
     def sharepod(self, name: str, request: float | None, **more: Any) -> Object:
-        """A SharePod of 1Gi; of whole GPUs without `request`. `gpu`: merged into the block, all else into the spec."""
+        """Return a SharePod with 1Gi of memory. Without `request` it requests whole GPUs. `gpu`: merged into the block
+        `spec.gpu`; the other arguments are merged into the spec."""
         gpu = {"request": request, "memory": "1Gi"} if request is not None else {"mode": "Exclusive"}
         one = {"name": "main", "image": IMAGE, "securityContext": RESTRICTED}
         spec = {"gpu": gpu | more.pop("gpu", {}), "containers": [one], "terminationGracePeriodSeconds": 2, **more}
@@ -130,7 +131,7 @@ class ClaimSystem:
         return sum(int(each["restartCount"]) for pod in self.pods() for each in pod["status"]["containerStatuses"])
 
     def watch_ledger(self, until: threading.Event) -> None:
-        """Take in every version of the ledger."""
+        """Record every version of the ledger until the event is set."""
         seen = self.cluster.api.get(self.gpunode)
         self._note(seen)
         while not until.is_set():
@@ -147,7 +148,8 @@ class ClaimSystem:
         self.most = {uuid: max(self.most.get(uuid, 0), given.get(uuid, 0)) for uuid in self.most.keys() | given.keys()}
 
     def install_self_test(self, directory: Path) -> None:
-        """Apply `manifests/claims/self-test`, with an image that has only its program. `directory`: for the image."""
+        """Apply `manifests/claims/self-test`, with an image that contains only its program. `directory`: folder for the
+        image."""
         image = "sharepod.test/sleep:1"
         self.machine.real.load_image(image_with_program(image, Path("/usr/bin/sleep"), directory=directory))
         rendered = self.cluster.kubectl("kustomize", str(MANIFESTS / "claims/self-test")).stdout
@@ -157,7 +159,7 @@ class ClaimSystem:
         self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(documents), timeout=60)
 
     def await_condition(self, kind: str, reason: str, *, timeout: float = 60.0) -> Object:
-        """Wait until the node's condition has this reason; return it."""
+        """Wait until this condition of the node has this reason; return the condition."""
 
         def condition(gpunode: Object | None) -> Object:
             conditions = (gpunode or {}).get("status", {}).get("conditions", [])
@@ -190,8 +192,14 @@ def system_with_claims(
     plain: bool = False,
     volume: bool = False,
 ) -> Iterator[ClaimSystem]:
-    """Run a node of so many GPUs and SharePod on it, with claims. `directory`: for the node's inventory; `settings`: of
-    the operator; `plain`: with the resource line, too; `volume`: with the resource line, and without claims."""
+    """Run SharePod and a node with `gpus` GPUs, with claims.
+
+    Args:
+        directory: Folder for the node's inventory.
+        settings: Settings of the operator.
+        plain: With the resource line, too.
+        volume: With the resource line, and without claims.
+    """
     listed = directory / "inventory.yaml"
     listed.write_text(inventory(gpus))
     with RealNode(cluster, listed) as machine:

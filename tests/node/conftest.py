@@ -1,6 +1,6 @@
-"""A real node for the tests of this folder. Where the machine cannot run one, they are skipped with the reason.
+"""A real node for the tests of this folder. If the machine cannot run one, they are skipped with the reason.
 
-There is one real node per machine at a time, so its fixture has module scope: other modules may start nodes of their
+A machine can run one real node at a time. So the fixture has module scope, and other modules may start nodes of their
 own.
 """
 
@@ -33,9 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Build and install before the first test's clock starts: the first time it takes minutes. Of several test workers
-    only the worker of these tests waits.
-    """
+    """Build and install the programs before the time of the first test counts: the first build takes minutes. With
+    several test workers, only the worker of these tests waits."""
     if item.get_closest_marker("skip") is None:
         _prepare(item.session)
     return (yield)
@@ -55,14 +54,14 @@ def _prepare(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """The control plane of the module's node, with the controller that watches over nodes."""
+    """Return the control plane of the module's node. It runs the controller that marks nodes without heartbeats."""
     with Cluster(node_lifecycle=True, keep_logs=_KEEP_LOGS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Node]:
-    """The module's real node, with RuntimeClass `nvidia` and no GPU (see `Node.set_gpus`)."""
+    """Return the module's real node, with RuntimeClass `nvidia` and without GPUs (see `Node.set_gpus`)."""
     with Node(cluster, keep_logs=_KEEP_LOGS) as running:
         cluster.runtime_class()
         yield running
@@ -72,7 +71,8 @@ def node(cluster: Cluster) -> Iterator[Node]:
 def whole(
     request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClaimSystem]:
-    """SharePod on the module's cluster and one real node, with the options of `system_with_claims` in its SYSTEM."""
+    """Return SharePod on the module's cluster and one real node. The module's SYSTEM has the options of
+    `system_with_claims`."""
     with system_with_claims(
         cluster, tmp_path_factory.mktemp("gpus"), **getattr(request.module, "SYSTEM", {})
     ) as system:
@@ -81,6 +81,6 @@ def whole(
 
 @pytest.fixture
 def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
-    """The module's system, which each test leaves empty."""
+    """Return the module's system. After each test all its Pods and claims are deleted."""
     yield whole
     whole.clear()

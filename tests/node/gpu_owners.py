@@ -1,4 +1,6 @@
-"""Owners of a node's GPUs, from each answer of the kubelet, each version of the ledger and the device's record."""
+"""Record of the owners of a node's GPUs: from each answer of the kubelet, each version of the ledger and the device's
+own account.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
 from sharepod.api.objects import HOLDER_PREFIX
 
 CLOSED_WITHIN_S = HELD_INTERVAL_S + TIMEOUT_S
-"""Seconds after which no tenant uses a GPU that a holder has lost: the agent's interval and the longest answer."""
+"""Seconds after which no tenant may use a GPU that a holder has lost: the agent's interval plus the longest answer."""
 _GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 _SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _PERIOD_S = 0.05
@@ -26,15 +28,15 @@ _PERIOD_S = 0.05
 
 @dataclass(frozen=True)
 class Overlap:
-    """GPU that the kubelet reported for a native pod while a SharePod used it, or while the ledger had tenants on
-    it."""
+    """GPU with two owners: the kubelet reported it for a native pod while a SharePod used it, or while the ledger had
+    tenants on it."""
 
     gpu: str
     native: str
     by: str
-    """Record that still had the GPU: `device` or `ledger`."""
+    """Second owner's record: `device` or `ledger`."""
     since: float
-    """Time of the kubelet's first such report, on the monotonic clock."""
+    """Time of the kubelet's first report of the native pod, on the monotonic clock."""
     seconds: float
 
 
@@ -49,15 +51,15 @@ class GpuOwners:
         self._watch: Watch | None = None
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._follow)]
         self._shared: frozenset[str] = frozenset()
-        """GPUs that the ledger's newest version holds and that tenants have by it."""
+        """GPUs that are held and have tenants by the ledger's newest version."""
         self._native: dict[str, tuple[str, float]] = {}
-        """By GPU: its native pod, and since when."""
+        """By GPU: its native pod, and the time since which the kubelet reports it."""
         self._busy: dict[tuple[str, str], int] = {}
         self._found: dict[tuple[str, str, str], Overlap] = {}
         self.answers = 0
-        """Answers of the kubelet so far."""
+        """Number of the kubelet's answers so far."""
         self.versions = 0
-        """Versions of the ledger so far."""
+        """Number of versions of the ledger so far."""
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -75,26 +77,27 @@ class GpuOwners:
 
     @property
     def overlaps(self) -> list[Overlap]:
-        """Moments at which a GPU had two owners."""
+        """Return the moments at which a GPU had two owners."""
         with self._lock:
             return list(self._found.values())
 
     def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
-        """Return the overlaps, without these native pods, which got their GPU where an overlap is possible."""
+        """Return the overlaps, except those of these native pods, which got their GPU in a way that allows an
+        overlap."""
         return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:
-        """Return for how many seconds at most a SharePod used a GPU that a native pod had."""
+        """Return the longest time in seconds for which a SharePod used a GPU of a native pod."""
         return max((each.seconds for each in self.overlaps if each.by == "device"), default=0.0)
 
     def report(self) -> str:
-        """Return a readable summary of the comparisons and overlaps."""
+        """Return a readable summary: how much was compared, and the overlaps."""
         found = [f"{each.gpu}: {each.native} and the {each.by} for {each.seconds:.2f} s" for each in self.overlaps]
         compared = f"{self.answers} answers of the kubelet and {self.versions} versions of the ledger compared"
         return "\n".join([compared, f"GPUs with two owners: {len(found)}", *found])
 
     def _ask(self) -> None:
-        """Ask the kubelet and the device until stopped; a kubelet that is away gives no answer."""
+        """Query the kubelet and the device until stopped. While the kubelet is away there is no answer."""
         with grpc.insecure_channel(f"unix:{self._machine.real.path(_SOCKET)}") as channel:
             lister = channel.unary_unary(
                 "/v1.PodResourcesLister/List",

@@ -1,4 +1,4 @@
-"""Faults of a holder whose GPU a SharePod uses, in an order from a seed, while native pods wait for a GPU."""
+"""Faults of a holder whose GPU a SharePod uses, in a random order from a seed, while native pods wait for a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ BACK_WITHIN_S = 30.0
 
 
 class HolderFaults:
-    """Rounds of faults: a SharePod `alpha` on a held GPU, native pods on the other GPUs, and a pending native pod."""
+    """Rounds of faults. The SharePod `alpha` uses a held GPU, native pods have the other GPUs, and one more native pod
+    waits."""
 
     def __init__(self, node: PluginNode, seed: int) -> None:
         self._node = node
@@ -36,11 +37,11 @@ class HolderFaults:
         self.log = [f"SEED={seed}"]
         """Readable log of the faults."""
         self.heirs: set[str] = set()
-        """Native pods, with their namespace, that got a GPU whose holder was deleted by force, or while no operator
-        led."""
+        """Native pods, with their namespaces, that got a GPU after its holder was deleted by force, or while no
+        operator led."""
 
     def run(self, rounds: int) -> None:
-        """Let so many faults happen, each kind once before any comes again."""
+        """Cause this number of faults. Each kind occurs once before any kind occurs again."""
         self._alpha()
         self._fill()
         faults: list[str] = []
@@ -51,7 +52,7 @@ class HolderFaults:
             getattr(self, "_" + fault.replace(" ", "_").replace("-", ""))()
             self.log.append(f"{fault}: {time.monotonic() - began:.1f} s")
 
-    # Faults after which the holder has its GPU as before
+    # Faults after which the holder has the same GPU as before.
 
     def _kill_9(self) -> None:
         self._goes_on(self._node.kill_holder)
@@ -87,7 +88,7 @@ class HolderFaults:
         statuses = pod["status"].get("containerStatuses") or []
         return all("running" in each["state"] for each in statuses)
 
-    # The GPU goes to the pod that waits
+    # Faults after which the pending native pod gets the GPU.
 
     def _forced_deletion(self) -> None:
         self.heirs.add(f"{NATIVE}/{self._natives[-1]}")
@@ -117,7 +118,7 @@ class HolderFaults:
         self._back()
         self._native()
 
-    # Every pod with a GPU of the plugin is refused, the holder too
+    # Faults after which the kubelet refuses every pod with a GPU of the plugin, including the holder.
 
     def _boot_without_plugin(self) -> None:
         node, before = self._node, self._pod()
@@ -126,12 +127,12 @@ class HolderFaults:
         wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         refused = self._drop_refused()
         self._back()
-        refused += self._drop_refused()  # the kubelet is done with its pods one after the other
+        refused += self._drop_refused()  # the kubelet handles its pods one after the other
         self.log.append(f"  the kubelet refused {refused} native pods and the holder")
         self._fill()
 
     def _drop_refused(self) -> int:
-        """Delete the native pods that the kubelet has refused; return how many."""
+        """Delete the native pods that the kubelet has refused. Return their number."""
         refused = [name for name in self._natives if self._node.phase(name) == "Failed"]
         for name in refused:
             self._node.cluster.api.delete(f"{PODS}/{name}", grace=0)
@@ -139,7 +140,7 @@ class HolderFaults:
         return len(refused)
 
     def _back(self) -> None:
-        """Wait until alpha runs again, then re-create it, so that no back-off delays the next run."""
+        """Wait until alpha runs again. Then delete and create it again, so that no back-off delays its next run."""
         began = time.monotonic()
         self._node.sharepod("alpha", timeout=BACK_WITHIN_S)
         self.log.append(f"  alpha runs again {time.monotonic() - began:.1f} s after a GPU was free")
@@ -147,7 +148,7 @@ class HolderFaults:
         self._alpha()
 
     def _fill(self) -> None:
-        """Let native pods have every GPU that alpha has not, and one more wait."""
+        """Create native pods for all GPUs except alpha's, and one more, which waits."""
         while len(self._natives) < len(self._node.gpus) - 1:
             self._native()
         for name in self._natives:
@@ -166,7 +167,7 @@ class HolderFaults:
         return name
 
     def _pod(self) -> str:
-        """The uid of alpha's Pod; empty while there is none."""
+        """Return the uid of alpha's Pod. Empty while there is none."""
         pods = self._node.cluster.api.get(PODS)["items"]
         return next((str(pod["metadata"]["uid"]) for pod in pods if pod["metadata"]["name"] == "alpha"), "")
 

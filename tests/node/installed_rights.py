@@ -22,9 +22,9 @@ _OF_NODE = (
     *(f"/var/lib/kubelet/{folder}" for folder in ("pods", "plugins", "plugins_registry", "pod-resources")),
 )
 _PROGRAM = ("/usr", "/lib", "/lib64", "/bin", "/opt", "/etc/ld.so.cache")
-"""Where the worker's program and its libraries are, read-only."""
+"""Paths of the worker's program and its libraries, which it sees read-only."""
 _OF_RUNTIME = ("/usr", "/run/fake-cuda-state")
-"""Where NVIDIA's runtime, here its double, puts the driver."""
+"""Paths at which NVIDIA's runtime, here its double, mounts the driver."""
 
 
 def expect_rights(cluster: Cluster, machine: RealNode) -> None:
@@ -72,7 +72,7 @@ def _agents_token(cluster: Cluster, api: Api, node: str) -> None:
     cluster.api.create(f"{GROUP}/gpunodes", {**gpunode, "spec": {"pool": "dedicated"}})
     with pytest.raises(ApiError, match="elsewhere"):
         api.patch(f"{elsewhere}/status", {"status": {"agentVersion": version}})
-    with suppress_reason("NotFound"):  # the operator removes it in time, as it is of no Node
+    with suppress_reason("NotFound"):  # the operator deletes it, because no Node has this name
         cluster.api.delete(elsewhere)
     with pytest.raises(ApiError) as refused:
         api.patch(own, {"spec": {"tenants": []}})
@@ -102,7 +102,7 @@ def _operators_token(api: Api) -> None:
 
 
 def _refused(api: Api, path: str) -> int:
-    """Read a collection; return the status with which that is refused, 0 if it is not."""
+    """Read a collection. Return the HTTP status of the refusal; 0 if the read is allowed."""
     try:
         api.get(path)
     except ApiError as error:
@@ -115,7 +115,7 @@ def _api(cluster: Cluster, machine: RealNode, pid: str) -> Api:
 
 
 def _processes(cluster: Cluster, machine: RealNode, name: str) -> list[str]:
-    """Pids on the node of the Pods of a workload that stay."""
+    """Return the pids, on the node, of a workload's Pods that are not being deleted."""
     selector = {"labelSelector": f"app.kubernetes.io/name={name}"}
     pods = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods", **selector)["items"]
     uids = [pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
@@ -135,13 +135,13 @@ def _status(machine: RealNode, pid: str) -> dict[str, str]:
 
 
 def _mounts(machine: RealNode, pid: str) -> dict[str, str]:
-    """Options of each mount of a process, by its point."""
+    """Return the options of each mount that a process sees, by mount point."""
     lines = machine.real.run("cat", f"/proc/{pid}/mountinfo").stdout.splitlines()
     return {line.split()[4]: line.split()[5] for line in lines}
 
 
 def _expect_mounts(machine: RealNode, pid: str, allowed: tuple[str, ...]) -> None:
-    """Expect that each mount of a process is its root, or at or below one of these paths."""
+    """Assert that each mount of a process is its root, or is at or below one of these paths."""
     below = tuple(f"{point}/" for point in allowed)
     points = _mounts(machine, pid).keys() - {"/", *allowed}
     elsewhere = sorted(point for point in points if not point.startswith(below))

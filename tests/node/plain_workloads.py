@@ -19,11 +19,12 @@ from node.claim_system import NAMESPACE, ClaimSystem
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
 KERNEL_US = "10000"
-"""Length of the kernels: thirteen programs that launch long ones take little of two cores."""
+"""Length of the programs' kernels in microseconds. With long kernels, thirteen programs need little of two cores."""
 
 
 def example(number: str, *, seconds: float | None = None) -> list[Object]:
-    """The objects of an example, able to run on the test's node. `seconds`: for which its Pods work."""
+    """Return the objects of an example, changed so that they can run on the test's node. `seconds`: time for which its
+    Pods work."""
     (path,) = [each for each in EXAMPLES if each.name.startswith(number)]
     objects: list[Object] = list(yaml.safe_load_all(path.read_text()))
     for each in objects:
@@ -41,8 +42,8 @@ def pod_specs(item: Object) -> list[Object]:
 
 
 def runnable(one: Object, *args: str) -> Object:
-    """A container with a program of the test: the program launches kernels where the container has a line, else it
-    waits."""
+    """Return a container with a program of the test. With a line the program launches kernels, without a line
+    it waits."""
     mine = container("--kernel-us", KERNEL_US, *args, name=one["name"], claim=None)
     if MILLI not in one["resources"].get("limits", {}):
         mine = {"name": one["name"], "image": BASE_IMAGE, "command": ["sleep", "600"], "securityContext": RESTRICTED}
@@ -52,8 +53,8 @@ def runnable(one: Object, *args: str) -> Object:
 
 
 def share_as_asked(system: ClaimSystem, rows: list[Object]) -> None:
-    """Measure the shares of Pods that all want the whole GPU. On each GPU each Pod has its request, within two points,
-    and a part of the unrequested time, up to its limit. The GPU is never idle."""
+    """Measure the shares of Pods that all want the whole GPU. Each Pod must have its request, within two points, and a
+    part of the time that no Pod has requested, up to its limit. No GPU may be idle."""
     found = system.machine.shares(LONG_WINDOW_S)
     slack = POINTS + found.stolen
     for uuid in {uuid for row in rows for uuid in row["gpus"]}:
@@ -69,7 +70,7 @@ def share_as_asked(system: ClaimSystem, rows: list[Object]) -> None:
 
 
 def rows_by_pod(system: ClaimSystem) -> list[Object]:
-    """The ledger, each row with the name of its Pod or of its claim's Pod."""
+    """Return the rows of the ledger. Each has the name of its Pod, or of the Pod that uses its claim."""
     if all(row.get("podName") for row in system.rows()):
         return system.rows()
     claims = system.cluster.api.get(f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims")["items"]
@@ -78,7 +79,7 @@ def rows_by_pod(system: ClaimSystem) -> list[Object]:
 
 
 def with_line(system: ClaimSystem) -> dict[str, Object]:
-    """Pods with a line that have not ended, by name."""
+    """Return the Pods with a line that have not ended, by name."""
     living = [pod for pod in system.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
     return {
         pod["metadata"]["name"]: pod
@@ -89,12 +90,12 @@ def with_line(system: ClaimSystem) -> dict[str, Object]:
 
 
 def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
-    """Wait until so many Pods with a line run and their programs are connected; their rows."""
+    """Wait until this number of Pods with a line run and their programs are connected. Return their rows."""
 
     def connected() -> bool:
         pods = with_line(system)
         if len(pods) != count or any(pod["status"].get("phase") != "Running" for pod in pods.values()):
-            return False  # without a running Pod there may be no GPUNode
+            return False  # before a Pod runs there may be no GPUNode
         tenants = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
         reserved = {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"}
         return reserved == pods.keys() and sum(bool(one.get("connected")) for one in tenants) >= count
@@ -104,9 +105,9 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
 
 
 def await_running(system: ClaimSystem, start: str, count: int) -> None:
-    """Wait until `count` Pods with this name prefix run. A restart of the kubelet needs this: a container that is just
-    starting then fails with StartError (1.36.3, containerd 2.2.9).
-    """
+    """Wait until the Pods with this name prefix that have not ended are `count`, and all of them run. Failed Pods are
+    allowed: a container that starts during a restart of the kubelet fails with StartError (1.36.3, containerd
+    2.2.9)."""
 
     def runs() -> bool:
         phases = [pod["status"].get("phase") for name, pod in with_line(system).items() if name.startswith(start)]
@@ -120,7 +121,7 @@ def kubectl(system: ClaimSystem, *args: str) -> None:
 
 
 def await_complete(system: ClaimSystem, job: str, completions: int) -> None:
-    """Wait for the end of a Job, all of whose Pods succeed."""
+    """Wait until a Job has completed and all of its Pods have succeeded."""
     path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job}"
 
     def status() -> Any:
@@ -132,6 +133,6 @@ def await_complete(system: ClaimSystem, job: str, completions: int) -> None:
 
 
 def logs(system: ClaimSystem, pod: Object) -> str:
-    """The last lines that a Pod has written."""
+    """Return the last lines of a Pod's log."""
     name = pod["metadata"]["name"]
     return system.cluster.kubectl("logs", name, "-n", NAMESPACE, "--tail=20", check=False, timeout=30).stdout

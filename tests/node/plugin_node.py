@@ -1,4 +1,6 @@
-"""A real node of pool `device-plugin`: NVIDIA's device plugin, kubelet, operator and agent, and their faults."""
+"""A real node of pool `device-plugin`, with NVIDIA's device plugin, kubelet, operator and agent, and faults of each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ GPUNODES = f"{GROUP}/gpunodes"
 SHAREPODS = f"{GROUP}/namespaces/{NATIVE}/sharepods"
 SETTINGS = {"SHAREPOD_HOLDER_IMAGE": PAUSE_IMAGE, "SHAREPOD_HOLDER_IDLE": "3", "SHAREPOD_HOLDER_PENDING": "8"}
 _REGISTERED = "Registered device plugin"
-"""Line of the plugin's log at each registration with the kubelet."""
+"""Line that the plugin logs at each registration with the kubelet."""
 
 
 def _kill(process: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it went with its parent
+    with contextlib.suppress(ProcessLookupError):  # the process exited with its parent
         os.kill(process, signal.SIGKILL)
 
 
@@ -53,13 +55,14 @@ class PluginNode:
         self._operators = self._plugins = self._agents = 1
 
     def restart_kubelet(self) -> None:
-        """Kill the kubelet and start it; return once the plugin has registered with it, so that pods get GPUs again."""
+        """Kill the kubelet and start it again. Return once the plugin has registered with it, so that pods get
+        GPUs again."""
         before = self._registrations()
         self.machine.real.restart_kubelet()
         self._await_registration(before)
 
     def hang_kubelet(self, seconds: float) -> None:
-        """Stop the kubelet for this many seconds while its sockets stay open."""
+        """Stop the kubelet (SIGSTOP) for this many seconds. Its sockets stay open."""
         self.machine.real.signal_kubelet(signal.SIGSTOP)
         try:
             time.sleep(seconds)
@@ -69,7 +72,8 @@ class PluginNode:
     def restart_plugin(
         self, *, env: Mapping[str, str] | None = None, config: Mapping[str, object] | None = None
     ) -> None:
-        """Kill the plugin and start the next one; return once it has registered. `env`, `config`: its settings."""
+        """Kill the plugin and start the next one. Return once it has registered. `env`, `config`: settings of the next
+        plugin."""
         self.plugin.stop(grace=0)
         self._start_plugin(env, config)
 
@@ -79,7 +83,7 @@ class PluginNode:
         self._await_registration(0)
 
     def boot_without_plugin(self) -> None:
-        """End every container as a boot does, and let the kubelet start them before the plugin has registered."""
+        """End every container, as a reboot does. Let the kubelet start them again before the plugin has registered."""
         (holder,) = self.holder_pods()
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{holder['metadata']['name']}"
         self.plugin.stop(grace=0)
@@ -114,13 +118,14 @@ class PluginNode:
             raise HarnessError(f"{error}\n{self.plugin.log_tail()}") from None
 
     def kill_holder(self) -> None:
-        """Kill every process of the one holder, its sandbox too; return once the kubelet has started them again."""
+        """Kill every process of the only holder, including its sandbox. Return once the kubelet has started
+        them again."""
         (pod,) = self.holder_pods()
         uid = pod["metadata"]["uid"]
         killed = processes_of(uid)
         for process in killed:
             _kill(process)
-        # a sandbox and a container; the kubelet's back-off grows with each killed container
+        # wait for a sandbox and a container, because the kubelet's back-off grows with each killed container
         wait_until(lambda: len(processes_of(uid) - killed) > 1, what="the holder started again", timeout=120)
 
     def force_delete_holder(self) -> None:
@@ -129,7 +134,7 @@ class PluginNode:
         self.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", grace=0)
 
     def evict_holder(self) -> None:
-        """Evict the one holder as an administrator's `kubectl drain` does."""
+        """Evict the only holder, as an administrator's `kubectl drain` does."""
         (pod,) = self.holder_pods()
         name = pod["metadata"]["name"]
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
@@ -137,8 +142,8 @@ class PluginNode:
 
     @contextmanager
     def disk_limit(self) -> Iterator[None]:
-        """Give the operator's namespace a default limit of ephemeral storage until the block ends, as an administrator
-        may."""
+        """In the block, the operator's namespace has a default limit of ephemeral storage, as an administrator
+        may set."""
         path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
         limits = [{"type": "Container", "default": {"ephemeral-storage": "1Mi"}}]
         body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "disk"}, "spec": {"limits": limits}}
@@ -149,10 +154,9 @@ class PluginNode:
             self.cluster.api.delete(f"{path}/disk")
 
     def evict_holder_by_kubelet(self) -> None:
-        """Let the only holder's log exceed its limit of ephemeral storage, so that the kubelet evicts the Pod, as under
-        disk or memory pressure. Return once the kubelet has reported the eviction. The holder must have been created
-        under `disk_limit`.
-        """
+        """Let the kubelet evict the only holder, as under disk or memory pressure: its log exceeds its limit of
+        ephemeral storage. Return once the kubelet has reported the eviction. The holder must have been created under
+        `disk_limit`."""
         (pod,) = self.holder_pods()
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         logs = self.machine.real.path("/var/log/pods")
@@ -181,7 +185,7 @@ class PluginNode:
         self.operator = self.installation.start_operator(f"operator-{self._operators}", env=SETTINGS)
 
     def operator_leads(self) -> bool:
-        """Return whether the operator leads: after a kill its predecessor's Lease has to end first."""
+        """Return whether the operator leads. After a kill, the Lease of its predecessor has to end first."""
         return '"event": "leading"' in self.operator.log.read_text(errors="replace")
 
     def gpunode(self) -> Object:
@@ -190,7 +194,8 @@ class PluginNode:
         return found
 
     def agent_unready(self, text: str) -> Object:
-        """Return the agent's condition that it cannot serve new tenants, once its message contains this text."""
+        """Wait for the agent's condition that it cannot serve new tenants, with this text in its message. Return the
+        condition."""
 
         def matching(seen: Object | None) -> list[Object]:
             conditions = (seen or {}).get("status", {}).get("conditions", [])
@@ -203,7 +208,7 @@ class PluginNode:
         return found
 
     def holders(self) -> list[Object]:
-        """The holders of the ledger."""
+        """Return the holders in the ledger."""
         rows: list[Object] = self.gpunode()["spec"].get("holders") or []
         return rows
 
@@ -214,7 +219,7 @@ class PluginNode:
         return pods
 
     def events(self, name: str) -> list[str]:
-        """The reasons of the Events about a SharePod or native Pod."""
+        """Return the reasons of the Events about a SharePod or native Pod."""
         items = self.cluster.api.get(f"/apis/events.k8s.io/v1/namespaces/{NATIVE}/events")["items"]
         return [str(item["reason"]) for item in items if item["regarding"]["name"] == name]
 
@@ -249,7 +254,8 @@ class PluginNode:
         return str(gpu["uuid"])
 
     def run_native(self, name: str, gpus: int = 1, priority: str | None = None) -> None:
-        """Create a Pod that asks the device plugin for GPUs, prints which it sees, and stays. `priority`: its class."""
+        """Create a Pod that requests GPUs from the device plugin, prints the GPUs that it sees, and keeps running.
+        `priority`: its class."""
         container: Object = {
             "name": "main",
             "image": CUDA_IMAGE,
@@ -291,7 +297,7 @@ class PluginNode:
         self.cluster.wait_for(f"{SHAREPODS}/{name}", refused, what=f"{name} without room", timeout=60)
 
     def clear(self) -> None:
-        """Delete every SharePod and every native Pod, and wait until they and the holders have been removed."""
+        """Delete every SharePod and every native Pod. Wait until their Pods and the holders no longer exist."""
         self.cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=120)
         for pod in self.cluster.api.get(PODS)["items"]:
             with suppress_reason("NotFound"):
@@ -302,7 +308,8 @@ class PluginNode:
 
 @contextmanager
 def plugin_node(cluster: Cluster, directory: Path, gpus: int) -> Iterator[PluginNode]:
-    """A running node of pool `device-plugin` with so many simulated GPUs. `directory`: for a file."""
+    """Run a node of pool `device-plugin` with this number of simulated GPUs. `directory`: folder for the
+    inventory file."""
     listed = directory / "inventory.yaml"
     listed.write_text(inventory(gpus))
     with RealNode(cluster, listed) as machine:
@@ -315,7 +322,7 @@ def plugin_node(cluster: Cluster, directory: Path, gpus: int) -> Iterator[Plugin
 
 
 def processes_of(pod: str) -> set[int]:
-    """Return the ids of the processes of a pod's containers on this machine, by the pod's uid."""
+    """Return the pids, on this machine, of the processes in a pod's containers. `pod`: its uid."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:

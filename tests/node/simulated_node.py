@@ -1,4 +1,4 @@
-"""SharePod, from the sources, on a cluster with one real node of simulated GPUs."""
+"""SharePod, run from its sources, on a cluster with one real node of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness.installation import GROUP, Installation
 from harness.machines import RealNode
 
 NODE = "node-0"
-"""The node that examples/17-kubeshare-gpuid.yaml names."""
+"""Name of the node in examples/17-kubeshare-gpuid.yaml."""
 PATIENCE_S = 60.0
 
 
 @contextmanager
 def simulated_node(folder: Path, gpus: Sequence[tuple[str, str, str]]) -> Iterator[tuple[Cluster, RealNode]]:
-    """Run the cluster until the end of the block, with the node in pool `dedicated`.
+    """In the block, run the cluster with one node in pool `dedicated`.
 
-    `folder`: for the inventory. `gpus`: UUID, model and memory of each.
+    `folder`: folder for the inventory. `gpus`: UUID, model and memory of each GPU.
     """
     inventory = folder / "inventory.yaml"
     listed = [

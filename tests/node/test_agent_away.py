@@ -1,6 +1,6 @@
-"""An absent agent on a real node: ended, killed, or replaced by a standby agent.
+"""A real node without its agent: the agent was ended, killed, or replaced by a standby agent.
 
-Operator and agent are processes here, and not Pods: a DaemonSet's kubelet would start an ended agent again at once.
+Operator and agent are processes here, not Pods, because the kubelet would restart an ended agent's container at once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_a_standby_agent_takes_over_volumes_and_tenants(system: SystemOfProcesse
 @pytest.mark.promise("node-agent-first")
 def test_a_container_does_not_start_before_its_agent_is_up(system: SystemOfProcesses) -> None:
     system.await_agent()
-    system.agent.stop(grace=0)  # killed: it does not release its Lease, which is valid for a while yet
+    system.agent.stop(grace=0)  # by SIGKILL: the agent does not release its Lease, which stays valid for a while
     system.apply("early", {"request": 0.3, "memory": "1Gi"})
     system.cluster.wait_for(
         f"/api/v1/namespaces/{NAMESPACE}/pods/early",

@@ -141,7 +141,7 @@ def test_a_claim_that_waits_for_its_row_survives_restarts_of_kubelet_and_agent(n
     node.allocate(claim)
     pod = node.make_pod("long", "long")
     node.cluster.wait_for(pod, lambda seen: seen and seen["spec"].get("nodeName"), what="a bound pod")
-    time.sleep(2)  # the kubelet's call waits by now
+    time.sleep(2)  # so that the kubelet's call waits by then
     node.machine.real.restart_kubelet()
     node.agent.signal(signal.SIGKILL)
     node.agent.wait(10)
@@ -162,13 +162,13 @@ def test_kubelet_agent_and_container_restart_without_a_disturbance(node: ClaimNo
     node.machine.real.restart_kubelet()
     node.agent.signal(signal.SIGKILL)
     node.agent.wait(10)
-    node.machine.real.run("sh", "-c", f"rm /run/cdi/sharepod-{row['id']}.json")  # as a cleaner of /run may
+    node.machine.real.run("sh", "-c", f"rm /run/cdi/sharepod-{row['id']}.json")  # as a program that cleans /run may do
     before = node.machine.busy_ns()
     node.start_agent()
     node.await_tenant(row["id"], connected=True, enforced=True)
     wait_until(lambda: sum(node.machine.busy_ns().values()) > sum(before.values()), what="work", timeout=20)
     assert node.restarts("steady") == 0
-    # A second Pod of the claim is prepared after both restarts; a container's restart is not.
+    # After both restarts, a second Pod of the claim is prepared. The restart of a container, below, prepares nothing.
     node.await_pod(node.make_pod("second", "steady"), timeout=150)
     node.machine.real.run("sh", "-c", "kill $(pgrep launchloop | head -1)")
     wait_until(lambda: node.restarts("steady") + node.restarts("second") == 1, what="a restart", timeout=40)
@@ -183,7 +183,7 @@ def test_no_share_is_free_before_the_last_process_has_exited(node: ClaimNode) ->
     pod = node.make_pod("slow", "slow", shell, terminationGracePeriodSeconds=8)
     node.await_pod(pod)
     node.reserve({**row, "state": "Releasing"})
-    node.cluster.api.delete(pod, grace=0)  # the object is removed at once; the container ends when its time is over
+    node.cluster.api.delete(pod, grace=0)  # the object is deleted at once; the container ends after its grace period
     node.await_gone(pod)
     node.await_tenant(row["id"], drained=False)
     node.await_tenant(row["id"], drained=True, timeout=60)

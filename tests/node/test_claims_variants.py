@@ -94,7 +94,7 @@ def test_a_pod_with_two_claims_gets_both_or_none(system: ClaimSystem) -> None:
 
 
 def event_reasons(system: ClaimSystem, pod: str) -> str:
-    """Reasons of the Events of a Pod."""
+    """Return the reasons of the Events about a Pod."""
     events = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
     return " ".join(str(one.get("reason")) for one in events if one["involvedObject"].get("name") == pod)
 
@@ -124,8 +124,8 @@ def test_each_pod_has_the_share_of_its_template_at_creation(system: ClaimSystem)
 def test_a_claim_deleted_under_a_running_pod_frees_no_share_before_the_pod_ends(
     system: ClaimSystem,
 ) -> None:
-    """A user with the right to edit claims may remove the finalizer, delete the claim and create another of that
-    name."""
+    """A user with the right to edit claims may remove the finalizer, delete the claim, and create another claim with
+    that name."""
     system.apply(system.claim("mine", 900), system.pod("keeps", claim="mine"))
     system.await_running("keeps")
     (row,) = system.rows()
@@ -142,7 +142,7 @@ def test_a_claim_deleted_under_a_running_pod_frees_no_share_before_the_pod_ends(
     restart_agent(system)
     await_tenant(system, row["id"], drained=False)
     assert row["id"] in {one["id"] for one in system.rows()}
-    # The kubelet itself prepares no claim of a name of which it still has another one.
+    # The kubelet prepares no claim while it still has another claim with the same name.
     delete(system, "pod", "keeps")
     wait_until(lambda: [one["id"] for one in system.rows()] == [new["id"]], what="the first share back", timeout=60)
 

@@ -30,7 +30,7 @@ IMAGE = "sharepod.test/looks:1"
 SLEEPS = "sharepod.test/sleeps:1"
 
 _HOOK = "int answer(void) { return 42; }"
-# Prints the contents of the volume as user 65534 on a read-only mount, then waits for SIGTERM.
+# Program that prints the contents of the volume as user 65534 from a read-only mount, then waits for SIGTERM.
 _PROGRAM = r"""
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -69,7 +69,7 @@ int main(void) {
 
 
 class Bench:
-    """The node's GPUNode, its agent, and the operator's part: rows and pods."""
+    """Node with its GPUNode and its agent. The test plays the operator: it writes rows and creates pods."""
 
     def __init__(self, cluster: Cluster, node: Node, files: Path) -> None:
         self.cluster = cluster
@@ -103,7 +103,7 @@ class Bench:
         return generation
 
     def make_sharepod(self, namespace: str, name: str) -> tuple[Object, Object]:
-        """A SharePod and the ledger's row for it."""
+        """Return a SharePod and its row for the ledger."""
         spec = {
             "gpu": {"request": 0.4, "memory": "1Gi"},
             "restartPolicy": "Never",
@@ -132,7 +132,8 @@ class Bench:
         return made, row
 
     def make_pod(self, sharepod: Object, row: Object | None = None) -> str:
-        """The pod that the operator would make; returns its path. `row`: reserved for that pod."""
+        """Create the pod that the operator would create for a SharePod; return its path. `row`: becomes the row of that
+        pod."""
         pod = build_pod(sharepod, PodSettings())
         del pod["spec"]["schedulingGates"]
         require_node(pod["spec"], self.node.name)
@@ -155,7 +156,7 @@ class Bench:
         self.cluster.wait_for(pod, lambda seen: seen is None, what="the pod removed", timeout=60)
 
     def await_message(self, namespace: str, words: str) -> None:
-        """Wait for an Event with this text, as `kubectl describe pod` shows it."""
+        """Wait until `kubectl describe pod` would show an Event with this text."""
 
         def reported() -> bool:
             events = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
@@ -183,7 +184,8 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hook with a recognisable answer, a program that lists its surroundings, an inventory."""
+    """Return a folder with a hook that gives a recognisable answer, a program that lists its surroundings, and an
+    inventory."""
     folder = tmp_path_factory.mktemp("csi")
     (folder / "hook.c").write_text(_HOOK)
     (folder / "looks.c").write_text(_PROGRAM)
@@ -265,7 +267,7 @@ def test_a_restricted_pod_starts_with_its_agent_and_finds_socket_limits_and_hook
     ]
     status = bench.cluster.api.get(bench.gpunode)["status"]
     assert [each["status"] for each in status["conditions"] if each["type"] == "AgentReady"] == ["True"]
-    # The pod and its volume are removed, although the row is Releasing by then.
+    # The pod and its volume can be removed although the row is Releasing.
     generation = bench.reserve({**row, "state": "Releasing"})
     assert bench.tenant(row["id"])["drained"] is False
     cluster.api.delete(pod, grace=1)
@@ -318,7 +320,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
     bench.start_agent()
     pod = bench.make_pod(sharepod, row)
     uid = bench.await_phase(pod, "Running")["metadata"]["uid"]
-    # In a cgroup that is named as the pod's are, and that no kubelet clears.
+    # The program runs in a cgroup that has the name of a pod's cgroup and that no kubelet removes.
     script = (
         "for root in /sys/fs/cgroup/pids /sys/fs/cgroup/unified /sys/fs/cgroup; "
         f"do mkdir -p $root/outlives/pod{uid} && break; done; "
@@ -335,7 +337,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
         assert first is not None
         wait_until(lambda: message in first.log.read_text(), what="the agent seeing it", timeout=15)
         assert bench.tenant(row["id"])["drained"] is False
-        # The agent's record of a pod survives a restart.
+        # The agent's record of a pod must survive its restart.
         first.signal(signal.SIGKILL)
         first.wait(10)
         second = bench.start_agent()
@@ -348,7 +350,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
 
 
 def self_test_pod(name: str, node: str, **spec: Any) -> Object:
-    """A Pod as the DaemonSet of the self-test makes them, with another image."""
+    """Return a Pod as the DaemonSet of the self-test creates it, with another image."""
     account, daemonset = yaml.safe_load_all((ROOT / "manifests/agent/self-test.yaml").read_text())
     template = daemonset["spec"]["template"]["spec"]
     assert template["serviceAccountName"] == account["metadata"]["name"]
@@ -379,7 +381,8 @@ def test_a_nodes_self_test_shows_whether_containers_load_the_hook_and_get_unrequ
     await_verdict("Loaded", "NotInjected")
     cluster.api.delete(f"{pods}/sound", grace=0)
     bench.await_gone(f"{pods}/sound")
-    # Faults: a hook that the linker may not read and therefore skips; a node whose default runtime is NVIDIA's.
+    # Faults: the hook is a file that the linker cannot read and therefore skips. Then the node's default runtime is
+    # NVIDIA's.
     preload = bench.node.path("/var/lib/sharepod/self-test/ld.so.preload")
     preload.chmod(0)
     cluster.api.create(pods, self_test_pod("unsound", bench.node.name, runtimeClassName="nvidia"))

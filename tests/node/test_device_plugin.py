@@ -1,6 +1,6 @@
-"""NVIDIA's own device plugin together with SharePod on a real kubelet.
+"""NVIDIA's own device plugin and SharePod on one real kubelet.
 
-Plugin, kubelet, containerd, operator and agent are real; the GPUs, the driver and NVIDIA's runtime are the doubles.
+Plugin, kubelet, containerd, operator and agent are real. The GPUs, the driver and NVIDIA's runtime are doubles.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_the_agent_measures_native_pods_under_the_names_of_tenants(node: PluginN
     (gpu,) = node.seen_by("measured")
 
     def native() -> dict[str, str]:
-        """Return pod and GPU of each native Pod among the agent's metrics."""
+        """Return (pod, GPU) of each native Pod in the agent's metrics, as a mapping."""
         found = (_labels(line) for line in metrics_of(installation).splitlines() if line.startswith(_RATIO))
         return {labels["pod"]: labels["gpu"] for labels in found if labels["mode"] == "Native"}
 
@@ -97,7 +97,7 @@ def test_a_gpu_that_the_plugin_calls_unhealthy_takes_no_new_tenants_and_others_a
     assert well != ill
     assert {row["uuid"] for row in node.holders()} == {ill, well}
     assert node.gpu_of("alpha") == ill, "the run lasts as long as its program"
-    node.restart_plugin()  # as after a reset of the GPU
+    node.restart_plugin()  # the plugin offers the GPU again, as after a reset of the GPU
     node.cluster.wait_for(
         f"{SHAREPODS}/alpha",
         lambda seen: seen and condition(seen, "GPUHealthy") == "True",
@@ -115,7 +115,8 @@ def test_tenants_of_a_gpu_that_falls_off_the_bus_get_an_event_and_run_on_another
         node.machine.lose_gpus(lost)
         wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         wait_until(lambda: not node.holders() and not node.holder_pods(), what="no holder", timeout=60)
-        node.no_room("alpha")  # until the plugin has noticed, the kubelet could give a holder the GPU that is lost
+        # before the plugin notices the failure, the kubelet could assign the lost GPU to a holder
+        node.no_room("alpha")
         assert node.holders() == []
         report_xid(node.machine, lost, 79)
         assert node.gpu_of("alpha") != lost

@@ -1,7 +1,7 @@
-"""Each SharePod of examples/, unchanged, on a real node: it runs, uses its GPU if it requests time, and restarts no
+"""Each SharePod of examples/ runs unchanged on a real node, uses its GPU if it requests time, and restarts no
 container.
 
-The images of the examples are doubles: `python` launches kernels for as long as the example's code would run, and the
+The images of the examples are doubles. Their `python` launches kernels for as long as the example's code would run. The
 entrypoints of servers launch kernels until they are ended.
 """
 
@@ -25,9 +25,10 @@ from node.test_your_manifest import sessions
 
 ROOT = Path(__file__).resolve().parents[2]
 STAYS_S = 5.0
-"""Seconds for which a Pod that runs is watched: a container that ends is started again after one."""
+"""Seconds for which a running Pod is watched. The kubelet restarts a container that ends after one second."""
 ELSEWHERE = {session[0][0].rpartition("/")[2] for session in sessions()}
-"""Examples whose output docs/your-manifest.md shows, and test_your_manifest.py compares."""
+"""Examples that this test skips, because docs/your-manifest.md shows their output and test_your_manifest.py
+compares it."""
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if path.name not in ELSEWHERE]
 BUSYBOX = "docker.io/library/busybox:1.37"
 FRAMEWORKS = (
@@ -52,7 +53,7 @@ _GPUS = (
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, RealNode]]:
-    """SharePod on a cluster whose one node has the GPUs, the zone and the images of the examples."""
+    """Run SharePod on a cluster whose only node has the GPUs, the zone and the images of the examples."""
     folder = tmp_path_factory.mktemp("node")
     with simulated_node(folder, _GPUS) as (cluster, node):
         _load_images(node, folder)
@@ -61,7 +62,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
 
 
 def _load_images(node: RealNode, folder: Path) -> None:
-    """Load an image with the doubles' program under the names of the frameworks' images."""
+    """Load an image with the doubles' program under the name of each framework's image."""
     files = base_files() | libraries_of(PROGRAM, [LIBCUDA.name])
     files |= {
         "/usr/bin/launchloop": PROGRAM,

@@ -61,7 +61,8 @@ def _await_running(cluster: Cluster, name: str) -> Object:
 
 
 def _apply_by_claim_and_line(cluster: Cluster) -> None:
-    """Two plain Pods of 0.1 each, gamma by a claim and delta by the line, which both run in the end."""
+    """Apply two plain Pods of 0.1 each, gamma with a claim and delta with a line. Both can run at the end of
+    the test."""
     amounts = {"timeMilli": "100", "memory": "1Gi"}
     exactly = {"deviceClassName": "sharepod.dev", "capacity": {"requests": amounts}}
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
@@ -91,13 +92,13 @@ def _apply_by_claim_and_line(cluster: Cluster) -> None:
 
 
 def _holds(kind: str, gpunode: Object | None) -> bool:
-    """Return whether a GPUNode has a condition that is True."""
+    """Return whether the GPUNode has this condition with status True."""
     conditions = (gpunode or {}).get("status", {}).get("conditions", [])
     return (kind, "True") in [(each["type"], each["status"]) for each in conditions]
 
 
 def _reports(cluster: Cluster, node: str) -> list[str]:
-    """Ledger, Pods and logs: what blocks a release."""
+    """Return ledger, Pods and logs as text. They show what blocks a release."""
     found = [json.dumps(cluster.api.get(node)), json.dumps(cluster.pods(TEAM))]
     for name in ("sharepod-agent", "sharepod-operator"):
         label = f"app.kubernetes.io/name={name}"
@@ -106,7 +107,7 @@ def _reports(cluster: Cluster, node: str) -> list[str]:
 
 
 def _installed_kinds(cluster: Cluster, overlay: Path) -> list[tuple[str, str]]:
-    """Kind and name of all that an overlay brings and that is not in a namespace."""
+    """Return (kind, name) of all objects of an overlay that are not in a namespace."""
     rendered = yaml.load_all(
         cluster.kubectl("kustomize", overlay).stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
@@ -126,12 +127,13 @@ def test_the_shipped_images_and_manifests_install_run_upgrade_and_uninstall(
     cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
     await_workloads(cluster)
     cluster.namespace(TEAM, labels={"pod-security.kubernetes.io/enforce": "restricted"})
-    # 2. A SharePod runs, with its share.
+    # 2. A SharePod runs with its share.
     _apply(cluster, "alpha", {"request": 0.4, "limit": 0.6, "memory": "4Gi"})
     was = _await_running(cluster, "alpha")
     time.sleep(3)
     machine.shares().expect(alpha=60)
-    # 3. Upgrade, with claims and line: the same pod runs on, under the new agent, and others start by every door.
+    # 3. Upgrade, with claims and the resource line: the same Pod continues under the new agent, and new Pods start by
+    #    every door.
     now.upgrade(cluster, machine.real, tmp_path, "claims", "claims/self-test", "plain")
     node = f"{GROUP}/gpunodes/{machine.node}"
     for kind in ("HookLoads", "ClaimsAttach"):
@@ -152,9 +154,9 @@ def test_the_shipped_images_and_manifests_install_run_upgrade_and_uninstall(
     pod = cluster.api.get(f"{PODS}/alpha")
     assert pod["metadata"]["uid"] == was["metadata"]["uid"]
     assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
-    # 4. No process has more rights than documented.
+    # 4. No process has more rights than the documentation states.
     expect_rights(cluster, machine)
-    # 5. Uninstall by docs/install.md; nothing is left.
+    # 5. Uninstall as docs/install.md describes. No object is left.
     brought = _installed_kinds(cluster, tmp_path)
     cluster.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", TEAM, timeout=60)
     printed = tmp_path / "printed"

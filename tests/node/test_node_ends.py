@@ -1,4 +1,4 @@
-"""The end of a real node leaves nothing behind, however the node or the harness ends."""
+"""The end of a real node: nothing of it remains on the machine, however the node or the harness ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLEEPER: Object = {
 
 
 def _traces() -> dict[str, object]:
-    """Return possible remains of a node on the machine: network links, mounts, cgroups, directories."""
+    """Return everything on the machine that could remain of a node: network links, mounts, cgroups, directories."""
     links = json.loads(subprocess.run(["ip", "-json", "link"], capture_output=True, timeout=10, check=True).stdout)
     return {
         "links": sorted(link["ifname"] for link in links),
@@ -39,7 +39,7 @@ def _traces() -> dict[str, object]:
 
 
 def _with_pod(cluster: Cluster) -> None:
-    """A pod runs, so that there are a shim, a network namespace, mounts and cgroups."""
+    """Run a pod, so that there are a shim, a network namespace, mounts and cgroups."""
     cluster.api.create("/api/v1/namespaces/default/pods", _SLEEPER)
     path = "/api/v1/namespaces/default/pods/sleeper"
     cluster.wait_for(path, lambda pod: pod and pod["status"]["phase"] == "Running", what="sleeper Running")
@@ -64,7 +64,7 @@ def test_a_stopped_node_leaves_nothing_behind(cluster: Cluster) -> None:
     _with_pod(cluster)
     assert _traces() != before
     pids = descendants_of(node.services.pid)
-    assert len(pids) >= 5  # containerd, kubelet, a shim, the sandbox, the program
+    assert len(pids) >= 5  # containerd, kubelet, a shim, the pod's sandbox, and its program
     with pytest.raises(NodeUnavailableError, match="running the machine's one real node"):
         Node(cluster, "second", wait=0)
     node.stop()

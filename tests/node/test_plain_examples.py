@@ -27,10 +27,11 @@ SYSTEM = {"gpus": 8, "plain": True}
 
 
 @pytest.mark.promise("operator-line-examples")
-@pytest.mark.timeout(420)  # on a machine that does other work
+@pytest.mark.timeout(420)  # longer than usual, for a machine that does other work
 @pytest.mark.alone
 def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSystem) -> None:
-    # 1. All services and a Job: each gets its due share. The Job's Pods work for longer than the measurement of shares.
+    # 1. All services and a Job run, and each Pod gets its due share. The Job's Pods work for longer than the
+    #    measurement takes.
     for number in ("01", "02", "04", "05", "06", "07"):
         system.apply(*example(number))
     rows = await_sharing(system, 13)
@@ -40,7 +41,8 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     assert len(store) == 2, "anti-affinity"
     share_as_asked(system, rows)
 
-    # 2. A Job that ends although the kubelet restarts, and an indexed Job on two GPUs per Pod, next to the others.
+    # 2. A Job completes although the kubelet restarts. An indexed Job with two GPUs per Pod runs next to the other
+    #    workloads.
     kubectl(system, "delete", "job/line-batch")
     await_sharing(system, 11)
     running = set(with_line(system))
@@ -56,13 +58,14 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     assert running == with_line(system).keys()
     assert system.restarts() == 0
 
-    # 3. Scaled up and down.
+    # 3. A Deployment is scaled up and down.
     kubectl(system, "scale", "deployment/line-scaled", "--replicas=4")
     await_sharing(system, 13)
     kubectl(system, "scale", "deployment/line-scaled", "--replicas=2")
     await_sharing(system, 11)
 
-    # 4. The others end; of the two that are left a drain takes one, and its replacement comes once the node is back.
+    # 4. The other workloads are deleted. A drain evicts one of the two remaining Pods; its replacement starts once the
+    #    node can be used again.
     kubectl(system, "delete", "deployment/line-inference", "deployment/line-cluster-workers", "statefulset/line-store")
     kubectl(system, "delete", "pod", "-l", "app=line-jupyterhub")
     await_sharing(system, 2)
@@ -76,7 +79,7 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
 
 
 def one_of_sweep(system: ClaimSystem) -> Object:
-    """The row of a Pod of the indexed Job."""
+    """Return the row of a Pod of the indexed Job."""
 
     def found() -> list[Object]:
         return [row for row in rows_by_pod(system) if row["podName"].startswith("line-sweep")]
@@ -92,7 +95,8 @@ def one_of_sweep(system: ClaimSystem) -> Object:
 
 
 def drained(system: ClaimSystem) -> set[str]:
-    """Drain the node as far as the budget allows, and let it be used again; the Pods of the Deployment that stay."""
+    """Drain the node as far as the disruption budget allows, then uncordon it. Return the Deployment's Pods
+    that stayed."""
     before = set(with_line(system))
     options = ("--ignore-daemonsets", "--force", "--pod-selector=app=line-scaled", "--timeout=8s")
     drained = system.cluster.kubectl("drain", system.machine.node, *options, check=False, timeout=60)

@@ -19,7 +19,7 @@ SYSTEM = {"gpus": 1, "plain": True}
 
 
 def deployment(name: str, replicas: int, milli: str) -> Object:
-    """A Deployment of Pods with one line."""
+    """Return a Deployment whose Pods have one line each."""
     main = container(claim=None, resources={"limits": {MILLI: milli, MEMORY: "1024"}})
     labels = {"app": name}
     pod = {"containers": [main], "terminationGracePeriodSeconds": 2}
@@ -71,13 +71,14 @@ def test_no_pod_fails_when_its_node_is_registered_again_and_the_line_is_readvert
     assert system.await_running("stays", 2) == names
     assert system.restarts() == 0
     assert len(system.rows()) == 2
-    system.kill_agent()  # the test's agents have tokens bound to the Node that was deleted; a DaemonSet's, to its Pods
+    # the test's agent has a token that is bound to the deleted Node; an agent of a DaemonSet has one bound to its Pod
+    system.kill_agent()
     system.start_agent()
     system.machine.await_claim_driver(system.agent)
 
 
 def uid(system: ClaimSystem, path: str) -> str:
-    """The uid of an object; empty while it is not there."""
+    """Return the uid of an object. Empty while the object does not exist."""
     try:
         return str(system.cluster.api.get(path)["metadata"]["uid"])
     except ApiError:
@@ -87,7 +88,7 @@ def uid(system: ClaimSystem, path: str) -> str:
 @pytest.mark.promise("node-claim-attached", "node-claim-shared", "node-claim-restarts")
 @pytest.mark.alone
 def test_tenants_by_every_door_share_one_gpu_as_requested_over_all_restarts(system: ClaimSystem) -> None:
-    """Each Pod's limit equals its request, so that no share depends on unused time of others."""
+    """Each Pod's limit equals its request, so that its share does not depend on time that others leave idle."""
     spread, brief, both = (system.template(name, milli, limit=milli) for name, milli in PARTS)
     line = deployment("plain", 1, "100")
     line["spec"]["template"]["metadata"]["annotations"] = {"sharepod.dev/gpu-limit": "0.1"}
@@ -122,16 +123,17 @@ def test_tenants_by_every_door_share_one_gpu_as_requested_over_all_restarts(syst
 
 
 def devices_of_claims(system: ClaimSystem) -> list[str]:
-    """CDI files of SharePod's claims on the node."""
+    """Return the CDI files of SharePod's claims on the node."""
     return [name for name in system.machine.real.run("ls", "/run/cdi").stdout.split() if name.startswith("sharepod")]
 
 
 PARTS = (("spread", 100), ("brief", 100), ("both", 200))
-"""Templates of the test above, and the thousandths that each is for."""
+"""Templates of claims in the test above, each with its thousandths."""
 
 
 def as_they_asked(system: ClaimSystem, names: list[str]) -> None:
-    """Expect a tenth for each of these Pods, a fifth for the SharePod, and one for both Pods of one claim together."""
+    """Expect a tenth for each of these Pods, a fifth for the SharePod, and one fifth for both Pods of one claim
+    together."""
     found = system.machine.shares()
     found.expect(left=20.0, **dict.fromkeys(names, 10.0))
     together = found.of("one") + found.of("two")

@@ -25,7 +25,7 @@ SYSTEM = {"gpus": 8, "volume": True}
 
 
 @pytest.mark.promise("operator-line-volume-examples")
-@pytest.mark.timeout(420)  # on a machine that does other work
+@pytest.mark.timeout(420)  # longer than usual, for a machine that does other work
 @pytest.mark.alone
 def test_the_examples_share_by_their_lines_through_volumes_too_and_end(system: ClaimSystem) -> None:
     for number in ("01", "02", "04", "05", "06", "07"):

@@ -1,4 +1,6 @@
-"""`make play` as a reader follows it: the commands it prints, in a shell with the lines it prints, until Ctrl-C."""
+"""`make play` as a reader uses it: the test runs the printed commands in a shell prepared by the printed lines, then
+presses Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def play() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running playground, and its output up to the last line of its instructions."""
+    """Start a playground; yield it with its output up to the last line of its instructions."""
     if (reason := why_no_node() or why_no_images()) is not None:
         pytest.skip(reason)
     path = ":".join(str(ROOT / each) for each in ("tests", "benchmarks", "manifests"))
@@ -50,7 +52,7 @@ def play() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def shell(lines: list[str]) -> str:
-    """Run lines in one shell in the repository; return their output."""
+    """Run lines in one shell in the repository; return the output."""
     done = subprocess.run(
         ["bash", "-ec", "\n".join(lines)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The real node of the tests: pods run as on any node, within their limits, with GPUs by NVIDIA's runtime."""
+"""The real node of the tests behaves like any node: pods run within their limits, and get GPUs by NVIDIA's runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _GPUS = [
 
 
 def _pod(name: str, *command: str, image: str = BASE_IMAGE, visible: str | None = None, **spec: object) -> Object:
-    """A pod that `restricted` admits; `visible`: NVIDIA_VISIBLE_DEVICES, under the runtime `nvidia`."""
+    """Return a pod that Pod Security `restricted` admits. `visible`: value of NVIDIA_VISIBLE_DEVICES, with the runtime
+    class `nvidia`."""
     container: Object = {"name": "main", "image": image, "securityContext": RESTRICTED}
     if command:
         container["command"] = list(command)
@@ -41,7 +42,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> str:
 
 
 def _run(cluster: Cluster, namespace: str, pod: Object, *, phase: str) -> Object:
-    """Create the pod and wait for its phase."""
+    """Create the pod and wait until it has this phase."""
     cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", pod)
     path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
     seen = cluster.wait_for(path, lambda found: found and found["status"]["phase"] == phase, what=f"pod {phase}")

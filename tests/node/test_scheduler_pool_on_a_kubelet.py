@@ -30,7 +30,7 @@ def label(system: ClaimSystem, pool: str) -> None:
 
 @pytest.fixture
 def scheduled(system: ClaimSystem) -> Iterator[ClaimSystem]:
-    """The module's system, with its node in pool `scheduler` during the test."""
+    """Return the module's system. During the test, its node is in pool `scheduler`."""
     label(system, "scheduler")
     system.await_condition("SlicesPublished", "Published")
     yield system
@@ -40,7 +40,7 @@ def scheduled(system: ClaimSystem) -> Iterator[ClaimSystem]:
 
 
 def published(system: ClaimSystem) -> list[str]:
-    """Names of the devices that the node publishes."""
+    """Return the names of the devices that the node publishes."""
     items = system.cluster.api.get(SLICES)["items"]
     mine = [item for item in items if item["metadata"]["name"] == slice_name(system.machine.node)]
     return [device["name"] for item in mine for device in item["spec"].get("devices") or ()]

@@ -120,7 +120,7 @@ def test_a_share_is_not_reassigned_under_a_pod_deleted_by_force(system: ClaimSys
 
 @pytest.mark.promise("node-claims-attach", "operator-attach-tested", "operator-self-test-claims")
 def test_a_self_test_finds_a_runtime_that_ignores_cdi(system: ClaimSystem) -> None:
-    """The container of this Pod does not name the claim, so it gets nothing of the claim, as under a runtime without
+    """The container of this Pod does not list the claim. So it gets no device of the claim, as under a runtime without
     CDI."""
     cluster, pods = system.cluster, "/api/v1/namespaces/sharepod-system/pods"
     system.await_condition("ClaimsAttach", "Attached")

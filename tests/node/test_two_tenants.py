@@ -1,7 +1,7 @@
 """The whole system on a real node: SharePods become pods in a `restricted` namespace, and share a GPU as requested.
 
-API server, scheduler, kubelet, containerd, operator, agent and hook are real, the last three by images and manifests as
-they are; the GPU is the double.
+API server, scheduler, kubelet, containerd, operator, agent and hook are real. Operator, agent and hook come from
+unchanged images and manifests. The GPU is the double.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Images and manifests as they are: the operator is a Deployment, the agent a DaemonSet."""
+    """Return a system with unchanged images and manifests: the operator is a Deployment, the agent a DaemonSet."""
     delivered = deliveries()
     if isinstance(delivered, str):
         pytest.skip(delivered)
@@ -102,7 +102,7 @@ def test_a_manifest_in_an_older_dialect_runs_unchanged(system: System, tmp_path:
     system.cluster.namespace("legacy")
     system.cluster.kubectl("apply", "-n", "legacy", "-f", "-", input=_DIALECT)
     path = f"{GROUP}/namespaces/legacy/sharepods/sharepod1"
-    # A bare pod with the default restart policy restarts when it ends; only its first run counts.
+    # A bare pod with the default restartPolicy is restarted when it ends, so only its first run counts.
     found = system.cluster.wait_for(
         path, lambda seen: seen and seen.get("status", {}).get("podUID"), what="a pod", timeout=30
     )
@@ -179,7 +179,7 @@ def test_an_agent_cannot_speak_for_another_node(system: System) -> None:
         {
             "apiVersion": "sharepod.dev/v1alpha1",
             "kind": "GPUNode",
-            "metadata": {"name": "elsewhere"},  # of no Node: the operator removes it in time
+            "metadata": {"name": "elsewhere"},  # the operator deletes it in time, because it belongs to no Node
             "spec": {"pool": "dedicated"},
         },
     )

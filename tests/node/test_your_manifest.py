@@ -1,4 +1,5 @@
-"""The output that docs/your-manifest.md shows, from the same commands on a real node with simulated GPUs."""
+"""The output in docs/your-manifest.md, compared with the output of the same commands on a real node with
+simulated GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def sessions() -> list[list[tuple[str, str]]]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """SharePod on a cluster whose one node has two simulated GPUs and the images of the examples."""
+    """Run SharePod on a cluster whose only node has two simulated GPUs and the images of the examples."""
     gpus = [(f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}", "NVIDIA GeForce GTX 1080", "8Gi") for n in (1, 2)]
     with simulated_node(tmp_path_factory.mktemp("gpus"), gpus) as (cluster, _):
         yield cluster
@@ -66,13 +67,13 @@ def _await_output(cluster: Cluster, command: str, expected: str) -> None:
         printed = cluster.kubectl(*arguments, check=False).stdout
         return _words(printed) == _words(expected)
 
-    with contextlib.suppress(HarnessError):  # the difference below is a better message than the timeout
+    with contextlib.suppress(HarnessError):  # the comparison below gives a better message than this timeout
         wait_until(as_expected, what=command, timeout=PATIENCE_S, interval=0.5)
     assert _words(printed) == _words(expected), command
 
 
 def _words(output: str) -> list[list[str]]:
-    """Return the lines of the output in words, without the column of ages."""
+    """Return the words of each line of an output, without the column of ages."""
     return [line.split() for line in _AGE.sub("", output).splitlines()]
 
 

@@ -27,7 +27,7 @@ RESTRICTED = {
 
 @contextmanager
 def node_of_two_gpus(cluster: Cluster, folder: Path) -> Iterator[RealNode]:
-    """A real node with two GPUs of 16Gi, whose driver NVIDIA's runtime gives to containers."""
+    """Run a real node with two GPUs of 16Gi each. NVIDIA's runtime gives containers the double of their driver."""
     gpus = [
         {
             "uuid": f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}",
@@ -89,6 +89,6 @@ class System:
         return {row["podName"]: row for row in node["spec"].get("tenants", [])}
 
     def clear(self) -> None:
-        """Delete every SharePod and wait until their shares are given away."""
+        """Delete every SharePod, and wait until their shares are released."""
         self.cluster.kubectl("delete", "sharepods", "--all", "-n", NAMESPACE, timeout=60)
         wait_until(lambda: not self.tenants(), what="an empty ledger", timeout=40)

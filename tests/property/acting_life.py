@@ -24,7 +24,7 @@ READY = {"type": "Ready", "status": "True"}
 
 
 class ActingLife:
-    """Cluster of one SharePod. Each public method is one thing that happens; `problems` are broken promises."""
+    """Cluster with one SharePod. Each public method is one event. `problems` lists broken promises."""
 
     def __init__(self, server: ApiServer, policy: str, seed: int) -> None:
         self.server = server
@@ -62,7 +62,7 @@ class ActingLife:
     # The operator
 
     async def look(self) -> None:
-        """The operator takes a step; after a death a new operator starts."""
+        """Let the operator take a step. If it has died, start a new operator first."""
         if self.world.died:
             await self._succeed()
         for node in NODES:
@@ -70,7 +70,7 @@ class ActingLife:
                 self.world.renew(node)
         with suppress(NotLeadingError, ApiError):
             await self.world.look()
-        await asyncio.sleep(0.002)  # the ledger's writer and the placement loop have their turn
+        await asyncio.sleep(0.002)  # the ledger's writer and the placement loop run in this time
 
     async def _succeed(self) -> None:
         former = self.world
@@ -79,7 +79,7 @@ class ActingLife:
         self.deaths += 1
 
     def die_soon(self) -> None:
-        """The operator dies before one of its next writes."""
+        """Let the operator die before one of its next writes."""
         self.world.writes_left = self.chance.randrange(4)
 
     # Invariants
@@ -100,15 +100,15 @@ class ActingLife:
     # kube-scheduler, kubelets and agents
 
     def pod(self) -> Json | None:
-        """The Pod as the API server has it."""
+        """Return the Pod as the API server has it. None if there is none."""
         return self.world.read("pods")
 
     def play(self) -> None:
-        """Scheduler, kubelets and agents make all due steps."""
+        """Let scheduler, kubelets and agents take all due steps."""
         found = self.pod()
         for uid, node in list(self.processes.items()):
             if node not in self.unreachable and (found is None or found["metadata"]["uid"] != uid):
-                del self.processes[uid]  # the kubelet ends Pods that the API server no longer has
+                del self.processes[uid]  # the kubelet ends a process if the API server no longer has its Pod
         if found is not None:
             self._play_pod(found)
         for node in NODES:
@@ -164,24 +164,24 @@ class ActingLife:
             self.world.delete("pods")
 
     def drain(self) -> None:
-        """`kubectl drain`: the Eviction API deletes the Pod."""
+        """Delete the Pod by the Eviction API, as `kubectl drain` does."""
         if self.pod() is not None:
             shown = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "m"}
             self._pod_status(conditions=[shown])
             self.world.delete("pods")
 
     def force_delete(self) -> None:
-        """`kubectl delete pod --force`: the object goes, the process may live."""
+        """Delete the object at once, as `kubectl delete pod --force` does. The process may continue to run."""
         found = self.pod()
         if found is not None and not found["metadata"].get("finalizers"):
             self.world.pod_gone()
 
     def fail(self) -> None:
-        """A container fails, and the Pod with it."""
+        """Let a container fail, and the Pod with it."""
         self._ends("Failed")
 
     def complete(self) -> None:
-        """All containers end with exit code 0; a Pod of Always continues."""
+        """Let all containers end with exit code 0. With restartPolicy Always the Pod continues."""
         if self.policy != "Always":
             self._ends("Succeeded")
 
@@ -198,7 +198,7 @@ class ActingLife:
         self.unreachable.add(self.chance.choice(NODES))
 
     def taint(self) -> None:
-        """An admin reports that an unreachable node is shut down: no process runs there."""
+        """Report that an unreachable node is shut down, as an admin does. No process runs there any more."""
         for node in sorted(self.unreachable):
             self.processes = {uid: where for uid, where in self.processes.items() if where != node}
             self.world.change("nodes", node, lambda item: item["spec"].update(taints=[OUT_OF_SERVICE]))
@@ -208,14 +208,14 @@ class ActingLife:
                 and found["spec"].get("nodeName") == node
                 and found["metadata"].get("finalizers") is None
             ):
-                self.world.pod_gone()  # by the pod garbage collector
+                self.world.pod_gone()  # as the pod garbage collector does
 
     def refuse(self) -> None:
-        """kube-scheduler finds no room for the Pod from now on, as another pod has come before it."""
+        """From now on kube-scheduler refuses the Pod, as if another pod had taken the room first."""
         self.refuses = True
 
     def set_clock(self) -> None:
-        """A user sets the operator's time of day."""
+        """Set the operator's time of day to a wrong value."""
         self.world.clock_set = self.chance.choice((-7200.0, 0.0, 7200.0))
 
     def wait(self) -> None:
@@ -230,7 +230,7 @@ class ActingLife:
             self.world.change("nodes", node, lambda item: item["spec"].update(taints=[]))
 
     async def settle(self, done: str) -> None:
-        """Make all due steps until the SharePod has the phase, or a limit is reached."""
+        """Take all due steps until the SharePod has this phase. Stop at a limit."""
         for turn in range(60):
             await self.look()
             self.play()

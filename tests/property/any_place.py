@@ -10,7 +10,8 @@ from sharepod.api.sharepod import SpecError
 
 
 def with_value(document: Any, value: Any, place: int) -> Any:
-    """Return a copy with `value` in one of the places of the document; they are counted over and over."""
+    """Return a copy of the document with `value` at one of its places. `place`: number of the place, modulo the number
+    of places."""
     changed = copy.deepcopy(document)
     *parents, last = (paths := _paths(changed))[place % len(paths)]
     inner = changed
@@ -21,7 +22,7 @@ def with_value(document: Any, value: Any, place: int) -> Any:
 
 
 def assert_fits_an_event(refused: SpecError) -> None:
-    """Check that a refusal is no longer than an Event takes."""
+    """Check that field and message of a refusal are no longer than an Event allows."""
     assert len(refused.field) <= MAX_FIELD
     assert len(refused.message) <= MAX_MESSAGE
 

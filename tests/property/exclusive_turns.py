@@ -1,6 +1,7 @@
-"""Digests of all actions of the scheduler on mixes of `benchmarks/policies.py`, with exclusive turns.
+"""Digests of all actions of the scheduler for mixes of tenants of `benchmarks/policies.py`, with exclusive turns.
 
-`python tests/property/exclusive_turns.py` prints the table below again, for a change that is meant.
+After a change of the scheduler that is meant to change actions, `python tests/property/exclusive_turns.py` prints the
+new table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _SECONDS = 5
 
 @dataclass(frozen=True)
 class Mix:
-    """Tenants of one GPU. The first works for `work_ms` and pauses for `pause_ms`, if that is set; others are busy."""
+    """Tenants of one GPU. If `pause_ms` is set, the first tenant alternates between `work_ms` of work and `pause_ms` of
+    pause. The other tenants are always busy."""
 
     name: str
     requests: tuple[int, ...]
@@ -85,7 +87,7 @@ DIGESTS: dict[str, str] = {
     "50 x 2, kernels 1 ms": "3a09d64a6e62fe5b",
     "50 x 2, kernels 50 ms": "bc985b44f86291eb",
 }
-"""By the name of the mix."""
+"""By name of the mix: the digest of all actions."""
 
 
 class _Recorder:
@@ -99,7 +101,7 @@ class _Recorder:
         return getattr(self._scheduler, name)
 
     def tick(self, now: int) -> list[Action]:
-        """Return the actions that are due."""
+        """Return the actions that are due, and add them to the digest."""
         actions: list[Action] = self._scheduler.tick(now)
         for action in actions:
             terms: tuple[object, ...] = ()
@@ -110,7 +112,7 @@ class _Recorder:
 
 
 def digest(mix: Mix, scheduler: Any) -> str:
-    """Play one mix as `benchmarks/policies.py` does, for five seconds; return the digest of all actions."""
+    """Simulate one mix for five seconds, as `benchmarks/policies.py` does. Return the digest of all actions."""
     programs = [
         Program(f"t{i}", request=request, kernel_ns=mix.kernel_ms * MS) for i, request in enumerate(mix.requests)
     ]

@@ -1,7 +1,8 @@
-"""Hostile objects: too large, too deep, of the wrong types, with invalid numbers.
+"""Hostile objects: too large, too deep, with wrong types, or with invalid numbers.
 
-`sharepods`, `pods`, `nodes` and `gpunodes` yield them by name. An API server stores most of these for built-in kinds,
-and all that pass the schema for SharePods. The others represent a CRD that is older or newer than the operator.
+`sharepods`, `pods`, `nodes` and `gpunodes` yield them by name. For built-in kinds, an API server stores most of these.
+For SharePods it stores the objects that pass the schema; the others represent a CRD that is older or newer than the
+operator.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NUMBERS: tuple[Any, ...] = (
     "١٢٣", "4Gi\n", " 4Gi", "4\x00Gi", "1_000", "٤Gi", "1" * 65, "9" * 64, "9223372036854775807", "9223372036854775808",
     float("inf"), float("-inf"), float("nan"), 1e308, -1e308, 5e-324, -0.0, 10**19, 10**400, -1, True, None, [], {},
 )  # fmt: skip
-"""Numbers and quantities, and invalid values in their places."""
+"""Extreme numbers and quantities, and invalid values for fields that require a number."""
 
 WRONG: tuple[Any, ...] = (
     None, True, 0, -1, 1e308, "", "text", LONG, [], {}, [None], [[]], ["text"], [{}, None, 7], {"": None},
@@ -34,7 +35,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def nested(levels: int, *, lists: bool = False) -> Any:
-    """Return maps, or lists, within each other."""
+    """Return this number of nested maps, or of nested lists."""
     value: Any = "deep"
     for _ in range(levels):
         value = [value] if lists else {"a": value}
@@ -42,7 +43,7 @@ def nested(levels: int, *, lists: bool = False) -> Any:
 
 
 def sharepod(**spec: Any) -> Json:
-    """A SharePod as the API server gives it."""
+    """Return a SharePod as the API server returns it."""
     return {
         "apiVersion": "sharepod.dev/v1alpha1",
         "kind": "SharePod",
@@ -64,7 +65,7 @@ def container(**fields: Any) -> Json:
 
 
 def asking(resource: str, amount: Any, name: str = "main") -> Json:
-    """A container that asks for this amount."""
+    """Return a container that requests this amount of a resource."""
     return container(name=name, resources={"requests": {resource: amount}, "limits": {resource: amount}})
 
 
@@ -79,7 +80,7 @@ def replaced(raw: Json, path: tuple[str | int, ...], value: Any) -> Json:
 
 
 def paths(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path of every value within an object."""
+    """Yield the path of every value inside an object."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in entries:
         yield (*at, key)
@@ -87,7 +88,7 @@ def paths(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | in
 
 
 def annotated(**annotations: Any) -> Json:
-    """A SharePod that asks by annotations instead of the block."""
+    """Return a SharePod that requests by annotations instead of the block `spec.gpu`."""
     raw = sharepod()
     del raw["spec"]["gpu"]
     raw["metadata"]["annotations"] = annotations
@@ -95,14 +96,14 @@ def annotated(**annotations: Any) -> Json:
 
 
 def with_metadata(**fields: Any) -> Json:
-    """A SharePod with these fields in its metadata."""
+    """Return a SharePod with these fields in its metadata."""
     raw = sharepod()
     raw["metadata"] |= fields
     return raw
 
 
 def with_status(status: Any) -> Json:
-    """A SharePod with this status."""
+    """Return a SharePod with this status."""
     return {**sharepod(), "status": status}
 
 
@@ -123,7 +124,7 @@ def _node(status: Json | None = None, **spec: Any) -> Json:
 
 
 def well(kind: str) -> Json:
-    """Return an object of the kind that is well, with about all the fields that are read."""
+    """Return a valid object of the kind that contains nearly all fields that the operator reads."""
     return _WELL[kind]()
 
 
@@ -338,7 +339,7 @@ def gpunodes() -> Iterator[tuple[str, Json]]:
 
 
 def _wrong(full: Json) -> Iterator[tuple[str, Json]]:
-    """Yield the object with values of every type at every place, but uid and name."""
+    """Yield the object with values of every type at every place, except its uid and name."""
     for path in paths(full):
         if path[:1] == ("metadata",) and path[1:] in ((), ("uid",), ("name",), ("namespace",), ("resourceVersion",)):
             continue

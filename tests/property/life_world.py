@@ -1,5 +1,5 @@
-"""One SharePod on two nodes with an operator that decides by `lifecycle`, as plain values. Users, admins, kubelets and
-failures act on the SharePod, and invariants are checked after each step.
+"""World of one SharePod on two nodes, with an operator that decides by `lifecycle`, all as plain values. Users, admins,
+kubelets and failures act on the SharePod. Invariants are checked after each step.
 
 A test may erase the operator's memory at any time. A status may stay unwritten after a step, as after a crash between
 two writes. Kubelet and agent of a node do nothing while the node is unreachable.
@@ -27,7 +27,7 @@ NODES = ("node-a", "node-b")
 
 
 class LifeWorld:
-    """The cluster of one SharePod. Each method is one thing that happens; `problems` are broken promises."""
+    """Cluster with one SharePod. Each method is one event. `problems` lists broken promises."""
 
     def __init__(self, policy: str, seed: int) -> None:
         self.policy = policy
@@ -37,19 +37,19 @@ class LifeWorld:
         self.pod: Json | None = None
         self.rows: dict[str, Tenant] = {}
         self.processes: dict[str, str] = {}
-        """By uid of a Pod: the node on which its process lives."""
+        """By uid of a Pod: the node on which its process runs."""
         self.reachable = dict.fromkeys(NODES, True)
         self.there = dict.fromkeys(NODES, True)
         self.out_of_service = dict.fromkeys(NODES, False)
         self.gpu_failed = dict.fromkeys(NODES, False)
         self.lost: PodFacts | None = None
         self.refuses = False
-        """kube-scheduler finds no room for the Pod."""
+        """True if kube-scheduler finds no room for the Pod."""
         self.unbound_since: float | None = None
         self.runs: list[str] = []
         """Uids of Pods whose process was started, in order."""
         self.overridden: set[str] = set()
-        """Uids of Pods whose share an override reassigned: their processes are unknown."""
+        """Uids of Pods whose share was reassigned by an override. Whether their processes still run is not known."""
         self.problems: list[str] = []
         self._pods = 0
 
@@ -82,7 +82,7 @@ class LifeWorld:
         )
 
     def look(self, *, crash: bool = False) -> steps.Step:
-        """The operator takes one step; with `crash` it dies before it writes the status."""
+        """Let the operator take one step. With `crash` it dies before it writes the status."""
         snapshot = self.snapshot()
         step = lifecycle.decide(snapshot)
         end: steps.Ending | None = None
@@ -132,7 +132,7 @@ class LifeWorld:
         self.status = status.compose(own, inputs, end)
 
     def crash(self) -> None:
-        """The operator dies; its successor has only the API server's state."""
+        """Let the operator die. Its successor knows only the API server's state."""
         self.lost, self.unbound_since = None, None
 
     def _create(self) -> None:
@@ -152,7 +152,7 @@ class LifeWorld:
             self.rows[self.chance.choice(able)] = row(pod_uid=self.pod["metadata"]["uid"])
 
     def _take_back(self, *, dies: bool) -> None:
-        """Mark the Pod, then delete it; with `dies` only the first."""
+        """Mark the Pod as withdrawn, then delete it. With `dies` the operator dies after the mark."""
         assert self.pod is not None
         self._replace_pod(finalizers=[TAKEN_BACK])
         if not dies:
@@ -199,11 +199,11 @@ class LifeWorld:
         self.lost, self.pod = pod_facts(self.pod), None
 
     def play(self) -> None:
-        """Scheduler, kubelets and controllers make all due steps."""
+        """Let scheduler, kubelets and controllers take all due steps."""
         for uid, node in list(self.processes.items()):
             alive = self.pod is not None and self.pod["metadata"]["uid"] == uid
             if self.reachable[node] and self.there[node] and not alive:
-                del self.processes[uid]  # the kubelet ends Pods that the API server no longer has
+                del self.processes[uid]  # the kubelet ends a process if the API server no longer has its Pod
         if self.pod is None:
             return
         known = pod_facts(self.pod)
@@ -221,7 +221,7 @@ class LifeWorld:
                 self._replace_pod(node=known.pin, conditions=[])
             return
         if known.finalizers:
-            return  # its object stays until the operator removes its finalizer
+            return  # the object stays until the operator removes its finalizer
         if not self.there[known.node] or (self.out_of_service[known.node] and known.deleting):
             self._pod_gone()
             return
@@ -232,7 +232,8 @@ class LifeWorld:
             self._pod_gone()
         elif known.phase == "Pending":
             self._start(known)
-        elif known.phase == "Running" and known.uid not in self.processes:  # the node was started again
+        # the node was rebooted, so the kubelet starts the Pod's process again
+        elif known.phase == "Running" and known.uid not in self.processes:
             if self.policy == "Never":
                 self._replace_pod(phase="Failed")
             else:
@@ -254,7 +255,7 @@ class LifeWorld:
     # Events
 
     def delete_pod(self, *, disrupted: str = "") -> None:
-        """The operator, a user, or the Eviction API deletes the Pod."""
+        """Delete the Pod, as the operator, a user, or the Eviction API does."""
         if self.pod is not None and not self.pod["metadata"].get("deletionTimestamp"):
             known = pod_facts(self.pod)
             if known.waits_for_share or known.node is None:
@@ -267,7 +268,7 @@ class LifeWorld:
             self._replace_pod(deleting=True, conditions=shown)
 
     def refuse(self) -> None:
-        """kube-scheduler finds no room for the Pod from now on, as another pod has come before it."""
+        """From now on kube-scheduler refuses the Pod, as if another pod had taken the room first."""
         self.refuses = True
 
     def bind(self) -> None:
@@ -279,12 +280,12 @@ class LifeWorld:
         self.delete_pod(disrupted="EvictionByEvictionAPI")
 
     def force_delete(self) -> None:
-        """`kubectl delete pod --force`: the object goes, the process may live."""
+        """Delete the object at once, as `kubectl delete pod --force` does. The process may continue to run."""
         if self.pod is not None and not pod_facts(self.pod).finalizers:
             self._pod_gone()
 
     def complete(self) -> None:
-        """All containers end with exit code 0; a Pod of Always continues."""
+        """Let all containers end with exit code 0. With restartPolicy Always the Pod continues."""
         if self.pod is not None and pod_facts(self.pod).phase == "Running" and self.policy != "Always":
             known = pod_facts(self.pod)
             if known.node is not None and self.reachable[known.node]:
@@ -292,7 +293,7 @@ class LifeWorld:
                 self._replace_pod(phase="Succeeded")
 
     def fail(self, reason: str = "") -> None:
-        """The Pod fails, or its kubelet evicts it."""
+        """Let the Pod fail, or its kubelet evict it."""
         if self.pod is not None and pod_facts(self.pod).phase == "Running":
             known = pod_facts(self.pod)
             if known.node is not None and self.reachable[known.node]:
@@ -306,7 +307,8 @@ class LifeWorld:
         self.fail("Evicted")
 
     def lose_row(self) -> None:
-        """An admin edits the ledger. Processes there belong to no tenant until their Pod is deleted."""
+        """Remove a row from the ledger, as an admin may do. The processes there belong to no tenant until their Pod is
+        deleted."""
         for node in list(self.rows):
             if self.rows[node].state is TenantState.RESERVED and self.pod is not None:
                 self.overridden |= set(self.processes)
@@ -317,18 +319,18 @@ class LifeWorld:
         self.reachable[self.chance.choice(NODES)] = False
 
     def join(self) -> None:
-        """Each node can be reached again."""
+        """Make all nodes reachable again."""
         self.reachable = dict.fromkeys(NODES, True)
 
     def taint(self) -> None:
-        """An admin reports that an unreachable node is shut down: no process runs there."""
+        """Report that an unreachable node is shut down, as an admin does. No process runs there any more."""
         for node in NODES:
             if not self.reachable[node]:
                 self.out_of_service[node] = True
                 self._ends_on(node)
 
     def remove_node(self) -> None:
-        """An unreachable node is deleted."""
+        """Delete an unreachable node."""
         for node in NODES:
             if not self.reachable[node]:
                 self.there[node] = False
@@ -338,14 +340,14 @@ class LifeWorld:
         self.processes = {uid: where for uid, where in self.processes.items() if where != node}
 
     def fail_gpu(self) -> None:
-        """A GPU fails, and the processes on it notice."""
+        """Let a GPU fail. The processes on it end."""
         node = self.chance.choice(NODES)
         self.gpu_failed[node] = True
         if self.pod is not None and pod_facts(self.pod).node == node and pod_facts(self.pod).phase == "Running":
             self._replace_pod(conditions=[])
 
     def go_on(self) -> None:
-        """The operator and all other parts take a few turns."""
+        """Let the operator and all other parts take a few steps each."""
         for _ in range(3):
             self.look()
             self.play()
@@ -363,5 +365,5 @@ class LifeWorld:
         self.gpu_failed = dict.fromkeys(NODES, False)
 
     def seen(self) -> object:
-        """All that the API server shows, for comparison."""
+        """Return everything that the API server shows, for comparison."""
         return copy.deepcopy((self.status, self.pod, self.rows, self.processes))

@@ -1,7 +1,8 @@
-"""The hook's pace model (shim/src/time/queue/pace.c), compiled by itself, and a GPU stream that it meters.
+"""The hook's pace model (shim/src/time/queue/pace.c), compiled without the rest of the hook, and a GPU stream that it
+meters.
 
-`library()` is the model as C functions. `Stream` plays the thread and the GPU in simulated time, with durations of
-launches and a thread that checks its fences late.
+`library()` returns the model as C functions. `Stream` simulates the launching thread and the GPU in simulated time,
+with durations of launches and a thread that checks its fences late.
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ def library() -> tuple[Any, Any]:
 
 
 class Stream:
-    """Thread that launches into a stream under the model; times in ns."""
+    """Thread that launches into one stream under the model, and the GPU. Times in ns."""
 
     def __init__(self) -> None:
         self.ffi, self.model = library()
         self.pace = self.ffi.new("struct pace *")
         self.now = 1_000 * MS
         self.ends = 0
-        """When all that is launched ends."""
+        """Time at which all launched work ends."""
         self.deadline = NEVER
         self.fences: deque[int] = deque()
-        """When each unseen fence passes."""
+        """Times at which the fences pass that the thread has not observed yet."""
         self.unfinished: deque[int] = deque()
-        """Ends of launches that have not ended."""
+        """Times at which unfinished launches end."""
         self.begun_after_end: list[int] = []
-        """By how much launches began after the end of their quantum."""
+        """By launch that began on the GPU after the end of its quantum: ns from that end."""
         self.most_unfinished = 0
         self.closes = False
-        """The gate closes at the deadline, also while the thread waits for a fence."""
+        """True if the gate closes at the deadline even while the thread waits for a fence."""
 
     def open(
         self,
@@ -76,8 +77,15 @@ class Stream:
         wide: bool = False,
         looked_before: int | None = None,
     ) -> None:
-        """Begin an opening. `drained`: when the previous one was observed as drained; `looked_before`: the check before
-        that, by default POLL ns earlier."""
+        """Open the gate.
+
+        Args:
+            quantum: Length of the opening; 0: without end.
+            drained: Time at which the last opening was observed as drained.
+            short: True for a queue that is kept short.
+            wide: True for a wide queue.
+            looked_before: Time of the check before `drained`; by default POLL ns earlier.
+        """
         self.model.pace_widen(self.pace, wide)
         self.model.pace_keep_short(self.pace, short)
         self.deadline = self.now + quantum if quantum else NEVER
@@ -89,18 +97,18 @@ class Stream:
         self.model.pace_open(self.pace, self.now, self.deadline, (before, drained))
 
     def widen(self, wide: bool) -> None:
-        """Change the terms within the opening."""
+        """Change the width of the queue within the opening."""
         self.model.pace_widen(self.pace, wide)
         self.model.pace_plan(self.pace, self.now, self.deadline)
 
     def drain(self) -> int:
-        """Wait for all that is launched; return when that was."""
+        """Wait until all launched work has ended. Return that time."""
         self.now = max(self.now, self.ends)
         return self.now
 
     def wait(self, late: int = 0) -> None:
-        """Wait for the older of two fences. Observe it `late` ns after it has passed, and POLL ns after a check before
-        it had passed."""
+        """Wait for the older of two fences. The thread observes it `late` ns after it has passed; POLL ns before it
+        passed, the thread had checked it in vain."""
         if self.closes and self.fences[0] > self.deadline:
             self.now = max(self.now, self.deadline)
             self.model.pace_gave_up(self.pace, True)
@@ -111,7 +119,7 @@ class Stream:
         self.model.pace_passed(self.pace, (max(begun, passes - POLL) if waited else 0, self.now))
 
     def turn(self, takes: int, most: int) -> int:
-        """Launch until the gate closes, `most` times at most. Return how often."""
+        """Launch until the gate closes, at most `most` times. Return the number of launches."""
         launched = 0
         while launched < most and self.now < self.deadline and self.launch(takes):
             launched += 1
@@ -119,7 +127,7 @@ class Stream:
         return launched
 
     def launch(self, takes: int, late: int = 0) -> bool:
-        """Launch, unless the model holds back. Return whether it was launched."""
+        """Launch, unless the model holds the launch back. Return whether it was launched."""
         if self.pace.window.full and self.model.pace_holds_back(self.pace, self.now, self.deadline):
             return False
         self.now = max(self.now, self.model.pace_next_launch(self.pace, self.now))

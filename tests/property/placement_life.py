@@ -1,8 +1,8 @@
-"""The cluster around placement, as a state machine that hypothesis drives. Between any two writes, writes succeed, fail
-or are read late, pods and holders come and go, and nodes and the operator restart.
+"""The cluster around placement, as a state machine that hypothesis drives. Between any two writes of the operator other
+writes succeed, fail or are read late, pods and holders appear and disappear, and nodes and the operator restart.
 
-The machine plays the cluster's other parts. It writes any decided row into its own ledger, in any order, and returns
-stale reads of the ledger. After every step it checks the ledger's promises.
+The machine simulates the cluster's other parts. It writes any decided row into its own ledger, in any order, and
+returns stale reads of the ledger. After every step it checks the ledger's promises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unit.placement.world import ClusterWithEngine
 
 @dataclass
 class Ledger:
-    """A GPUNode in the API server, with its earlier versions."""
+    """GPUNode in the API server, with its earlier versions."""
 
     generation: int = 1
     rows: dict[TenantId, Reservation] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Life(RuleBasedStateMachine):
         self.states = {state.name: state for state in states}
         self.ledgers = {name: Ledger() for name in self.states}
         self.most: dict[TenantId, tuple[int, int]] = {}
-        self.reported: dict[TenantId, Reservation] = {}  # written rows, as last reported to the operator
+        self.reported: dict[TenantId, Reservation] = {}  # written rows, as the operator last read them
         self.unanswered: list[tuple[str, Reservation, int]] = []
         self.left: set[TenantId] = set()  # tenants whose ledger row is known to be releasing
         self.pods: dict[str, Pod] = {}
@@ -99,7 +99,8 @@ class Life(RuleBasedStateMachine):
         return row
 
     def decided(self, row: Reservation, *, reported: Reservation | None = None) -> None:
-        """Record the most that the ledger may hold for a row, as far as reported to the operator."""
+        """Record the most that the ledger may hold for a row, as far as the operator knows. `reported`: the row that
+        the operator has read."""
         before = (reported.request_milli, reported.memory) if reported else self.most.get(row.tenant, (0, 0))
         self.most[row.tenant] = (max(before[0], row.request_milli), max(before[1], row.memory))
 
@@ -117,8 +118,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """Write any of the rows that are decided; the answer comes later. One write per node is on its way at a
-        time."""
+        """Begin a write of any decided row. Its answer arrives later. Each node has at most one unanswered write."""
         name = data.draw(st.sampled_from(sorted(self.states)))
         if self.written(name):
             return
@@ -133,7 +133,7 @@ class Life(RuleBasedStateMachine):
             self.unanswered.append((name, row, ledger.generation))
 
     def written(self, name: str) -> bool:
-        """Return whether a write to this node is on its way."""
+        """Return whether this node has an unanswered write."""
         return any(name == node for node, _, _ in self.unanswered)
 
     def nothing_in_flight(self, name: str) -> None:
@@ -150,7 +150,8 @@ class Life(RuleBasedStateMachine):
             self.cluster.read_back(name, row, generation)
             assert self.rows(name) == before, "later decisions stay"
             self.reported[row.tenant] = row
-            # Decisions between this row and the present one may be in flight: all of them count until written.
+            # Decisions between this row and the present row may be unanswered. All of them count until they are
+            # written.
             present = self.only_row(row.tenant)
             self.decided(present, reported=row if present == row else None)
             self.learn([row])
@@ -176,7 +177,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """End some tenants of a node: they are drained at once, or were never written."""
+        """End some tenants of a node. They are drained at once, or their rows were never written."""
         name = data.draw(st.sampled_from(sorted(self.states)))
         rows = self.rows(name)
         if not rows or self.written(name):
@@ -229,7 +230,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data(), ours=st.booleans(), takes=resources)
     def pod_comes(self, data: st.DataObject, ours: bool, takes: Resources) -> None:
-        """Add a pod: that of a reservation, or another."""
+        """Add a pod: the pod of a reservation, or another pod."""
         name = data.draw(st.sampled_from(sorted(self.states)))
         has = {pod.tenant for pod in self.pods.values()}
         without = [row for row in self.rows(name) if row.tenant not in has]
@@ -283,7 +284,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Restart the operator: it reads the cluster; unwritten decisions are lost."""
+        """Restart the operator: it reads the cluster again, and its unwritten decisions are lost."""
         self.answer()
         for name in self.states:
             for row in self.cluster.pending(name):
@@ -294,8 +295,8 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Crash the operator between two writes: its successor has all written state, acknowledged or not, and nothing
-        else."""
+        """Let the operator crash between two writes. Its successor knows only the written state, acknowledged
+        or not."""
         self.unanswered.clear()
         self.start_over()
         for name, ledger in self.ledgers.items():

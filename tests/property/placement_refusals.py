@@ -15,11 +15,11 @@ from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, 
 from sharepod.placement.wording import LEAST_MEMORY, TIME_STEP, size_down
 
 Item = tuple[str, set[str]]
-"""A node or GPU by name, and the rules that are against it."""
+"""Name of a node or GPU, and the rules that exclude it."""
 
 
 def check_reasons(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Check that every node and GPU is counted, and under an obstacle that it has."""
+    """Check that every node and GPU is counted, under an obstacle that it really has."""
     assert refusal.obstacles, refusal.message
     never = not rules.possible_when_empty(request)
     conflict = not never and rules.cannot_join(request)
@@ -87,7 +87,7 @@ def _check_brief(refusal: Refusal) -> None:
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Check that the advised request is accepted, fits now, and is usable for a program."""
+    """Check that the advised request is valid, has a place now, and is large enough for a program."""
     if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
         less = replace(
             request,

@@ -1,4 +1,4 @@
-"""Strategies for the properties of placement: small nodes, and requests that often get into each other's way."""
+"""Strategies for the properties of placement: small nodes, and requests that often compete with each other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ AFFINITIES: dict[Terms, Callable[[NodeState], bool]] = {
         ),
     ): lambda node: node.labels["zone"] != "a" and "tier" in node.labels,
 }
-"""Required node affinity, each with its meaning as a predicate."""
+"""By required node affinity: its meaning as a predicate on a node."""
 
 
 @st.composite

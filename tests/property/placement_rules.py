@@ -1,6 +1,6 @@
 """The rules of placement a second time, over plain rows and by brute force, as the reference for the engine.
 
-The code is neither clever nor fast, and shares only input and output values with the engine.
+The code is simple and slow. It shares only input and output values with the engine.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "E
     "Time",
     "Memory",
 }
-"""Rules against a node or GPU that no longer apply without tenants and pods."""
+"""Names of rules that do not apply to a node or GPU without tenants and pods."""
 
 Place = tuple[str, frozenset[GpuUuid]]
 
 
 @dataclass(frozen=True)
 class Pod:
-    """Pod that counts on a node; `tenant`: its tenant, for a Pod of SharePod."""
+    """Pod that counts on a node. `tenant`: its tenant, if it is a Pod of SharePod."""
 
     node: str
     resources: Resources
@@ -58,7 +58,7 @@ class Rules:
     max_excluded: int | None = None
     uncounted: Collection[tuple[str, TenantId]] = ()
 
-    # One node, one GPU: the names of the rules that are against it
+    # Rules on one node or one GPU: each method returns the names of the rules that exclude it.
 
     def against_node(self, node: NodeState, request: PlacementRequest) -> set[str]:
         pod, asked = request.pod, request.pod.resources
@@ -137,7 +137,8 @@ class Rules:
         return {rule for rule, holds in against.items() if holds}
 
     def beyond_cap(self, request: PlacementRequest, labels: set[tuple[str, str] | None]) -> bool:
-        """Return whether a GPU with these exclusion labels would be one too many that its namespace keeps to itself."""
+        """Return whether a GPU with these exclusion labels would exceed the cap on GPUs that its namespace excludes
+        others from."""
         asked = request.gpu
         joins = labels == {(request.namespace, asked.labels.exclusion)}
         if self.max_excluded is None or joins or asked.request_milli >= 500:
@@ -145,8 +146,8 @@ class Rules:
         return self.excluded().count(request.namespace) + asked.count > self.max_excluded
 
     def excluded(self) -> list[str]:
-        """Return for each GPU that only one exclusion label may use, and that is not half asked for, whose label it
-        is."""
+        """Return, for each GPU that only one exclusion label may use and of which less than half is requested, the
+        label's namespace."""
         found = []
         for node in self.states.values():
             for gpu in node.gpus:
@@ -176,7 +177,8 @@ class Rules:
         }
 
     def fitting(self, request: PlacementRequest, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
-        """Return the GPUs of each node that suit, whether they are enough or not; none of nodes that do not suit."""
+        """Return the suitable GPUs of each node, even if they are fewer than requested. Nodes that do not suit are left
+        out. `ignoring`: rules that do not apply."""
         return {
             node.name: frozenset(
                 gpu.uuid
@@ -188,7 +190,9 @@ class Rules:
         }
 
     def possible(self, request: PlacementRequest, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
-        """Return the nodes that take the request, with the GPUs of which any `count` do."""
+        """Return the nodes that can take the request, each with GPUs of which any `count` can be chosen. `ignoring`:
+        rules that do not apply.
+        """
         group = self.group(request)
         found: dict[str, frozenset[GpuUuid]] = {}
         for name, fits in self.fitting(request, ignoring=ignoring).items():
@@ -210,9 +214,9 @@ class Rules:
         return self.possible(request, ignoring=PASSING_WITH_TENANTS)
 
     def possible_when_empty(self, request: PlacementRequest) -> bool:
-        """Return whether a place is possible without tenants and with everything available.
+        """Return whether the request has a place without tenants and with everything available.
 
-        A node that shows no GPU yet counts as having any.
+        A node that has not reported a GPU yet counts as having any GPU.
         """
         for node in self.states.values():
             against = self.against_node(node, request) & LASTING_OF_NODE
@@ -231,7 +235,8 @@ class Rules:
         return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
 
     def at_odds(self, place: Place, request: PlacementRequest) -> bool:
-        """Return whether the request cannot join its group there, even if only the group is left."""
+        """Return whether the request cannot join its group at this place, even if only the group's members were
+        there."""
         node, labels = self.states[place[0]], request.gpu.labels
         gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
         here = [row for row in self.rows[node.name] if place[1] & set(row.gpus)]
@@ -258,15 +263,15 @@ class Rules:
         return sum(len(gpus & set(row.gpus)) for row in same), len(same)
 
     def distance(self, place: Place) -> tuple[int, int]:
-        """Return the distance of the worst pair of GPUs, and of all pairs in sum."""
+        """Return (distance of the worst pair of the GPUs, sum of the distances of all pairs)."""
         by_name = {gpu.uuid: gpu for gpu in self.states[place[0]].gpus}
         pairs = [_distance(by_name[one], by_name[other]) for one, other in combinations(sorted(place[1]), 2)]
         return max(pairs, default=0), sum(pairs)
 
     def new_holders(self, request: PlacementRequest) -> dict[str, tuple[int, int]]:
-        """Return the nodes where holders would make a place, whichever GPUs they get.
+        """Return the nodes where new holders would make a place, whichever GPUs they get.
 
-        Each has the number of holders, and of GPUs that NVIDIA's device plugin has left to assign.
+        By node: the number of holders, and the number of GPUs that NVIDIA's device plugin has not assigned.
         """
         if request.gpu.uuids or self.group(request) or any(tenant == request.tenant for _, tenant in self.holders):
             return {}

@@ -1,7 +1,7 @@
-"""Preemption by trying everything: small random clusters, and the cheapest set of victims among all sets.
+"""Oracle of preemption: tries all sets of victims on small random clusters, and returns the cheapest.
 
-Nothing of the planner is used but the values that go in and out: a set is tried by building the cluster without its
-tenants and asking the engine.
+It shares only input and output values with the planner. To try a set, it builds the cluster without the tenants of the
+set and asks the engine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SmallCluster:
     requests: dict[TenantId, PlacementRequest] = field(default_factory=dict)
 
     def without(self, evicted: frozenset[str], lowered: frozenset[str]) -> Cluster:
-        """Build the cluster without these units, and with others of request 0."""
+        """Build the cluster without the evicted units. The lowered units have request 0."""
         cluster = Cluster()
         for node in self.nodes:
             cluster.upsert_node(node)
@@ -57,7 +57,7 @@ class SmallCluster:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as it is."""
+        """Return the cluster unchanged."""
         cluster = Cluster()
         for node in self.nodes:
             cluster.upsert_node(node)
@@ -73,7 +73,7 @@ def _may_be_lowered(row: Reservation) -> bool:
 
 
 def small_cluster(chance: random.Random) -> SmallCluster:
-    """Draw one or two nodes of one to three GPUs, filled with tenants one after the other."""
+    """Draw one or two nodes with one to three GPUs each, and fill them with tenants."""
     nodes = tuple(
         NodeState(
             name=f"n{number}",
@@ -112,8 +112,8 @@ def small_cluster(chance: random.Random) -> SmallCluster:
 def refused_requests(
     part: int, count: int, priorities: Sequence[int]
 ) -> Iterator[tuple[str, random.Random, SmallCluster, PlacementRequest]]:
-    """Yield small clusters, each with a request that finds no room: the name for drawing it again, its generator, the
-    cluster and the request."""
+    """Yield small clusters, each with a request that finds no room: (name for drawing it again, its generator, the
+    cluster, the request)."""
     number = part * 100_000 + 50_000
     while count:
         number += 1
@@ -124,14 +124,14 @@ def refused_requests(
 
 
 def drawn(number: int, priorities: Sequence[int]) -> tuple[random.Random, SmallCluster, PlacementRequest]:
-    """Draw the cluster of this number, with a new request. Return the generator, too."""
+    """Draw the cluster with this number and a new request. Return (generator, cluster, request)."""
     chance = random.Random(number)
     world = small_cluster(chance)
     return chance, world, random_request(chance, "new", priority=chance.choice(priorities))
 
 
 def random_request(chance: random.Random, tenant: str, *, priority: int) -> PlacementRequest:
-    """Draw a request that often gets into the way of others."""
+    """Draw a request that often competes with other tenants."""
     exclusive = chance.random() < 0.1
     milli = 1000 if exclusive else chance.choice((0, 100, 200, 300, 500, 700, 1000))
     memory = None if exclusive else chance.choice((None, MIB, 20 * MIB, 45 * MIB, 90 * MIB))
@@ -180,7 +180,7 @@ def fits_without(
 
 
 def _eligible(world: SmallCluster, request: PlacementRequest) -> list[str]:
-    """Return the units that the request may preempt: every tenant of lower priority, none of its affinity group."""
+    """Return the units that the request may preempt: all tenants of lower priority, except its affinity group."""
     group = request.gpu.labels.affinity
     rows = {row.tenant: row for rows in world.rows.values() for row in rows}
     kept = {
@@ -205,7 +205,7 @@ def _sets(world: SmallCluster, eligible: list[str]) -> Iterator[tuple[frozenset[
 
 
 def cost(world: SmallCluster, evicted: frozenset[str], lowered: frozenset[str]) -> Cost:
-    """Return the cost of a set, in the order that docs/design.md gives."""
+    """Return the cost of a set, with its items in the order of docs/design.md."""
     lowest = -(1 << 40)
     facts = {
         unit: [fact for fact in world.victims.values() if fact.unit == unit and not fact.leaving]
@@ -230,5 +230,5 @@ def units_of(tenants: tuple[TenantId, ...], victims: Mapping[TenantId, VictimFac
 
 
 def cost_of_plan(world: SmallCluster, plan: PreemptionPlan) -> Cost:
-    """Return the cost of a plan, counted independently of the planner."""
+    """Return the cost of a plan, computed independently of the planner."""
     return cost(world, units_of(plan.evict, world.victims), units_of(plan.lower, world.victims))

@@ -1,4 +1,6 @@
-"""The queues that a thread of the hook remembers (shim/src/time/gate/remembered.c), compiled alone."""
+"""The hook's table of the queues that a thread remembers (shim/src/time/gate/remembered.c), compiled without the rest
+of the hook.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import cffi
 ROOT = Path(__file__).resolve().parents[2]
 OWN_BITS = 5
 TABLE_BITS = 8
-PLACE_BITS = 32 + 4  # the hash's bits from 32 on are bytes, 16 a place
+# number of the first hash bit that selects a place in a slot: the bits from 32 on are a byte offset, and a place has 16
+# bytes
+PLACE_BITS = 32 + 4
 FACTOR = 0x9E3779B97F4A7C15
 _WORD = 1 << 64
 
@@ -58,13 +62,13 @@ def library() -> tuple[Any, Any]:
 
 
 def key_at(place: int, bits: int, number: int) -> int:
-    """Return the `number`-th of the keys whose first place is that one in a table of 2 to the power of `bits`."""
+    """Return the `number`-th of the keys whose first place is `place` in a table of 2 to the power of `bits` places."""
     hashed = (number << (PLACE_BITS + bits) | place << PLACE_BITS) + number
     return hashed * pow(FACTOR, -1, _WORD) % _WORD
 
 
 class Table:
-    """Table of one thread, empty at first. Queues are numbers."""
+    """Table of one thread, empty at first. Numbers represent queues."""
 
     def __init__(self) -> None:
         self.ffi, self._functions = library()
@@ -81,7 +85,7 @@ class Table:
         self._functions.removed(self._table, key, self.ffi.cast("void *", queue))
 
     def find(self, key: int) -> int:
-        """Return the queue, 0 if there is none."""
+        """Return the queue of a key. 0 if there is none."""
         return int(self.ffi.cast("uintptr_t", self._functions.found(self._table, key)))
 
     @property

@@ -1,4 +1,6 @@
-"""Objects that a CRD's schema allows, and their form in an API server: unknown fields pruned, defaults set."""
+"""Objects that a CRD's schema allows, and the form in which an API server stores them: without unknown fields, with
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from hypothesis import strategies as st
 Json = dict[str, Any]
 
 _MOST = 3
-"""Most entries of a list or map: few entries are enough to show faults."""
+"""Most entries of a list or map. Few entries are enough to show faults."""
 _TEXTS = st.one_of(st.sampled_from(["", "a", "4Gi", "4096Mi", "team/a", "/", "0.5", "1e3"]), st.text(max_size=6))
 _QUANTITIES = st.sampled_from([4 << 30, "4Gi", "4096Mi", "1.5Gi", "4294967296", "1e9", "3T", "0", 7, "nonsense"])
 
 
 def bodies(schema: Json) -> st.SearchStrategy[Json]:
-    """Bodies (`spec` and `status`) that the schema of a kind allows."""
+    """Return a strategy for bodies (`spec` and `status`) that the schema of a kind allows."""
     fields = {name: field for name, field in schema["properties"].items() if name in ("spec", "status")}
     return _objects({"type": "object", "properties": fields, "required": ["spec"]})
 

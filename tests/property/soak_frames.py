@@ -1,14 +1,15 @@
-"""Ten million frames of a hostile tenant: to the parser directly, and through sockets next to well-behaved tenants.
+"""Ten million frames of a hostile tenant: some directly to the parser, some through sockets next to well-behaved
+tenants.
 
-Nine of ten go to the parser: noise, frames with changed bytes, frames of a wrong length. Processes of one tenant send
-the rest. Each first sends frames that require an answer, then frames like the parser's, until it is disconnected.
-Another tenant requests memory and the token at the same time.
+Nine of ten frames go to the parser: noise, frames with changed bytes, frames of a wrong length. Processes of one tenant
+send the other frames. Each process first sends frames that require an answer, then frames like the parser's, until it
+is disconnected. At the same time another tenant requests memory and the token.
 
 Counters, which must be 0:
 - `broken`: packets that gave neither a valid frame nor a ProtocolError, and exceptions of the agent.
 - `lost`: missing answers.
 - `kept`: credits of exited processes.
-- `grown_mb`: memory of this process since the first tenth of the run, beyond `_FLAT_MB`.
+- `grown_mb`: growth of this process's memory since the first tenth of the run, in excess of `_FLAT_MB`.
 - `descriptors`: descriptors opened since then.
 """
 
@@ -43,14 +44,15 @@ _SENT = 200
 _CHECK_EACH = 5
 """Rounds between two checks for remains of exited processes."""
 _WARM = 0.1
-"""Part of the run after which memory has to be flat: by then every path was taken, and the allocator has its arenas."""
+"""Part of the run after which memory must no longer grow: by then every path was used, and the allocator has
+its arenas."""
 _FLAT_MB = 8
-"""Growth that is none: the allocator's arenas come and go."""
+"""Growth in MB that is tolerated, because the allocator creates and frees arenas."""
 _UNEXPECTED = re.compile(r"^\w+(Error|Exception|Exit|Interrupt)?\(")
 
 
 class _Packets:
-    """Random packets, from frames of every kind that a client or the agent sends."""
+    """Random packets, derived from every kind of frame that a client or the agent sends."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -111,7 +113,7 @@ def _frames(random: Random) -> list[protocol.Frame]:
 
 
 class _Tenants:
-    """A hostile tenant and a good one, served by this process."""
+    """A hostile tenant and a well-behaved one, both served by this process."""
 
     def __init__(self, tenants: TenantRegistry, random: Random, packets: _Packets, counts: Counter[str]) -> None:
         self._tenants = tenants
@@ -129,7 +131,7 @@ class _Tenants:
         self._bad.refusals.add = noted  # type: ignore[method-assign]
 
     async def process(self) -> None:
-        """Play one process of the hostile tenant."""
+        """Act as one process of the hostile tenant."""
         client = await Client.connect(self._tenants.directory("bad"), hello=False)
         try:
             if self._random.random() < 0.9:
@@ -144,7 +146,7 @@ class _Tenants:
             client.close()
 
     async def _converse(self, client: Client, frames: int) -> None:
-        """Send frames of which each about memory has an answer, in the order in which they were sent."""
+        """Send frames. Each frame about memory must get its answer, in the order of sending."""
         awaited: deque[int] = deque()
         for seq in range(frames):
             kind, gpu = self._random.randrange(4), self._random.randrange(2)
@@ -180,13 +182,13 @@ class _Tenants:
         while True:
             try:
                 client.send_raw(packet)
-            except BlockingIOError:  # its socket is full: the agent reads on in the loop's next turn
+            except BlockingIOError:  # its socket is full; the agent continues to read in the loop's next turn
                 await asyncio.sleep(0)
             else:
                 return
 
     async def check(self) -> None:
-        """Check that nothing remains of exited processes, and that the other tenant is served."""
+        """Check that no state of exited processes remains, and that the other tenant is served."""
         deadline = time.monotonic() + 10
         while self._bad.connected and time.monotonic() < deadline:  # noqa: ASYNC110 - the loop has to turn
             await asyncio.sleep(0)
@@ -213,7 +215,7 @@ def _parse(packets: _Packets, counts: Counter[str], most: int) -> None:
                 counts["broken"] += parse(protocol.encode(frame)) != frame
             except ProtocolError:
                 continue
-            except Exception:  # whatever it is, the run has found it
+            except Exception:  # an exception of any kind is a fault that the run has found
                 counts["broken"] += 1
     counts["frames"] += most
 
@@ -252,7 +254,8 @@ async def _play(run: Run, directory: Path, counts: Counter[str]) -> None:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Play until the frames are sent, or the time is over. `short`: number of `FRAMES` that were not sent."""
+    """Send frames until all are sent or the time is over. The count `short` is the number of `FRAMES` that were
+    not sent."""
     counts: Counter[str] = Counter(dict.fromkeys(("frames", "sent", "answers", "refused", "accepted", *WANTED), 0))
     with tempfile.TemporaryDirectory(prefix="shp-") as directory, contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_play(run, Path(directory), counts))

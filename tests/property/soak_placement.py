@@ -31,7 +31,7 @@ def soak(run: Run) -> dict[str, int]:
         machine = seed(run.random.randrange(1 << 31))(type("Placement", (Placement,), {}))
         try:
             run_state_machine_as_test(machine, settings=_SETTINGS)
-        except Exception as failure:  # whatever it is, the run has found it
+        except Exception as failure:  # an exception of any kind is a fault that the run has found
             broken += 1
             traceback.print_exception(failure)
     return {"sequences": Placement.runs, "requests": Placement.asked, "broken": broken}

@@ -38,7 +38,7 @@ UNEXPECTED = re.compile(r"^\w+(Error|Exception|Exit|Interrupt)?\(")
 
 
 async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | bytes | None]]) -> None:
-    """Three processes' connections; None closes one."""
+    """Open three processes' connections and send the frames of `done` on them. None closes a connection."""
     rows = [row("bad", 500, gpus=(GPU0, GPU1), memory=LIMIT), row("good", 500, gpus=(GPU0, GPU1), memory=LIMIT)]
     async with tenants_with(settings_in(directory, recall_ms=1, grace_ms=50), rows) as tenants:
         served = {each.row.id: each for each in served_in(tenants)}
@@ -52,7 +52,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
         served["bad"].refusals.add = noted  # type: ignore[method-assign]
         clients: dict[int, Client] = {}
         for which, payload in done:
-            with contextlib.suppress(OSError):  # the agent has closed it already
+            with contextlib.suppress(OSError):  # the agent has already closed the connection
                 if payload is None:
                     if which in clients:
                         clients.pop(which).close()
@@ -64,7 +64,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
                 elif payload is not None:
                     clients[which].send(payload)
             await asyncio.sleep(0)
-        for _ in range(5):  # frames still in the sockets are read before they are closed
+        for _ in range(5):  # the agent reads frames that are still in the sockets before these are closed
             await asyncio.sleep(0)
         for client in clients.values():
             client.close()

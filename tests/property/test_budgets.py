@@ -1,4 +1,4 @@
-"""Budgets: accounts are exact and idempotent, usage fades, forecasts come true at an even rate."""
+"""Budgets: accounts are exact and idempotent, usage decays, and forecasts are right at an even rate."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_remaining_hours_are_within_bounds(of: Terms, start_ms: int, steps: 
 def test_a_period_is_charged_its_own_consumption_however_it_is_divided(
     of: Terms, start_ms: int, steps: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """At an even rate, an additional step changes the account only by rounding."""
+    """With an even rate of consumption, additional steps change the account only by rounding."""
     account = opened(of, start_ms)
     cut_account, cuts = account, 0
     for passed_ms, held, reserved in steps:
@@ -107,7 +107,7 @@ def test_a_period_is_charged_its_own_consumption_however_it_is_divided(
 
 @pytest.mark.parametrize("charge_by", ChargeBy)
 def test_a_budget_changed_to_continuous_refill_keeps_its_remaining_hours(charge_by: ChargeBy) -> None:
-    """In its fourth month, of which a quarter is spent, after three that were spent whole."""
+    """The budget is in its fourth month, of which a quarter is spent. The first three months were spent completely."""
     before = Terms(amount=1000 * MICRO, cap=1000 * MICRO, charge_by=charge_by)
     account = opened(before, 0)
     for month in range(3):
@@ -145,11 +145,11 @@ def test_a_clock_set_back_refills_no_budget(
 
 
 @given(terms(), TIMES)
-@example(  # used up in a February, so that the refill falls into a longer March
+@example(  # the budget is used up in a February, so the refill falls into the longer March
     Terms(amount=49_775_044_314, cap=99_550_088_624, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS),
     99_308_169_333,
 )
-@example(  # of which a part is less than one unit
+@example(  # a budget of which a part is less than one unit
     Terms(amount=1_000_000, cap=1, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS, charge_by=ChargeBy.HELD), 0
 )
 def test_a_spent_budget_refills_at_the_announced_time(of: Terms, start_ms: int) -> None:
@@ -191,7 +191,8 @@ def test_a_forecast_comes_true_at_an_even_rate(of: Terms, start_ms: int, rate: i
 def test_usage_decays_alike_however_often_it_is_read(
     rate: float, half_life_s: float, looks: list[int], uses: bool
 ) -> None:
-    """At an even rate the share is that of the rate, whatever the looks; without use it only falls."""
+    """With an even rate, the share equals that of the rate, however often it is read. Without consumption it
+    only falls."""
     usage = once = DecayedUsage(0.0 if uses else 1e12, 0, 0)
     total = sum(looks)
     for passed in looks:

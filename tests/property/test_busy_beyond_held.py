@@ -1,4 +1,4 @@
-"""Findings and surcharges of busy time: of no tenant that keeps to its turns, and of each that does not, in time."""
+"""Findings and surcharges of busy time: tenants that keep to their turns get none, and all others get them in time."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
         offender.kernel_ns = offender.burst_ns = 100 * US
         offender.pause_ns = 30 * MS
     simulation = Simulation([neighbour, offender])
-    # Each tenth of a second begins with work outside turns. If the tenant holds for a part of it, that part of the work
-    # lies in turns.
+    # Each tenth of a second begins with work outside turns. While the tenant holds, a part of that work lies inside
+    # turns.
     part, period = min(1.0, beyond / (1 - 0.375) if kind == "overruns" else beyond), 0.1
 
     def outside_turns(moment: float) -> float:

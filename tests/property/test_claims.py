@@ -1,4 +1,4 @@
-"""Reading a claim, whatever its content, raises only the refusal that is reported to its owner."""
+"""Reading a claim with any content raises only the refusal that is reported to its owner."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CLAIM = {
 
 
 def _read(raw: Any) -> None:
-    """Read a claim; nothing but its refusal may come out, and that no longer than an Event takes."""
+    """Read a claim. It may raise only its refusal, no longer than an Event allows."""
     is_ours(raw)
     try:
         gpu = lower(raw).gpu

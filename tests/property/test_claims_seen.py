@@ -1,5 +1,6 @@
-"""Claims and Pods as watches report them, in any order: the cache equals their content, and keeps nothing of deleted
-ones."""
+"""Claims and Pods as watches report them, in any order: the cache equals their content, and contains nothing of deleted
+objects.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +41,9 @@ _POD = st.fixed_dictionaries(
     }
 )
 _STEPS = st.lists(_CLAIM | _POD | _CLAIMS | _PODS, max_size=14)
-"""A created or changed claim or Pod, or the uid of a deleted one."""
+"""Steps: each is a created or changed claim or Pod, or the uid of a deleted object."""
 _FIXED = ("name", "namespace", "of_line", "entries", "line")
-"""Fields that stay while an object lives."""
+"""Fields that never change while an object exists."""
 
 
 def claim(item: Json, version: int) -> Json:
@@ -90,17 +91,17 @@ def pod(item: Json, version: int) -> Json:
 
 
 class Known:
-    """Objects that were shown, and the state that knows them."""
+    """Objects that the watches have shown, and the state that has recorded them."""
 
     def __init__(self) -> None:
         self.seen = ClaimsSeen(lambda uid: None)
         self.there: dict[str, Json] = {}
-        """Words of each object that is there, by uid."""
+        """By uid: the drawn fields of each existing object."""
         self.lives: Counter[str] = Counter()
         self.version = 0
 
     def uid(self, of: str) -> str:
-        """The uid of the object of that name that lives now: none comes twice."""
+        """Return the uid of the object of this name that exists now. No uid is used twice."""
         return f"{of}-{self.lives[of]}"
 
     def show(self, step: Json | str) -> None:
@@ -136,7 +137,7 @@ class Known:
             self.seen.drop_pod(uid)
 
     def again(self) -> ClaimsSeen:
-        """The state of a process that begins now and sees Pods first, then claims."""
+        """Return the state of a new process, which lists Pods first, then claims."""
         seen = ClaimsSeen(lambda uid: None)
         for item in sorted(self.there.values(), key=lambda item: "owner" in item):
             self._put(seen, item)
@@ -148,7 +149,8 @@ class Known:
 
 
 def content(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
-    """Return all values derived from the objects. The size of a line's claim without its Pod does not count."""
+    """Return all values that the state derives from the objects, for a comparison. The size of a line's claim without
+    its Pod is left out."""
     sized = [one for one in seen.claims if one.made_for is None or one.made_for in there]
     return {
         "sizes": {one.uid: (one.request, str(one.error)) for one in sized},

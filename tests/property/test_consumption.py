@@ -1,4 +1,4 @@
-"""The account of a namespace: whatever is read, how often and in which order, no counter is lost or counted twice."""
+"""The account of a namespace: in any order and repetition of readings, no counter is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ amounts = st.builds(Amounts, *[st.integers(0, 10**9)] * 4)
 
 
 def timestamp(ms: int) -> str:
-    """Return a moment of the years 2026 to 2039 as a timestamp."""
+    """Return a moment as a timestamp, in milliseconds since a fixed one. The years are 2026 to 2039."""
     month = "2026-01"
     while month_begin_ms(month_after(month)) <= ms:
         month = month_after(month)
@@ -39,7 +39,7 @@ def timestamp(ms: int) -> str:
 
 @dataclass
 class PlayedNode:
-    """Counters of the agent of a node."""
+    """Counters of one node's agent."""
 
     name: str
     current: dict[str, Consumption] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class PlayedNode:
 
 
 def largest(readings: list[NodeReading]) -> dict[str, Amounts]:
-    """Return the oracle's totals by model: the sum over all series of their largest counters."""
+    """Return the expected totals by model: the sum over all series of their largest counters that were read."""
     best: dict[str, tuple[str, Amounts]] = {}
     for reading in readings:
         for entry in reading.entries:
@@ -70,7 +70,7 @@ def months_together(account: NamespaceAccount) -> dict[str, Amounts]:
 
 
 class PlayedCluster:
-    """A few nodes whose counters grow, close, and are lost, as Hypothesis chooses."""
+    """A few nodes whose counters grow, are closed, and are lost, as Hypothesis chooses."""
 
     def __init__(self, data: st.DataObject) -> None:
         self._data = data
@@ -84,7 +84,7 @@ class PlayedCluster:
         return [NodeReading(node.name, at, (*node.closed, *node.current.values())) for node in self._nodes]
 
     def go_on(self, taken_in: NamespaceAccount) -> None:
-        """Let time pass. Agents drop entries that are closed and `taken_in`."""
+        """Let time pass. Agents drop series that are closed and in `taken_in`."""
         draw = self._data.draw
         self._now += draw(st.integers(1, 40 * 24)) * HOUR_MS // draw(st.sampled_from([1, 100]))
         for node in self._nodes:
@@ -140,7 +140,7 @@ def test_no_counter_is_lost_or_counted_twice_over_repeated_readings_and_operator
 def test_totals_do_not_depend_on_the_order_of_reading(data: st.DataObject, random: Random) -> None:
     cluster = PlayedCluster(data)
     readings = []
-    for _ in range(4):  # no more series of a node and model than an account knows
+    for _ in range(4):  # at most as many series of a node and model as an account keeps
         cluster.go_on(taken_in=NamespaceAccount())
         readings += cluster.statuses()
     for _ in range(3):

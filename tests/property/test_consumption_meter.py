@@ -1,4 +1,4 @@
-"""The meter of a node's GPU time: whatever tenants come and go and whenever its agent is killed, no time is lost."""
+"""The meter of a node's GPU time: no time is lost, whatever tenants begin and end and whenever the agent is killed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ def row(tenant_id: str, request: int = 400, **changes: object) -> Tenant:
 
 @dataclass
 class PlayedTenant:
-    """Tenant with the account of its handover file, and its true reservation."""
+    """Tenant with the account in its handover file, and its true reservation."""
 
     row: Tenant
     usage: TimeUsage = NO_TIME
     reserved_ns: int = 0
     counted_before_ns: int = 0
-    """Time held that was counted and that the account, which is a little older, does not know."""
+    """Nanoseconds held that an agent has counted although the account, which was stored a little earlier, does not
+    contain them."""
 
     @property
     def held_ns(self) -> int:
-        """Time held that an agent has counted or that the account knows."""
+        """Return the nanoseconds held that an agent has counted or the account contains."""
         return self.usage.held_ns + self.counted_before_ns
 
 
 class PlayedAgents:
-    """One agent after the other on a node with one GPU, by a clock that the test moves."""
+    """Successive agents of a node with one GPU, by a clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = Moment(5 * NS, 1_767_225_600_000)
@@ -60,7 +61,7 @@ class PlayedAgents:
         return f"s-{self.names}"
 
     def start(self, boot: str = "one") -> None:
-        """Start an agent on the last agent's files, with the present tenants."""
+        """Start an agent on the files of the last agent, with the present tenants."""
         self.meter = ConsumptionMeter(lambda: self.now, self.name, boot)
         if self.file is not None:
             self.meter.restore(self.file)
@@ -77,12 +78,12 @@ class PlayedAgents:
         return GpuTime(**{f"{use}_ns": spent for use, spent in self.books.items()})
 
     def account_of(self, tenant_id: str) -> TimeUsage | None:
-        """Return the account of a tenant that an agent serves now."""
+        """Return a tenant's account, if an agent serves the tenant now. None otherwise."""
         known = self.books is not None and tenant_id in self.tenants and tenant_id not in self.unserved
         return self.tenants[tenant_id].usage if known else None
 
     def update(self, tenant: PlayedTenant) -> None:
-        """Put a row in force, as the registry does."""
+        """Apply a row, as the registry does."""
         assert self.meter is not None
         self.meter.enter_gpu(GPU, self.time(), self.account_of)
         self.meter.update(tenant.row, {GPU: "T"}, self.account_of(tenant.row.id))
@@ -101,7 +102,7 @@ class PlayedAgents:
             self.books = None
 
     def go_on(self, ns: int, use: str = "idle", holder: str = "") -> None:
-        """Let time pass with this use of the GPU; without an agent no account records it."""
+        """Let time pass with this use of the GPU. Without an agent, no account records it."""
         self.now = Moment(self.now.monotonic_ns + ns, self.now.wall_ms + ns // 1_000_000)
         for tenant in self.tenants.values():
             tenant.reserved_ns += ns * tenant.row.request_milli // 1000
@@ -120,7 +121,7 @@ class PlayedAgents:
         self.file = self.meter.kept()
 
     def kill(self, stale_ns: int = 0) -> None:
-        """Kill the agent; the accounts in the handover files are that old."""
+        """Kill the agent. The accounts in the handover files are `stale_ns` old."""
         for tenant_id, tenant in self.tenants.items():
             known = max(0, tenant.usage.held_ns - stale_ns)
             kept = self.file.tenants.get(tenant_id) if self.file is not None else None

@@ -1,4 +1,5 @@
-"""Fairness over simulated weeks: the order of teams with budgets, by the benchmark's month on a small cluster."""
+"""Fairness over simulated weeks: the order of teams with budgets, by the benchmark's simulated month on a small
+cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ WORKLOAD = Workload("tiny", NODES, LINES)
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
-    """Restore the garbage collector after the engine's policy."""
+    """Restore the garbage collector's settings, which the engine's policy changes."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -48,7 +49,7 @@ def test_in_a_month_of_excess_demand_each_team_gets_its_budget_and_nothing_is_lo
 
 
 class _Watched(fairness_month.MonthOfTeams):
-    """Month that counts the tenants for which GPUs are reserved, and checks that none with an older claim waits."""
+    """Month that counts the tenants for which GPUs are reserved. It checks that no tenant with an older claim waits."""
 
     turns = overdue = 0
 

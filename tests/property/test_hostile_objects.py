@@ -1,6 +1,6 @@
-"""No object that a user, or another controller, can write ends or stalls the reading of objects.
+"""No object that a user or another controller can write ends or delays the reading of objects.
 
-Work is counted in lines of Python, not in time: a line for each entry of a list that has no bound shows.
+Work is measured as executed lines of Python, not as time. So a list without a bound shows by a line for each entry.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import Assignment, GpuState, NodeState, Resources
 
 MOST_LINES = 120_000
-"""Lines of Python that one object may cost: some ten for each of the values that are read at most."""
+"""Most lines of Python that one object may cause: some ten for each of the most values that are read."""
 
 Json = dict[str, Any]
 
 _GATES = {"schedulingGates": [{"name": SHARE_GATE}]}
 GATED = replace(pod_facts({"metadata": {"uid": "gated", "name": "gated"}, "spec": _GATES}), asks=None)
-"""A Pod that waits for a share. Its SharePod's needs count, as where its own cannot be read."""
+"""A Pod that waits for a share. Its needs replace those of its SharePod, as if the SharePod could not be read."""
 
 
 class Operator:
-    """The reading half of an operator: its state, and decisions from read objects."""
+    """The reading part of an operator: its state, and the decisions that it makes from read objects."""
 
     def __init__(self) -> None:
         self.state = ClusterState(PodSettings(), AgentLeases(20.0, lambda: 0.0))
@@ -80,7 +80,7 @@ class Operator:
         json.dumps(found.raw)
 
     def pod(self, raw: Json) -> None:
-        """Read a Pod both as SharePod's and as another owner's."""
+        """Read a Pod twice: as a Pod of SharePod, and as another owner's Pod."""
         self.state.put_pod(raw)
         known = self.state.pods.get(str(raw["metadata"]["uid"]))
         assert known is not None
@@ -100,7 +100,7 @@ class Operator:
         self.good_is_placed()
 
     def good_is_placed(self) -> None:
-        """A SharePod that is well gets the node that is well."""
+        """Check that a valid SharePod is placed on a valid node."""
         good = hostile.with_metadata(uid="good", name="good")
         self.state.put_sharepod(good)
         found = self.state.sharepods.get("good")
@@ -111,7 +111,7 @@ class Operator:
 
 @contextmanager
 def counted(most: int = MOST_LINES) -> Iterator[None]:
-    """Fail once more than `most` lines of the package have run."""
+    """Fail if more than `most` lines of the package are executed in the block."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
@@ -160,12 +160,12 @@ ANY = st.recursive(
 
 
 _FREE = (("labels",), ("annotations",), ("ownerReferences",))
-"""Metadata that a user writes."""
+"""Metadata fields that a user can write."""
 
 
 @st.composite
 def spoiled(draw: st.DrawFn, kind: str) -> Json:
-    """Draw an object of the kind with any JSON at one to three of its places."""
+    """Draw an object of the kind with arbitrary JSON at one to three places."""
     raw = hostile.well(kind)
     for _ in range(draw(st.integers(1, 3))):
         places = [path for path in hostile.paths(raw) if path[0] != "metadata" or path[1:2] in _FREE]

@@ -20,7 +20,7 @@ _HAPPENINGS = st.sampled_from(_OPERATOR) | st.sampled_from(_OTHERS) | st.sampled
 
 
 def settle(world: LifeWorld) -> None:
-    """Make all due steps until nothing changes."""
+    """Take all due steps until no step changes anything."""
     for _ in range(100):
         before = world.seen()
         world.look()

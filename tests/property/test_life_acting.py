@@ -1,4 +1,4 @@
-"""The life of a SharePod by the operator's own code, which dies between any two of its writes."""
+"""The life of a SharePod with the operator's own code, which may die between any two of its writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of moving, on small random clusters against trying every tenant and every place."""
+"""Promises of moving, on small random clusters: the result is compared with trying every tenant and every place."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_the_cheapest_move_is_found_whenever_a_move_exists(part: int) -> None:
 
 @pytest.mark.parametrize("number", [1130, 2370, 2655, 2838])
 def test_of_several_movable_tenants_the_cheapest_moves_wherever_it_is(number: int) -> None:
-    """Clusters found by search, in which a dearer movable tenant comes first in the search order."""
+    """The clusters were found by a search: in each, the search order has a dearer movable tenant before the
+    cheapest."""
     chance, world, request = drawn(number, (0,))
     movable = _movable(chance, world)
     plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
@@ -52,7 +53,7 @@ def test_of_several_movable_tenants_the_cheapest_moves_wherever_it_is(number: in
 
 
 def _movable(chance: random.Random, world: SmallCluster) -> dict[TenantId, Movable]:
-    """Draw which tenants may be moved, with the requests that they were placed by."""
+    """Draw the tenants that may be moved, with the requests by which they were placed."""
     found = {}
     for rows in world.rows.values():
         for row in rows:
@@ -65,7 +66,8 @@ def _movable(chance: random.Random, world: SmallCluster) -> dict[TenantId, Movab
 
 
 def _can_move(world: SmallCluster, request: PlacementRequest, mover: Movable) -> bool:
-    """Return whether the request has a place without the mover, and the mover another place with room from before."""
+    """Return whether the request has a place without the mover, and the mover has another place while its old share
+    still counts."""
     if mover.request.gpu.labels.affinity is not None:
         return False
     before, after = world.cluster, world.cluster
@@ -97,7 +99,7 @@ def _leave(cluster: Cluster, mover: Movable) -> str | None:
 
 
 def _places(cluster: Cluster, request: PlacementRequest) -> Iterator[Assignment]:
-    """Yield every place that the engine would take if it had no other choice."""
+    """Yield every place for the request that passes the engine's filters."""
     for node in cluster.nodes():
         for gpus in combinations([gpu.state.uuid for gpu in node.gpus], request.gpu.count):
             named = replace(request, gpu=replace(request.gpu, uuids=gpus))
@@ -119,15 +121,15 @@ def _reserve(cluster: Cluster, request: PlacementRequest, place: Assignment) -> 
 
 
 def _carry_out(world: SmallCluster, request: PlacementRequest, mover: Movable, plan: MovePlan) -> None:
-    """Carry a plan out step by step: the mover's new place is taken while it has the old one, and at no step is a GPU
-    over-committed."""
+    """Carry out a plan step by step. The mover's new place is taken while it still has the old one. No GPU may be
+    over-committed at any step."""
     cluster = world.cluster
     moving = replace(mover.request, tenant=TenantId("moving"))
-    # 1. The new place is free before anything has ended.
+    # 1. The mover's new place is free before any tenant has ended.
     if plan.to.node != plan.node:
         assert _takes(cluster, moving, plan.to), plan
         cluster.reserve(plan.to.node, plan.to.reservation(moving))
-    # 2. It ends; 3. the request gets its place; 4. the mover has its own.
+    # 2. The mover ends. 3. The request gets its place. 4. The mover gets its new place.
     assert _leave(cluster, mover) == plan.node
     place = _at(cluster, request, plan.node, plan.gpus)
     assert _takes(cluster, request, place), plan
@@ -146,7 +148,7 @@ def _holds_until_its_new_place_is_taken(
     node = cluster.node(plan.to.node)
     assert node is not None
     if plan.to.node == plan.node:
-        return  # the request's part is counted there
+        return  # the account already contains the request
     gpu = node.gpus_by_uuid[plan.to.gpus[0]]
     all_of_it = replace(mover.request.gpu, count=1, request_milli=Milli(gpu.free_milli), memory=Bytes(gpu.free_memory))
     first = replace(mover.request, tenant=TenantId("first"), gpu=all_of_it)

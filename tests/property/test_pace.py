@@ -1,4 +1,6 @@
-"""The pace of a thread on a stream, for any launches: the queue is bounded and ends with the quantum (PC1 to PC6)."""
+"""The pace of a thread on a stream, for launches of any duration: the queue is bounded and ends with the quantum (PC1
+to PC6).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ late = st.integers(min_value=0, max_value=2 * MS)
 @settings(max_examples=200)
 @given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]), st.booleans())
 def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int, wide: bool) -> None:
-    """One window before the awaited fence, and the current window."""
+    """These are one window before the awaited fence, and the current window."""
     stream = Stream()
     stream.open(quantum_ms * MS, wide=wide)
     most = WIDE_MOST if wide else WINDOW_MOST
@@ -34,8 +36,8 @@ def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], qua
 @settings(max_examples=50)
 @given(st.integers(min_value=10_000, max_value=400 * MS), st.integers(min_value=0, max_value=10 * MS))
 def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes: int, away: int) -> None:
-    """Once it is known how long launches take, they are no longer than PACE_WIDE_LONG (PC5), and long enough for a
-    thread that does something else now and then."""
+    """This holds once the duration of launches is known, if they are no longer than PACE_WIDE_LONG (PC5). They must be
+    long enough for a thread that does other work in between."""
     stream = Stream()
     stream.open(0, wide=True)
     for _ in range(WIDE_MOST * 3):
@@ -44,7 +46,7 @@ def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes:
     for index in range(WIDE_MOST * 2):
         before = stream.ends
         if index % WIDE_MOST == 0:
-            stream.now += min(away, takes * stream.pace.window.size // 2)  # the thread does something else
+            stream.now += min(away, takes * stream.pace.window.size // 2)  # the thread does other work in this time
         stream.launch(takes)
         assert stream.ends - takes == before, "the GPU does not wait"
         most = max(most, stream.ends - stream.now)
@@ -60,7 +62,7 @@ def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes:
     st.booleans(),
 )
 def test_a_queue_that_stops_being_wide_is_short_after_its_present_work(takes: int, more: int, short: bool) -> None:
-    """A neighbour arrives: from the next launch on windows are narrow."""
+    """A neighbour arrives, so from the next launch on windows are narrow."""
     stream = Stream()
     stream.open(0, wide=True)
     for _ in range(WIDE_MOST * 3 + more):
@@ -77,7 +79,7 @@ def test_a_queue_that_stops_being_wide_is_short_after_its_present_work(takes: in
 @settings(max_examples=50)
 @given(st.integers(min_value=10_000, max_value=60 * MS), st.integers(min_value=0, max_value=WIDE_MOST))
 def test_launches_after_a_synchronisation_of_the_program_pass_without_a_fence(takes: int, before: int) -> None:
-    """A window of them, whatever the queue has learned (PC9)."""
+    """One window of launches passes, whatever the queue has learned (PC9)."""
     stream = Stream()
     stream.open(0, wide=True)
     for _ in range(before):
@@ -90,7 +92,7 @@ def test_launches_after_a_synchronisation_of_the_program_pass_without_a_fence(ta
 @settings(max_examples=50)
 @given(st.integers(min_value=100_000, max_value=20 * MS), st.booleans())
 def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> None:
-    """By half with each fence, down to the longest allowed duration or one launch."""
+    """With each fence the window is halved, down to the longest allowed duration or one launch."""
     stream = Stream()
     stream.open(0, wide=wide)
     most, longest = (WIDE_MOST, WIDE_LONG) if wide else (WINDOW_MOST, WINDOW_LONG)
@@ -107,7 +109,7 @@ def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> N
 @settings(max_examples=200)
 @given(st.integers(min_value=20_000, max_value=60 * MS), st.integers(min_value=10, max_value=100))
 def test_alike_launches_end_with_the_quantum(takes: int, quantum_ms: int) -> None:
-    """Once it is known how long they take, none begins after the end of the quantum."""
+    """Once the duration of launches is known, none begins after the end of the quantum."""
     stream = Stream()
     for turn in range(8):
         stream.open(quantum_ms * MS, stream.drain())
@@ -122,7 +124,7 @@ def test_alike_launches_end_with_the_quantum(takes: int, quantum_ms: int) -> Non
 @settings(max_examples=100)
 @given(st.integers(min_value=50_000, max_value=5 * MS), st.integers(min_value=40, max_value=100))
 def test_the_quantum_is_used(takes: int, quantum_ms: int) -> None:
-    """Short launches leave no more than one of them and the margin of the quantum unused."""
+    """With short launches, at most the margin and the time of one launch stay unused at the end of a quantum."""
     stream = Stream()
     for _ in range(6):
         begun = stream.drain()
@@ -135,7 +137,7 @@ def test_the_quantum_is_used(takes: int, quantum_ms: int) -> None:
 @settings(max_examples=100)
 @given(st.integers(min_value=20_000, max_value=60 * MS))
 def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
-    """Once it is known how long launches take, each window is put behind the one before just before that ends (PC4)."""
+    """Once the duration of launches is known, each window is launched just before the window before it ends (PC4)."""
     stream = Stream()
     stream.open(0, short=True)
     for _ in range(200):
@@ -155,8 +157,8 @@ def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
 
 @given(st.integers(min_value=1, max_value=20), st.sampled_from([1, 16, WIDE_MOST]), st.booleans())
 def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, size: int, together: bool) -> None:
-    """A wide queue begins with a window: a lone program may hold a kernel back until it has launched many more.
-    `together`: the model gets one report of all of them."""
+    """A wide queue begins with one window. Otherwise a lone program may wait: its kernel may end only after many
+    further launches. `together`: the model gets one report of all waits."""
     stream = Stream()
     stream.open(0, wide=size > 1)
     stream.pace.window.size = size
@@ -184,7 +186,7 @@ def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, si
     st.integers(min_value=1, max_value=10),
 )
 def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quantum_ms: int, later_ms: int) -> None:
-    """A tenant with long kernels is overtaken, and gets its next turn before it has drained."""
+    """A tenant with long kernels is preempted, and gets its next turn before it has drained."""
     stream = Stream()
     stream.closes = True
     stream.open(quantum_ms * MS)
@@ -198,7 +200,7 @@ def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quant
 
 @given(st.integers(min_value=2, max_value=12))
 def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
-    """A kernel may spin until launches that are held back have run."""
+    """A kernel may spin until launches have run that the queue holds back."""
     stream = Stream()
     stream.closes = True
     stream.open(10 * MS)
@@ -222,8 +224,8 @@ def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
 def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
     takes: int, stops: list[tuple[bool, int]], between: int
 ) -> None:
-    """The thread is stopped while it waits for a fence, or between two launches; the GPU continues (PC7). So the
-    predicted end is no later than the end of the launched work plus one window."""
+    """The thread is stopped while it waits for a fence, or between two launches. The GPU continues (PC7). So the
+    predicted end is at most one window later than the end of the launched work."""
     stream = Stream()
     stream.open(0)
     for _ in range(300):
@@ -240,7 +242,7 @@ def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
 
 @given(st.integers(min_value=12 * MS, max_value=40 * MS), st.integers(min_value=20 * MS, max_value=200 * MS))
 def test_a_drain_seen_late_bounds_the_duration_of_launches_from_above(takes: int, stopped: int) -> None:
-    """Only drains show the duration of launches that are longer than their turns."""
+    """If launches are longer than their turns, only drains show their duration."""
     stream = Stream()
     stream.closes = True
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Promises of packing by usable capacity: it ranks and hides no place, and gives the same answer again."""
+"""Promises of packing by usable capacity: it only ranks places, so it hides none, and repeats its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDED = object()
 
 
 def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
-    """Return by node the GPUs that pass every filter, where they are enough, by asking each filter."""
+    """Return, by node, the GPUs that pass every filter, if they are enough. Each filter is asked directly."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     found = {}
@@ -88,7 +88,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 def test_a_decision_does_not_depend_on_earlier_unplaced_requests(
     history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
-    """Scores cached between decisions equal newly computed ones."""
+    """Scores that are cached between decisions equal newly computed scores."""
     cluster, asked = history
     for request in asked:
         for other in asked[:3]:

@@ -1,7 +1,7 @@
-"""Promises of placement through any events: every decision follows the rules, every refusal has a true reason, and no
-request waits that could be served.
+"""Promises of placement under any events: every decision follows the rules, every refusal has a true reason, and no
+request waits that could be placed.
 
-`placement_life` plays the cluster; `placement_rules` has the rules a second time, by brute force.
+`placement_life` simulates the cluster. `placement_rules` contains the rules a second time, by brute force.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.promise(
 
 
 class Placement(Life):
-    """One run: a small cluster, then anything in any order."""
+    """One run: a small cluster, then any events in any order."""
 
     asked = runs = 0
 
@@ -91,12 +91,14 @@ class Placement(Life):
             self.cluster.reserve_for_head(None)
 
     def check_choice(self, rules: Rules, answer: Assignment, request: PlacementRequest) -> None:
-        """Check that the answer is one of the places that the request's policy prefers."""
+        """Check that the answer is one of the places that the request's policy ranks first."""
         chosen: Place = answer.node, frozenset(answer.gpus)
         kept = self.cluster.head_reservation
         open_to_it = kept is not None and kept.open_to == request.namespace
         if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority or open_to_it):
-            return  # GPUs reserved for it come first; GPUs reserved for a lower priority or its own namespace last
+            # GPUs reserved for the request come first; GPUs reserved for a lower priority or its own namespace come
+            # last
+            return
         if rules.group(request):
             return
         choices = list(rules.choices(request))
@@ -122,8 +124,8 @@ class Placement(Life):
         return any(row for row in self.rows(place[0]) if place[1] & set(row.gpus))
 
     def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:
-        """Check that a holder is asked for where it would make room, whichever GPU it gets: the fewest, on the node
-        with the fewest GPUs left to give."""
+        """Check that a holder is requested only where it makes room, whichever GPU it gets. It must need the fewest
+        holders, on the node with the fewest free GPUs."""
         answer, expected = self.cluster.engine.place_or_hold(request), rules.new_holders(request)
         assert isinstance(answer, NewHolder) == bool(expected), (answer, expected)
         if isinstance(answer, NewHolder):
@@ -138,8 +140,8 @@ class Placement(Life):
 
     @rule()
     def look_who_could_be_served(self) -> None:
-        """Check that a refused request is served by nodes that have grown since, or after its group has changed, or not
-        at all."""
+        """Check that a refused request can be placed only on nodes that have grown since, or after its group
+        has changed."""
         for request, moment in self.refused:
             key = label_key(request.namespace, request.gpu.labels.affinity)
             woken = self.cluster.engine.serves(request, self.cluster.grown_since(moment))
@@ -165,7 +167,7 @@ class Placement(Life):
 
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
-        """Reserve GPUs for a refused request, or for none."""
+        """Reserve GPUs for a refused request, or drop the reservation."""
         request = data.draw(st.sampled_from([None, *(request for request, _ in self.refused)]))
         if request is None:
             self.cluster.reserve_for_head(None)
@@ -208,8 +210,8 @@ class Placement(Life):
             self.decided(answer)
 
     def has_room_for(self, row: Reservation, request: int, memory: int | None) -> bool:
-        """Return whether there is room for another share. The tenant keeps its present share; only the rest must be
-        free and outside the head-of-queue reservation."""
+        """Return whether there is room for a changed share. The tenant keeps its present share. Only the additional
+        amount must be free and outside the head-of-queue reservation."""
         rules = self.oracle()
         node = self.states[self.cluster.reservations_of(row.tenant)[0][0]]
         gpus = [gpu for gpu in node.gpus if gpu.uuid in row.gpus]

@@ -1,5 +1,6 @@
-"""Promises of the queue: no request waits that could be placed, and of two that ask for the same the first in order
-comes first. Everything random comes from a seed."""
+"""Promises of the queue: no request waits that could be placed, and of two equal requests the first in order is placed
+first. Everything random comes from a seed.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Play:
             self.world.node(f"n{number}", 2)
 
     def ask_otherwise(self) -> set[str]:
-        """Change the requests of some waiting tenants, some of them twice. Return the tenants whose change was not
-        reported to the loop."""
+        """Change the requests of some waiting tenants, some of them twice. Return the tenants for which the loop was
+        not notified."""
         chance, world, untold = self.chance, self.world, set[str]()
         waits = sorted(world.loop.waiting())
         for tenant in chance.choices(waits, k=4) if waits and chance.random() < 0.3 else ():
@@ -54,7 +55,7 @@ class Play:
         return untold
 
     async def notify(self, untold: set[str]) -> None:
-        """Report changed requests to the loop."""
+        """Notify the loop of changed requests."""
         for tenant in untold & set(self.world.loop.waiting()):
             self.world.loop.want_place(tenant)
         await self.world.settle()

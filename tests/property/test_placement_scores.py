@@ -1,4 +1,6 @@
-"""The scores computed in C equal the definition: usable capacity before, less usable capacity after."""
+"""The scores that C computes equal their definition: usable capacity before the request is placed, less usable capacity
+after.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,11 @@ from sharepod.placement.state.types import PlacementRequest
 from unit.placement.world import ClusterWithEngine
 
 RANKS_BY_IDLE = 64
-"""Number of filters.h by the same name."""
+"""RANKS_BY_IDLE of native/filters.h."""
 
 
 def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: int, gpus: list[int]) -> float:
-    """Return the gain of usable capacity, the values of holes included, when the request goes to these GPUs of a
-    node."""
+    """Return the gain of usable capacity if the request goes to these GPUs of a node, including the values of holes."""
     row = slice(node, node + 1)
     size = columns.size[row].copy()
     size[size >= definition.usable.sizes] = 0

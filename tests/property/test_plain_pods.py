@@ -1,4 +1,4 @@
-"""Reading a Pod's resource line, whatever its content, raises only the refusal that is reported to its owner."""
+"""Reading a Pod's resource line with any content raises only the refusal that is reported to its owner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _POD = {
 
 
 def _read(raw: Any) -> None:
-    """Read a Pod; nothing but its refusal may come out, and that no longer than an Event takes."""
+    """Read a Pod. It may raise only its refusal, no longer than an Event allows."""
     asks(raw)
     try:
         request = lower(raw)

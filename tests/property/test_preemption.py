@@ -1,4 +1,4 @@
-"""Promises of preemption, on small random clusters against trying every set of victims."""
+"""Promises of preemption on small random clusters: the result is compared with trying every set of victims."""
 
 from __future__ import annotations
 

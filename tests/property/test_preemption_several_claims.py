@@ -1,4 +1,6 @@
-"""Promises of preemption for Pods with several claims, on small random clusters against trying every unit."""
+"""Promises of preemption for Pods with several claims on small random clusters: the result is compared with trying
+every unit.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def several(chance: random.Random, priority: int) -> PlacementRequest:
 
 
 def fits(world: SmallCluster, request: PlacementRequest, plan: PreemptionPlan, spared: str = "") -> bool:
-    """Return whether the requests have places on the plan's node after the plan, without one unit of it."""
+    """Return whether the requests have places on the plan's node if the plan is carried out without `spared`, one of
+    its units."""
     units = {tenant: fact.unit for tenant, fact in world.victims.items()}
     evicted = frozenset(units[tenant] for tenant in plan.evict) - {spared}
     lowered = frozenset(units[tenant] for tenant in plan.lower) - {spared}

@@ -1,5 +1,6 @@
-"""Whatever happens to tenants: with hand-offs that were prepared they get the grants that they get without, at the same
-moments and with the same books."""
+"""Prepared hand-offs change nothing: for any events of tenants, grants, their moments and all accounts are the same as
+without preparation.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ LIVES, STEPS = 40, 150
 
 
 class Process:
-    """A client that keeps the frames that it is sent."""
+    """Client that stores the frames that it is sent."""
 
     def __init__(self, pid: int, tenant: str, clock: Callable[[], int]) -> None:
         self.pid, self.tenant = pid, tenant
@@ -41,11 +42,11 @@ class Process:
         self.frames.append(frame)
 
     def fileno(self) -> int:
-        """Return the descriptor of its socket: a number of its own while it is connected."""
+        """Return a number that stands for the descriptor of its socket, unique while it is connected."""
         return self.pid if self.alive else -1
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
-        """Return a frame as it is sent."""
+        """Return the frame unencoded, as the packet to send."""
         return protocol.encode(frame)
 
     def taken(self) -> None:
@@ -58,7 +59,7 @@ class Process:
 
 
 class Wait(LoopHandOffs):
-    """The loop's hand-offs on a test clock: the part of native/hand_offs.c without real sockets."""
+    """The loop's prepared hand-offs on a test clock: the work of native/hand_offs.c without real sockets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Wait(LoopHandOffs):
         self.made = 0
 
     def end_by(self, moment: int | None) -> None:
-        """End all windows by that moment."""
+        """Let all windows end at this moment at the latest."""
         self.end = moment
 
     def put(self, place: int, holder: int, grant_id: int, orders: tuple[Order | None, Order | None]) -> None:
@@ -79,18 +80,18 @@ class Wait(LoopHandOffs):
         self.orders.pop(place, None)
 
     def look(self) -> bool:
-        """Apply nothing: in a test each holder drains by itself."""
+        """Carry out nothing: in a test each holder drains by a call of `drained`."""
         return False
 
     def edges(self) -> list[int]:
-        """Return the moments at which a window begins or ends, once all that can be is prepared."""
+        """Prepare all hand-offs that can be prepared. Return the moments at which their windows begin or end."""
         if self.stale:
             self.prepare()
         windows = [each for _, _, orders in self.orders.values() for each in orders if each is not None]
         return [edge for each in windows for edge in (each.since, each.until)]
 
     def drained(self, now: int, process: Process, others: dict[int, Process], *, wanting: bool) -> bool:
-        """Hand on if that was prepared; return whether it was."""
+        """Carry out the prepared hand-off of a holder that drains. Return False if none was prepared."""
         if self.stale:
             self.prepare()
         for place, (holder, grant_id, orders) in list(self.orders.items()):
@@ -110,7 +111,7 @@ class Wait(LoopHandOffs):
 
 
 class World:
-    """Tenants with their processes, and the tokens that are passed among them."""
+    """Tenants with their processes, and the tokens that they get."""
 
     def __init__(self, *, prepares: bool) -> None:
         self.now = 1
@@ -140,7 +141,7 @@ class World:
         self.processes[pid] = Process(pid, name, lambda: self.now)
 
     def drain(self, process: Process, *, wanting: bool) -> None:
-        """Send the report that a process has drained."""
+        """Report that a process has drained: by a prepared hand-off if there is one, else by its frame."""
         held, process.held = process.held, process.held
         assert held is not None
         process.beat(0)
@@ -151,16 +152,16 @@ class World:
             process.held = None
 
     def announce(self, process: Process, ends_in_ns: int) -> None:
-        """Send the report that a process's last work ends."""
+        """Report when a process's last work ends."""
         assert process.held is not None
         self.tokens.draining(process.tenant, process, protocol.Draining(process.held, ends_in_ns))
 
     def advance(self, moment: int) -> None:
-        """Let time pass; due steps are made when they are due."""
+        """Advance the clock to this moment."""
         self.now = max(self.now, moment)
 
     def lose(self, pid: int, *, alive: bool) -> None:
-        """Close the connection of a process."""
+        """Close the connection of a process. `alive`: the process still runs."""
         process = self.processes.pop(pid)
         if process.closing is not None:
             process.closing()
@@ -181,7 +182,7 @@ class World:
         return seen
 
     def books(self, names: list[str]) -> list[object]:
-        """Return all that is known of the tenants' time."""
+        """Return all accounts of the tenants' time, for a comparison."""
         tokens = self.tokens
         return [
             self.barred,
@@ -205,7 +206,7 @@ class World:
 
 
 class Life:
-    """One random life of tenants, which two worlds live; in one of them hand-offs are prepared."""
+    """One random life of tenants, played in two worlds. In one of them hand-offs are prepared."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -222,7 +223,7 @@ class Life:
                 self._begin(name)
 
     def step(self) -> None:
-        """Let time pass until a due step or the start or end of a window, and play one event."""
+        """Advance to a due step or to an edge of a window, and play one event."""
         rng, now = self.rng, self.plain.now
         moment = now + rng.randint(1, max(2, int(self._span * rng.choice((0.01, 1, 1, 5)))))
         if rng.random() < 0.3:
@@ -288,7 +289,8 @@ class Life:
 
 
 def live(seed: int) -> int:
-    """Play the same events in two worlds; return the number of prepared hand-offs that were carried out."""
+    """Play the same events in two worlds and compare them. Return the number of prepared hand-offs that were
+    carried out."""
     life = Life(seed)
     for _ in range(STEPS):
         life.step()
@@ -308,7 +310,7 @@ async def test_a_life_with_prepared_hand_offs_is_the_life_without_them() -> None
 
 @pytest.mark.promise("time-prepared")
 async def test_the_last_of_two_holding_processes_passes_the_token_on() -> None:
-    """A tenant's grant ends with the drain of its last process; a hand-off is prepared only for a sole process."""
+    """A tenant's grant ends when its last process drains. A hand-off is prepared only if a single process holds."""
     world = World(prepares=True)
     for pid, name in ((1, "two"), (2, "two"), (3, "one")):
         world.set(name, GPUS[:1], 500, 1000, interactive=False)

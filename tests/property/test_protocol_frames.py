@@ -1,4 +1,4 @@
-"""No bytes that a tenant sends can do more than be refused."""
+"""Any bytes that a tenant sends are parsed as a frame or refused. They have no other effect."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ flags_of = {
         "concurrent": lib.SHP_GRANT_CONCURRENT,
     },
 }
-"""Flags of the frames that have some, by field."""
+"""By frame type: the bit of each flag, by field."""
 
 
 @given(st.one_of(from_clients, from_agent))
@@ -153,7 +153,7 @@ def test_a_frame_with_bytes_changed_is_valid_or_an_error(frame: protocol.Frame, 
 
 
 def received(packet: bytes) -> Any:
-    """Return the result of the agent's reader for a packet: shp_received."""
+    """Return the result of the agent's reader for a packet (shp_received)."""
     client, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with client, agent, select.epoll() as poller:
         poller.register(agent, select.EPOLLIN)
@@ -165,7 +165,8 @@ def received(packet: bytes) -> Any:
 
 
 def agree(packet: bytes) -> None:
-    """The reader recognises a frame about time where the codec takes it, with the same values, and no other."""
+    """Check that the reader recognises a frame about time exactly if the codec accepts it, with the same values, and
+    recognises no other frame."""
     raw = received(packet)
     try:
         frame = parse_client(packet)

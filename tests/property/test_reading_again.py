@@ -1,4 +1,4 @@
-"""Reading an object with an earlier result gives the same as reading it for the first time."""
+"""Reading an object with an earlier result for reuse gives the same as reading it without."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def paths(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def changed(raw: Json, path: Path, value: Any) -> Json:
-    """Return the object with this value at the place, where there is such a place."""
+    """Return the object with this value at the path. Return it unchanged if it has no such path."""
     result = copy.deepcopy(raw)
     inner: Any = result
     for step in path[:-1]:

@@ -1,4 +1,5 @@
-"""The queues that a thread of the hook remembers, for any streams: R9 and R10 of shim/src/time/gate/remembered.h."""
+"""The queues that a thread of the hook remembers, for any set of streams: R9 and R10 of
+shim/src/time/gate/remembered.h."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ keys = st.one_of(
     st.builds(key_at, st.integers(0, 3), st.just(OWN_BITS), st.integers(1, 6)),
     st.builds(key_at, st.sampled_from([0, 1, 254, 255]), st.just(TABLE_BITS), st.integers(1, 40)),
 )
-"""Any keys; such as share a place in the slot; such as share a place of the table, at its ends too."""
+"""Keys of three kinds: any keys; keys that share a place in the slot; keys that share a place in the table, also at its
+ends."""
 
 
 @pytest.mark.promise("program-no-cliffs")
@@ -58,7 +60,7 @@ def test_thousands_of_streams_are_remembered() -> None:
 
 
 def test_a_queue_without_memory_is_dropped_and_the_others_are_found() -> None:
-    """The next queue with memory for it is remembered again."""
+    """The next queue for which there is memory is remembered again."""
     table, (*kept, more) = Table(), [key_at(3, OWN_BITS, number) for number in range(1, 2**OWN_BITS // 2 + 2)]
     table.refuse_memory(True)
     for number, key in enumerate(kept, 1):

@@ -1,4 +1,5 @@
-"""The silence of a tenant (sharepod.agent.shares.silence), for any stops of its process and any work (E2)."""
+"""The decision whether a tenant is silent (sharepod.agent.shares.silence), for any stops of its process and any
+work (E2)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from sharepod.protocol import Sign
 MS = 1_000_000
 BEAT_NS = MS // 2
 AHEAD_NS = 5 * MS // 2
-"""So long before the end of its work, at most, a silent tenant is judged."""
+"""Longest time before the end of its work at which a silent tenant is judged, in ns."""
 
 stops = st.integers(min_value=0, max_value=40 * MS)
 work = st.integers(min_value=0, max_value=30 * MS)
@@ -22,16 +23,17 @@ late = st.integers(min_value=0, max_value=MS)
 
 @dataclass
 class Holder:
-    """A process that holds and is stopped at times, and an agent that checks somewhat later than scheduled."""
+    """Process that holds and is stopped at times, and an agent whose checks are somewhat late."""
 
     silence: Silence = field(default_factory=Silence)
     now: int = 1000 * MS
 
     def stop(self, stopped_ns: int, work_ns: int, late_ns: int) -> int | None:
-        """Stop it for that long, with that much work unfinished; it speaks when it runs again.
+        """Stop the process for `stopped_ns` with `work_ns` of unfinished work. Then it runs again and gives a sign of
+        life. Checks of the agent are `late_ns` late.
 
         Returns:
-            How long after the stop it was found silent; None: it was not.
+            Nanoseconds from the stop until the tenant was found silent. None if it was not.
         """
         stopped_at, found = self.now, None
         sign, look = Sign(stopped_at, stopped_at + work_ns), stopped_at
@@ -53,11 +55,11 @@ class Holder:
 def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
     before: list[tuple[int, int, int]], stopped_ns: int, work_ns: int, late_ns: int
 ) -> None:
-    """After any history. The GPU is idle no longer than the patience plus the delay of a check."""
+    """This holds after any history. The GPU is idle for at most the patience plus the delay of a check."""
     holder = Holder()
     for stop in before:
         holder.stop(*stop)
-    patience = holder.silence.patience_ns  # earlier events were not long ago
+    patience = holder.silence.patience_ns  # none of the earlier events is so long ago that the patience is reset
     due = max(patience, work_ns - AHEAD_NS)
     found = holder.stop(stopped_ns, work_ns, late_ns)
     if found is None:
@@ -68,7 +70,7 @@ def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
 
 @given(st.lists(st.tuples(st.integers(min_value=0, max_value=PATIENCE_MOST_NS - BEAT_NS - 1), work, late), max_size=50))
 def test_a_thread_that_is_late_now_and_then_keeps_its_turns(delays: list[tuple[int, int, int]]) -> None:
-    """On a busy node, by less than the patience each time."""
+    """As on a busy node, each delay is less than the patience."""
     holder = Holder()
     assert [holder.stop(*delay) for delay in delays] == [None] * len(delays)
     assert holder.silence.patience_ns == PATIENCE_MOST_NS
@@ -91,7 +93,7 @@ def test_a_repeatedly_stopped_tenant_is_found_sooner_until_a_finding_was_wrong(
 
 
 def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_time() -> None:
-    """How long it was stopped in all is not known."""
+    """The total time for which it was stopped is not known."""
     holder = Holder()
     for _ in range(3):
         holder.stop(20 * MS, 0, 0)
@@ -135,7 +137,7 @@ def test_a_tenant_not_found_silent_for_a_while_has_its_full_timeout_again(late_n
 def test_a_tenant_is_silent_only_if_each_of_its_processes_is_and_the_end_of_their_work_is_known(
     processes: list[tuple[int, int | None]], old_hook: bool
 ) -> None:
-    """`processes`: how long ago each gave its last sign, and how long its work lasts from then on."""
+    """`processes`: for each, how long ago it gave its last sign of life, and how long its work lasts from now on."""
     now = 1000 * MS
     signs = [(Sign(now - ago, None if left is None else now - ago + left), 0) for ago, left in processes]
     verdict = Silence().judge(now, [*signs, (None, 0)] if old_hook else signs)

@@ -1,4 +1,4 @@
-"""A slice of `make soak-frames`."""
+"""A short run of `make soak-frames`."""
 
 from __future__ import annotations
 

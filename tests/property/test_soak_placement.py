@@ -1,4 +1,4 @@
-"""A slice of `make soak-placement`."""
+"""A short run of `make soak-placement`."""
 
 from __future__ import annotations
 

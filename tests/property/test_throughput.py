@@ -1,4 +1,4 @@
-"""Invariants of the throughput benchmark's replay, on workloads small enough to play in a second."""
+"""Invariants of the throughput benchmark's replay, on workloads that are simulated within a second."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LINES = tuple(
 )
 WORKLOAD = Workload("tiny", NODES, LINES)
 RATES = Rates()
-"""Rates of the mixes that occur, played once for all tests."""
+"""Rates of the mixes that occur, simulated once for all tests."""
 
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
-    """Restore the garbage collector after the replay's engine."""
+    """Restore the garbage collector's settings, which the replay's engine changes."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -41,7 +41,7 @@ def collector() -> Iterator[None]:
 
 
 def no_more_than_the_gpu(mix: Mix) -> tuple[float, ...]:
-    """Return the rates of a mix. AssertionError if it asks for more GPUs than one, or is served more than one."""
+    """Return the rates of a mix. Fails if the mix requests, or gets, more than one GPU."""
     assert sum(request for request, _, _, _ in mix) <= 1000
     rates = RATES(mix)
     assert sum(rate * duty for rate, (_, _, duty, _) in zip(rates, mix, strict=True)) <= 1000.001
@@ -64,7 +64,7 @@ def test_a_replay_accounts_for_every_job_and_keeps_every_guarantee(sharing: Shar
 
 
 def test_co_running_uses_gaps_that_turns_cannot_use() -> None:
-    """Two jobs that keep the GPU busy for a quarter of the time, and for half of it."""
+    """The jobs keep the GPU busy for a quarter and for half of the time."""
     mix: Mix = ((500, 1000, 250, 160), (500, 1000, 500, 160))
     in_turns, at_once = eager.EagerRates(Sharing.LENDING)(mix), eager.EagerRates(Sharing.CO_RUNNING)(mix)
     assert sum(in_turns) <= 1.1

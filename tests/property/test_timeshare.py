@@ -1,4 +1,4 @@
-"""Guarantees for every tenant, played by the minute in simulated time against arbitrary mixes of tenants."""
+"""Guarantees of the token scheduler for every tenant, simulated for minutes against arbitrary mixes of tenants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ kernels = st.sampled_from([100 * US, 1 * MS, 7 * MS, 30 * MS, 130 * MS, 400 * MS
 def test_busy_tenants_get_what_they_were_guaranteed(
     requests: list[int], kernel: list[tuple[int, bool]], hand_off: int, guess: float | None
 ) -> None:
-    """Whatever they launch, kernels or graphs, and however well they guess when their last work ends."""
+    """This holds for kernels and graphs of any length, and for any error in the announced end of a tenant's
+    last work."""
     programs = [
         Program(f"t{i}", request=r, kernel_ns=k, graphs=graphs)
         for i, (r, (k, graphs)) in enumerate(zip(requests, kernel, strict=False))
@@ -40,7 +41,7 @@ def test_busy_tenants_get_what_they_were_guaranteed(
 habits = st.tuples(
     st.integers(1, 300), st.integers(1, 3000), st.sampled_from([1 * MS, 7 * MS, 30 * MS]), st.integers(0, 9 * S)
 )
-"""Milliseconds of work and of pause, length of kernels, begin."""
+"""Habits of a tenant: milliseconds of work, milliseconds of pause, length of its kernels, begin."""
 
 
 @pytest.mark.promise("time-convergence")
@@ -127,7 +128,7 @@ def test_who_wakes_seldom_waits_for_the_least_quantum_and_costs_the_busy_one_not
 @pytest.mark.promise("time-hand-off-cost")
 @SOME
 @given(requests=parts(1000, 4), gap=st.sampled_from([200 * US, 1 * MS, 5 * MS]))
-@example(requests=[300, 700], gap=5 * MS)  # without the cancellation of common credit 1.2 points off
+@example(requests=[300, 700], gap=5 * MS)  # without the cancellation of common credit the error is 1.2 points
 def test_what_hand_offs_cost_is_borne_in_proportion(requests: list[int], gap: int) -> None:
     programs = [Program(f"t{i}", request=r, kernel_ns=2 * MS) for i, r in enumerate(requests)]
     end = WARM_UP + 200 * S
@@ -180,7 +181,7 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
 @pytest.mark.parametrize("request_milli", [300, 500, 700])
 @pytest.mark.parametrize("kernel", [70 * MS, 250 * MS, 400 * MS, 900 * MS])
 def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_milli: int, kernel: int) -> None:
-    """Time that a long kernel of the neighbour took can be made up for under the limit."""
+    """The tenant can make up, under its limit, for time that a long kernel of its neighbour took."""
     limited = Program("limited", request=request_milli, limit=request_milli)
     neighbour = Program("neighbour", request=1000 - request_milli, kernel_ns=kernel)
     end = WARM_UP + 100 * S
@@ -203,7 +204,7 @@ def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_mill
 def test_limits_as_low_as_the_requests_cost_a_tenth_of_one_at_most_beside_several_with_long_kernels(
     request_milli: int, neighbours: list[int], kernel: int
 ) -> None:
-    """Long kernels of tenants that resume under their own limits do not all precede a waiting tenant."""
+    """Tenants whose ceilings have room again, and that have long kernels, do not all precede a waiting tenant."""
     limited = Program("limited", request=request_milli, limit=request_milli)
     long = [
         Program(f"long-{index}", request=request, limit=request, kernel_ns=kernel)
@@ -240,7 +241,7 @@ def test_shares_converge_although_one_runs_kernels_of_five_seconds(preempting: b
     slow = Program("slow", request=100, kernel_ns=5 * S)
     quick = Program("quick", request=900)
     Simulation([slow, quick], Parameters(grace_ns=1 * S if preempting else 10 * S)).run(600 * S)
-    assert slow.share(0, 600 * S) == pytest.approx(0.1, abs=0.012)  # one kernel more or less is 0.008
+    assert slow.share(0, 600 * S) == pytest.approx(0.1, abs=0.012)  # one kernel more or less changes the share by 0.008
     assert quick.share(0, 600 * S) >= 0.89
 
 
@@ -249,7 +250,8 @@ def test_who_ran_alone_owes_nothing_when_another_arrives() -> None:
     early = Program("early", request=500)
     late = Program("late", request=500, start_ns=3600 * S)
     Simulation([early, late]).run(3660 * S)
-    assert early.share(3600 * S, 3602 * S) >= 0.25  # the newcomer has at most a second's credit, the first no debt
+    # the newcomer has at most a second of credit, and the first tenant has no debt
+    assert early.share(3600 * S, 3602 * S) >= 0.25
     assert early.share(3602 * S, 3660 * S) == pytest.approx(0.5, abs=0.01)
 
 
@@ -279,7 +281,8 @@ def test_who_wakes_with_credit_goes_next() -> None:
 def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
     requests: list[int], kernel: list[int]
 ) -> None:
-    """Plus one kernel, where no kernel is longer than its tenant's part of the target latency."""
+    """The bound is the target latency plus one kernel, if no kernel is longer than its tenant's part of the target
+    latency."""
     latency = Parameters().target_latency_ns
     programs = [
         Program(f"t{i}", request=r, kernel_ns=min(k, latency * r // 1000))
@@ -302,14 +305,15 @@ def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
     asleep=st.sampled_from([500, 1500]),
     busy=st.integers(1, 10),
 )
-@example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)  # 0.78 s without the rule, and 0.7 the next
+# without the rule the wait is 0.78 s; in the next example 0.7 s
+@example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)
 @example(wakers=5, asked=5, step=(8, 2), asleep=1500, busy=10)
-@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # a tenant that returns and stays
-@example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # each wake cancelled common credit
+@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # a tenant that returns and does not sleep again
+@example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # each wake-up cancelled common credit
 def test_beside_tenants_with_credit_one_that_is_owed_time_waits_for_the_target_latency_and_one_turn(
     wakers: int, asked: int, step: tuple[int, int], asleep: int, busy: int
 ) -> None:
-    """Forty steps, then a sleep in which credit for a second is saved up, in turn."""
+    """Tenants with credit repeat forty steps and a sleep in which they save a second of credit."""
     burst, pause = step
     sleeping = [
         Program(
@@ -352,14 +356,14 @@ def test_nobody_is_kept_waiting_beyond_the_others_quanta(sporadic: list[tuple[in
     pause=st.sampled_from([100 * US, 900 * US, 3 * MS]),
 )
 def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: int, pause: int) -> None:
-    """Programs that think for a moment between steps are hardly ever waiting when their own quantum ends."""
+    """A program that pauses between steps hardly ever waits when its own quantum ends."""
     thinker = Program("thinker", request=50 * request, burst_ns=burst * MS, pause_ns=pause)
     busy = Program("busy", request=1000 - 50 * request)
     end = WARM_UP + 60 * S
     Simulation([thinker, busy]).run(end)
     most = (
         burst * MS / (burst * MS + Parameters().quantum_min_ns + busy.kernel_ns)
-    )  # in each pause another has its turn
+    )  # in each pause another tenant has its turn
     assert thinker.share(WARM_UP, end) >= min(thinker.request / 1000, 0.9 * most) - 0.02
     assert busy.share(WARM_UP, end) >= busy.request / 1000 - 0.02
 

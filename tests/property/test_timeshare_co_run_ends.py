@@ -1,4 +1,4 @@
-"""Reasons why co-running ends, as the metric counts them."""
+"""Reasons why co-running ends, as the metric counts them by label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Co-running, played on a GPU that time-slices: arbitrary programs with gaps, busy programs and services."""
+"""Co-running, simulated on a GPU with time slices: arbitrary programs with gaps, busy programs and services."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sharepod.timeshare.trials import TRIAL_NS
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WARM_UP = 1 * S
-"""Time after which each tenant was measured alone."""
+"""Simulated time after which each tenant has been measured alone."""
 
 EAGER: dict[str, Any] = {"gpu_ns": 250 * US, "host_ns": 700 * US, "kernels": 12, "pause_ns": 1500 * US}
-"""Training without graphs: three tenths of the time in flight."""
+"""A training without graphs: its kernels are in flight for three tenths of the time."""
 DENSE: dict[str, Any] = {"gpu_ns": 400 * US, "host_ns": 700 * US, "kernels": 12, "pause_ns": 1500 * US}
-"""Half of the time in flight."""
+"""A training whose kernels are in flight for half of the time."""
 SERVICE: dict[str, Any] = {"gpu_ns": 1 * MS, "host_ns": 100 * US, "kernels": 3, "pause_ns": 31 * MS, "waits": True}
 
 
 def busy(kernel_ns: int) -> dict[str, Any]:
-    """Return a program that launches kernels of this length back to back."""
+    """Return a program that launches kernels of this length without gaps."""
     return {"gpu_ns": kernel_ns}
 
 
@@ -34,7 +34,8 @@ requests = st.integers(1, 9).map(lambda tenths: 100 * tenths)
 
 
 def work(programs: list[Program], begin: int, end: int, gpu: TimeSlicedGpu) -> list[float]:
-    """Play up to `end`; return the work that each program does from `begin` on, as a part of the same alone."""
+    """Simulate until `end`. Return, for each program, its work from `begin` on, relative to its work in that
+    time alone."""
     gpu.run(begin)
     before = [program.finished for program in programs]
     gpu.run(end)
@@ -45,7 +46,7 @@ def work(programs: list[Program], begin: int, end: int, gpu: TimeSlicedGpu) -> l
 
 
 def books_are_exact(gpu: TimeSlicedGpu, removed_held_ns: int = 0) -> None:
-    """Assert that each nanosecond of the GPU is in its books once, and charged to at most one tenant."""
+    """Assert that each nanosecond of the GPU is in its account once, and charged to at most one tenant."""
     scheduler = gpu.scheduler
     assert scheduler is not None
     time = scheduler.gpu_time(gpu.now, GPU)
@@ -58,7 +59,7 @@ def books_are_exact(gpu: TimeSlicedGpu, removed_held_ns: int = 0) -> None:
 @pytest.mark.promise("time-gaps-filled")
 @pytest.mark.parametrize("request_milli", [100, 300, 500])
 def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(request_milli: int) -> None:
-    """Bare time slices leave each 0.95."""
+    """With bare time slices each program does 0.95 of its work."""
     programs = [
         Program("a", request=request_milli, **EAGER),
         Program("b", request=1000 - request_milli, starts_ns=MS, **EAGER),
@@ -74,7 +75,7 @@ def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(r
 def test_next_to_a_busy_program_each_gets_its_request_done(
     request: int, kernel: int, leaves_gaps: dict[str, Any]
 ) -> None:
-    """Tolerance, over two seconds: the bearable debt, one window and one turn."""
+    """The tolerance, over two seconds, is the bearable debt plus one window and one turn."""
     programs = [
         Program("a", request=request, **leaves_gaps),
         Program("b", request=1000 - request, starts_ns=MS, **busy(kernel * MS)),
@@ -105,7 +106,7 @@ def test_busy_programs_take_turns(request: int, kernels: tuple[int, int]) -> Non
 
 @pytest.mark.promise("time-trials")
 def test_a_gain_that_is_not_foretold_is_found_by_a_trial() -> None:
-    """Both seem to be busy: as ranks do that spin while they wait for each other."""
+    """Both programs seem to be busy, like ranks that spin while they wait for each other."""
     programs = [
         Program(name, request=500, starts_ns=start, lie=lambda samples: replace(samples, flying=samples.looks), **DENSE)
         for name, start in (("a", 0), ("b", MS))
@@ -143,8 +144,9 @@ def test_programs_that_cease_to_leave_gaps_take_turns_and_are_paid_back(request_
 
 @pytest.mark.promise("time-excess")
 def test_idle_time_goes_first_to_a_tenant_that_has_used_little_of_its_request() -> None:
-    """A notebook of 0.1, with cells of 300 ms of work each 4 s, takes turns with a training of 0.5: half of the GPU is
-    left to it. Without a saved claim it would share that half with the training by their requests."""
+    """A notebook with request 0.1, which runs cells of 300 ms every 4 s, takes turns with a training of 0.5. Half of
+    the GPU is not requested. Without its saved claim on idle time, the notebook would share that half with the training
+    in proportion to their requests."""
 
     def play(horizon_ns: int) -> tuple[list[int], float]:
         notebook = Program("a", request=100, gpu_ns=5 * MS, kernels=60, pause_ns=4 * S, waits=True)
@@ -186,7 +188,7 @@ def test_a_service_that_wakes_with_credit_waits_for_slices_and_no_kernel(kernel:
 
 @pytest.mark.promise("time-joins")
 def test_a_service_that_was_held_up_catches_up() -> None:
-    """Requests that queue make a service work without a pause: it must not be taken for a training."""
+    """If requests queue up, a service works without pauses. It must not be mistaken for a training."""
     service = Program("a", request=300, starts_ns=20 * MS, **{**SERVICE, "pause_ns": 25 * MS})
     programs = [service, Program("b", request=700, **busy(250 * MS))]
     gpu = TimeSlicedGpu(programs)
@@ -288,7 +290,7 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
         if program.id not in gpu.programs or program.starts_ns > gpu.now:
             return
         if what == "leave" and len(gpu.programs) > 1:
-            if program is not programs[0]:  # the books begin with the first tenant
+            if program is not programs[0]:  # the GPU's account begins with the first tenant
                 removed += scheduler.usage(gpu.now, program.id).held_ns
                 gpu.leave(program)
         elif what == "resize":
@@ -322,7 +324,7 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
 @QUICK
 @given(request=st.sampled_from([500, 700, 900]), lie=st.sampled_from(["idle", "always", "slowed", "random"]))
 def test_what_a_tenant_reports_of_itself_costs_another_nothing_of_its_request(request: int, lie: str) -> None:
-    """S11: the honest tenant's loss is measured by its own counters."""
+    """S11: the honest tenant's loss is measured by its own counters only."""
 
     noise = Random(request)
 

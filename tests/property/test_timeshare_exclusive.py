@@ -1,4 +1,4 @@
-"""With exclusive turns the scheduler takes each action that it took before tenants could co-run, at the same moment."""
+"""With exclusive turns, the scheduler takes the same actions at the same moments as before tenants could co-run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_tenants_that_may_not_co_run_take_the_same_turns_on_a_gpu_that_is_shared
 
 def test_samples_change_nothing_where_turns_are_exclusive() -> None:
     class Sampled:
-        """Scheduler of tenants whose hooks count samples."""
+        """Scheduler in which the hooks of all tenants count samples."""
 
         def __init__(self) -> None:
             self._scheduler = Scheduler(Parameters(sharing=Sharing.EXCLUSIVE))

@@ -1,4 +1,6 @@
-"""Tenants that hang or lie and an agent that stalls, in simulated time: the others keep their shares."""
+"""Tenants that hang or send false reports, and an agent that stalls, in simulated time: the other tenants keep their
+shares.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def test_a_hung_holder_is_preempted_and_pays_for_all_the_time_it_held() -> None:
     assert simulation.preemptions_seen == 1
     assert max(other.waits) <= Parameters().grace_ns + Parameters().quantum_max_ns + 1 * MS
     charged = [simulation.scheduler.usage(120 * S, name).held_ns for name in ("hung", "other")]
-    assert sum(charged) <= 120 * S  # each second of the GPU once
+    assert sum(charged) <= 120 * S  # each second of the GPU is charged once
     assert hung.share(0, 120 * S) == pytest.approx(other.share(0, 120 * S), abs=0.02)
     assert other.share(0, 120 * S) >= 0.5
 
@@ -65,8 +67,8 @@ def test_whatever_holds_the_agent_up_is_no_tenants_debt(
 def test_a_tenant_that_says_it_has_drained_while_its_kernels_run_gains_nothing(
     work_ms: int, others: int, limit: int
 ) -> None:
-    """A liar launches for some milliseconds under each grant, hands back at once, and wants the token again when that
-    work has ended; each second NVML's figure comes in."""
+    """The liar launches for some milliseconds under each grant, reports at once that it has drained, and wants the
+    token again when that work has ended. The agent gets NVML's figure each second."""
     liar = Program("liar", request=100, limit=limit, kernel_ns=10 * US, burst_ns=10 * US, pause_ns=work_ms * MS)
     busy = [Program(f"busy{i}", request=900 // others, kernel_ns=1 * MS) for i in range(others)]
     simulation = Simulation([liar, *busy], announces=True)
@@ -105,7 +107,7 @@ def test_a_tenant_that_says_it_has_drained_while_its_kernels_run_gains_nothing(
 def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
     requests: list[int], capped: list[bool], hung_request: int, until: int
 ) -> None:
-    begin = WARM_UP + 2 * S  # the hang is preempted by then
+    begin = WARM_UP + 2 * S  # the tenant that hangs is preempted by this time
     end = begin + 60 * S
     hung = Program("hung", request=hung_request, hang_at_ns=WARM_UP, hang_until_ns=WARM_UP + until)
     others = [
@@ -118,15 +120,15 @@ def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
         share = program.share(begin, end)
         assert share >= program.request / 1000 - 0.015
         assert share <= program.limit / 1000 + 0.015
-        # A tenant that waited and was owed time gets it back: at most one second at its limit.
+        # A tenant that waited and was owed time makes up for it: at most one second at its limit.
         assert peak_share(program, 10 * S) <= program.limit / 1000 * 1.1 + 0.025
     names = [program.id for program in simulation.programs.values()]
     assert sum(simulation.scheduler.usage(end, name).held_ns for name in names) <= end, "each second once"
 
 
 class PlaysDead(Simulation):
-    """`dead` shows no sign of life while its last kernel runs; it is found so long after the end of that, and is back
-    some time after it."""
+    """The tenant `dead` gives no sign of life while its last kernel runs. It is found silent `found_ns` after the end
+    of that kernel (negative: before), and runs again `back_ns` after it."""
 
     found_ns = 0
     back_ns = 0
@@ -185,7 +187,7 @@ def test_a_tenant_that_plays_dead_hides_no_long_kernels_from_one_that_pauses(
 
 
 class AnnouncesFarEnds(Simulation):
-    """`liar` announces at each grant an end in one hour, and drains at the end of its turn."""
+    """The tenant `liar` announces at each grant that its work ends in an hour, and drains at the end of its turn."""
 
     def _granted(self, program: Program, grant: TokenGrant) -> None:
         super()._granted(program, grant)
@@ -207,7 +209,7 @@ def test_a_tenant_that_announces_an_end_far_away_keeps_no_gang_waiting(request_m
 
 
 class NeverDrains(Simulation):
-    """Tenants that hang do so in each turn, and want the next one as soon as they were preempted."""
+    """Tenants that hang in each turn, and that want the next turn as soon as they are preempted."""
 
     def _carry_out(self) -> None:
         super()._carry_out()
@@ -230,8 +232,8 @@ def test_tenants_that_never_drain_and_want_more_take_no_share_of_the_others() ->
 
 
 class OutlastsItsRescue(Simulation):
-    """Tenants called `long` want the token as soon as they were preempted, and their kernel ends in the turn that they
-    are then given."""
+    """The tenants named `long` want the token as soon as they are preempted. Their kernel ends in the turn that they
+    then get."""
 
     def _carry_out(self) -> None:
         before = set(self.preempted)
@@ -253,7 +255,7 @@ class OutlastsItsRescue(Simulation):
 @pytest.mark.promise("time-debt", "time-ceiling")
 @pytest.mark.parametrize(("request_milli", "limit_milli"), [(20, 50), (20, 1000), (100, 100)])
 def test_a_turn_in_the_midst_of_a_long_kernel_cancels_no_debt_of_it(request_milli: int, limit_milli: int) -> None:
-    """The turn comes ten seconds after its tenant was preempted, and the kernel ends in it."""
+    """The tenant gets the turn ten seconds after it was preempted. Its kernel ends in that turn."""
     long = Program("long", request=request_milli, limit=limit_milli, kernel_ns=11_200 * MS)
     other = Program("other", request=1000 - request_milli)
     OutlastsItsRescue([long, other]).run(400 * S)
@@ -263,7 +265,7 @@ def test_a_turn_in_the_midst_of_a_long_kernel_cancels_no_debt_of_it(request_mill
 
 
 class GivesBackAtOnce(Simulation):
-    """Tenants called `empty...` launch next to nothing under each grant, hand back, and want the token again."""
+    """The tenants named `empty...` launch next to nothing under each grant, release the token, and want it again."""
 
     def _end(self, program: Program, close: int) -> None:
         if not program.id.startswith("empty"):
@@ -281,7 +283,7 @@ class GivesBackAtOnce(Simulation):
 def test_tenants_that_use_none_of_their_turns_cost_the_others_no_more_than_a_twentieth(
     empty: int, request_milli: int, others: list[int], sleep_ns: int
 ) -> None:
-    """Each such turn costs two hand-offs, and they are owed the more time the less they use."""
+    """Each such turn costs two hand-offs. The less time these tenants use, the more they are owed."""
     stuck = [
         Program(f"empty{i}", request=request_milli, kernel_ns=50 * US, burst_ns=sleep_ns and 50 * US, pause_ns=sleep_ns)
         for i in range(empty)
@@ -295,7 +297,8 @@ def test_tenants_that_use_none_of_their_turns_cost_the_others_no_more_than_a_twe
 @pytest.mark.promise("time-liar-later")
 @pytest.mark.parametrize("request_milli", [0, 100])
 def test_time_that_is_hidden_for_a_minute_is_paid_under_the_limit_too(request_milli: int) -> None:
-    """A liar launches a minute of work under one grant and hands back at once; each second the surcharge comes in."""
+    """The liar launches a minute of work under one grant and releases the token at once. Each second it is
+    surcharged."""
     liar = Program("liar", request=request_milli, limit=100, kernel_ns=10 * US, burst_ns=10 * US, pause_ns=60 * S)
     simulation = Simulation([liar])
 

@@ -94,7 +94,7 @@ GANG_WAIT_NS = 4 * S
 
 
 def fits(tenants: list[tuple[set[str], int]]) -> bool:
-    """True if tenants of which no two can run at once ask for four fifths of the time at most."""
+    """Return whether tenants, no two of which can run at the same time, request at most four fifths of the time."""
     groups = (some for count in range(1, len(tenants) + 1) for some in combinations(tenants, count))
     together = (some for some in groups if all(a & b for (a, _), (b, _) in combinations(some, 2)))
     return all(sum(request for _, request in some) <= 800 for some in together)
@@ -124,7 +124,7 @@ lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
         ({"g1"}, 1, 100 * US, "busy", 0),
         ({"g0", "g1"}, 1, 100 * US, "busy", 0),
     ]
-)  # a tenant that pauses for a moment after each step always preceded the gang
+)  # here a tenant that pauses after each step always preceded the gang
 @example(
     tenants=[
         ({"g3"}, 4, 1 * MS, "resized", 2_877_380_956),
@@ -134,15 +134,15 @@ lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
         ({"g1"}, 5, 1 * MS, "busy", 7_688_510_557),
         ({"g0", "g1", "g2", "g3"}, 6, 1 * MS, "busy", 7_456_097_125),
     ]
-)  # lent GPUs of the gangs were lent again and again, each until another moment
+)  # here the gangs' GPUs were lent again and again, each until another moment
 def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
     tenants: list[tuple[set[str], int, int, str, int]],
 ) -> None:
-    """A gang that held some of its GPUs while waiting for others would show as two holders of one GPU, or as a
+    """If a gang held some of its GPUs while it waits for others, a GPU would have two holders, or there would be a
     deadlock.
 
-    Some tenants request in bursts, some end in the middle of a step and return, some get another request. None waits
-    longer than the stated time, and once nothing changes any more each gets its part.
+    Some tenants request in bursts, some end in the middle of a step and return, some get another request. No tenant
+    waits longer than the stated time. Once nothing changes any more, each tenant gets its part.
     """
     asked: list[tuple[set[str], int]] = []
     programs, steady = [], 25 * S
@@ -164,7 +164,7 @@ def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
             simulation.replace(at + 1 * S + 7 * MS, at + 3 * S, program)
     end = steady + 20 * S
     simulation.run(end)
-    owing = any(program.kernel_ns > 1 * MS for program, _, _ in programs)  # work beyond a quantum is debt
+    owing = any(program.kernel_ns > 1 * MS for program, _, _ in programs)  # work beyond a quantum becomes debt
     longest = GANG_WAIT_NS + (Parameters().debt_ns if owing else 0)
     for program, life, _ in programs:
         assert max(program.waits, default=0) <= longest, f"{life} {program.id}"
@@ -181,7 +181,7 @@ GPUS = ("g0", "g1", "g2", "g3")
 )
 @pytest.mark.parametrize("neighbour", ["singles", "gang"])
 def test_a_gang_that_pauses_keeps_its_share(kernel: int, work: int, pause: int, neighbour: str) -> None:
-    """All its GPUs are kept idle for it, at its own cost."""
+    """All GPUs of the gang are kept idle for it, and it pays for the idle time."""
     gang = Program("gang", GPUS, request=400, kernel_ns=work, burst_ns=work, pause_ns=pause)
     others = [Program("other", GPUS, request=600, kernel_ns=kernel)]
     if neighbour == "singles":
@@ -204,7 +204,7 @@ def test_a_gang_that_pauses_keeps_its_share(kernel: int, work: int, pause: int, 
 def test_tenants_that_work_and_pause_keep_no_gang_from_its_request(
     *, count: int, kernel: int, work: int, pause: int, grouped: bool
 ) -> None:
-    """They wake at another moment on each of its GPUs, with all the credit that they can save up."""
+    """On each GPU of the gang these tenants wake at other moments, with the most credit that they can save."""
     gpus = GPUS[:count]
     gang = [Program("gang", gpus, request=400, kernel_ns=kernel)]
     if grouped:

@@ -1,4 +1,6 @@
-"""Groups of tenants, played: trainings whose ranks are tenants of their own, and arbitrary members next to others."""
+"""Groups of tenants in simulated time: trainings whose ranks are separate tenants, and arbitrary members next to other
+tenants.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ WARM_UP = 2 * S
 
 
 def training(name: str, request: int, *, ranks: int = 2, starts_ns: int = 0, grouped: bool = True) -> list[Program]:
-    """Return the ranks of a training, each a tenant of one GPU. A step is 40 ms of kernels, then a collective; hosts
-    need 0.3 ms before it, more or less."""
+    """Return the ranks of a training, each a tenant of one GPU. A step is 40 ms of kernels, then a collective. Before
+    it, the hosts need about 0.3 ms."""
     made = [
         Program(
             f"{name}{rank}",
@@ -42,14 +44,14 @@ def training(name: str, request: int, *, ranks: int = 2, starts_ns: int = 0, gro
 
 
 def on_one_gpu(ranks: list[Program]) -> list[Program]:
-    """Put all ranks of a training on the first one's GPU."""
+    """Put all ranks of a training on the GPU of the first rank."""
     for rank in ranks:
         rank.gpu = ranks[0].gpu
     return ranks
 
 
 def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
-    """Play on; return the steps of a rank as a part of its steps alone in the same time."""
+    """Simulate on. Return the steps of a rank relative to its steps in the same time alone."""
     gpus.run(WARM_UP)
     before = program.finished
     gpus.run(WARM_UP + seconds * S)
@@ -62,7 +64,7 @@ def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
     ("others", "least"), [("ranks", 0.8), ("busy 1 ms", 0.8), ("busy 20 ms", 0.75), ("busy on one GPU", 0.8)]
 )
 def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Sharing, others: str, least: float) -> None:
-    """Turns that are not aligned over the GPUs leave them a fifth or less next to other ranks."""
+    """With turns that are not aligned over the GPUs, such ranks get a fifth or less next to other ranks."""
     kernel_ns = 20 * MS if others == "busy 20 ms" else 1 * MS
     others_run = [
         Program(f"c{rank}", gpu=f"g{rank}", request=500, gpu_ns=kernel_ns, starts_ns=37 * MS * (rank + 1))
@@ -77,7 +79,7 @@ def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Shar
 @pytest.mark.promise("time-group-one-gpu")
 @pytest.mark.parametrize(("ranks", "request_milli"), [(2, 500), (2, 250), (3, 150), (4, 125)])
 def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: int, request_milli: int) -> None:
-    """In turns they do a twentieth of that: one of them spins for all of its turn."""
+    """In turns the ranks do a twentieth of that, because one of them spins for all of its turn."""
     programs = [*on_one_gpu(training("a", request_milli, ranks=ranks))]
     free = 1000 - ranks * request_milli
     if free:
@@ -101,7 +103,8 @@ def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: i
     other=st.sampled_from(["busy", "long"]),
 )
 def test_members_on_one_gpu_leave_another_tenant_its_request(kinds: list[str], tenths: int, other: str) -> None:
-    """Tolerance over four seconds: the bearable debt, a window and a turn; more for services that join."""
+    """The tolerance, over four seconds, is the bearable debt, a window and a turn. For services that join it is
+    larger."""
     made = {
         "busy": {"gpu_ns": 1 * MS},
         "long": {"gpu_ns": 20 * MS},
@@ -142,7 +145,7 @@ def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
     tenants: list[tuple[str, str | None, int, int, str, int]],
 ) -> None:
     """Requests of a group's members may differ. Members pause, end in the middle of a step, or do not drain for
-    seconds. This costs a busy tenant at most one member's use of group credit, once."""
+    seconds. A busy tenant loses by this at most one member's use of group credit, once."""
     requested: dict[str, int] = {}
     programs: list[tuple[Busy, str]] = []
     for i, (gpu, group, request, kernel_ns, life, at) in enumerate(tenants):
@@ -172,7 +175,7 @@ def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
 @pytest.mark.promise("time-group-guarantee")
 @pytest.mark.parametrize("mate_milli", [100, 900])
 def test_a_best_effort_member_takes_nothing_from_the_request_of_others(mate_milli: int) -> None:
-    """Nothing is guaranteed to it, so it can ride on nothing."""
+    """A best-effort member has no guaranteed time, so it cannot use the turns of other members."""
     victim = Busy("victim", ("g0",), request=900, kernel_ns=2 * MS)
     programs = [
         Busy("m0", ("g0",), group="a", request=0, kernel_ns=5 * MS),
@@ -201,7 +204,7 @@ def test_limits_of_a_groups_members_stay_their_own(limits: tuple[int, int], requ
 @pytest.mark.parametrize("request_milli", [500, 700, 900])
 @pytest.mark.parametrize("kernel_ns", [1 * MS, 20 * MS])
 def test_members_whose_requests_differ_take_no_more_than_each_is_due(request_milli: int, kernel_ns: int) -> None:
-    """The group's credit is that of the member with the large request."""
+    """The group's credit belongs to the member with the large request."""
     parts = (request_milli, 1000 - request_milli)
     members = [Busy(f"m{i}", (f"g{i}",), group="a", request=part, kernel_ns=kernel_ns) for i, part in enumerate(parts)]
     others = [Busy(f"c{i}", (f"g{i}",), request=1000 - part, kernel_ns=3 * MS) for i, part in enumerate(parts)]
@@ -238,7 +241,7 @@ trainings = st.tuples(
 def test_groups_that_pause_next_to_each_other_keep_the_invariants_on_gpus_that_are_shared_concurrently(
     gpus: int, groups: list[tuple[int, int, int, bool]], request: int
 ) -> None:
-    """A co-runner that its group makes the lead may be on a GPU that is kept idle for another tenant."""
+    """A co-runner may become the lead by its group, on a GPU that is kept idle for another tenant."""
     programs: list[Program] = []
     for i, (kernels, pause_ns, kernel_ns, collective) in enumerate(groups):
         ranks = [

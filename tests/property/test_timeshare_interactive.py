@@ -1,4 +1,6 @@
-"""Tenants of latency Interactive in simulated time: short waits within their credit, at no neighbour's cost."""
+"""Interactive tenants in simulated time: their waits are short while they have credit, and no neighbour loses time by
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SOME = settings(
 
 
 def service(work_ms: int, pause_ms: int, *, request: int, interactive: bool = True) -> Program:
-    """Return a program that answers requests, each by one kernel."""
+    """Return a program that answers requests, each with one kernel."""
     return Program(
         "service",
         request=request,
@@ -44,7 +46,8 @@ def service(work_ms: int, pause_ms: int, *, request: int, interactive: bool = Tr
 @example(work=2, load=50, kernels=[20])
 @example(work=5, load=70, kernels=[1, 30])
 def test_an_interactive_tenant_waits_for_the_kernel_that_runs(work: int, load: int, kernels: list[int]) -> None:
-    """While it stays within its request, and wakes no more than 125 times a second; `load`: in % of its request."""
+    """The bound holds while the tenant stays within its request and wakes at most 125 times a second. `load`: its load
+    in percent of its request."""
     pause = max(9, work * 1000 // (3 * load) - work)
     asking = service(work, pause, request=300)
     busy = [Program(f"n{n}", request=700 // len(kernels), kernel_ns=ms * MS) for n, ms in enumerate(kernels)]
@@ -52,7 +55,7 @@ def test_an_interactive_tenant_waits_for_the_kernel_that_runs(work: int, load: i
     simulation.run(END)
     first = next(n for n, at in enumerate(asking.granted) if at >= WARM_UP)
     assert len(asking.waits) > first + 100
-    # A holder keeps a least turn, at most one kernel runs on, and two hand-offs are done.
+    # The holder keeps a least turn, at most one kernel continues after it, and there are two hand-offs.
     assert max(asking.waits[first:]) <= LEAST_TURN + max(kernels) * MS + 4 * HAND_OFF
     for each in busy:
         assert each.share(WARM_UP, END) >= each.request / 1000 * 0.97, "but for the time of hand-offs"
@@ -74,7 +77,7 @@ def test_an_interactive_tenant_that_is_always_busy_gets_its_request_and_no_more(
 
 
 def test_wakes_without_end_cost_the_neighbour_a_bounded_part() -> None:
-    """A tenant that wakes two thousand times a second gets 125 early turns a second at most."""
+    """A tenant that wakes two thousand times a second gets at most 125 early turns a second."""
     asking = service(1, 1, request=300)
     asking.kernel_ns = asking.burst_ns = 100 * US
     asking.pauses = lambda: 400 * US
@@ -106,8 +109,8 @@ def test_two_interactive_tenants_share_as_they_asked() -> None:
 def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_target_latency(
     count: int, request_milli: int
 ) -> None:
-    """Forty steps, then a second of sleep in which credit is saved up: all of them hurry, and some more often than
-    early turns are given."""
+    """The tenants repeat forty steps and a second of sleep in which they save credit. All of them hurry, and some wake
+    more often than early turns are granted."""
     many = [
         Program(
             f"i{i}",
@@ -129,7 +132,7 @@ def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_targ
 @pytest.mark.promise("time-interactive")
 @pytest.mark.parametrize(("work", "pause"), [(3, 4), (10, 5)])
 def test_an_interactive_tenant_waits_for_no_members_of_groups_that_join_each_other(work: int, pause: int) -> None:
-    """A member of a group that wakes while others of it run goes before all but tenants that hurry."""
+    """A member of a group that wakes while other members run precedes all tenants except those that hurry."""
     asking = service(1, 20, request=100)
     members = [
         Program(

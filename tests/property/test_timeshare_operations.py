@@ -1,4 +1,4 @@
-"""Whatever is asked of the token scheduler, in whatever order: its books balance."""
+"""Arbitrary calls of the token scheduler in any order: its accounts are exact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ operations = st.lists(
 
 
 class Books:
-    """Drives a scheduler with its own record of holders."""
+    """Driver of a scheduler, with its own record of the holders."""
 
     def __init__(self) -> None:
         self.parameters = Parameters()
@@ -37,12 +37,12 @@ class Books:
         self.holds: dict[str, int] = {}
         self.displaced: set[str] = set()
         self.ending: set[str] = set()
-        """Holders that have announced the end of their work: others may hold their GPUs already."""
+        """Holders that have announced the end of their work, so that other tenants may hold their GPUs already."""
         self.charged = dict.fromkeys(GPUS, 0)
         self.opened: dict[str, int] = {}
 
     def advance(self, delay: int) -> None:
-        """Lets time pass, tick by tick as the scheduler asks for it."""
+        """Let time pass, with a call of `tick` at each moment that the scheduler requests."""
         end = self.now + delay
         while True:
             self.carry_out()
@@ -70,13 +70,13 @@ class Books:
         assert len(holding) == len(set(holding)), "a GPU has one holder that may launch"
 
     def end(self, name: str) -> None:
-        """Record that a tenant has drained; the caller notifies the scheduler."""
+        """Record that a tenant has drained. The caller notifies the scheduler."""
         del self.holds[name]
         self.displaced.discard(name)
         self.ending.discard(name)
 
     def check_gpu_time(self) -> None:
-        """Whatever the time of a GPU went to, it adds up to all of it."""
+        """Check that the uses of a GPU's time add up to all of its time."""
         used = {gpu for gpus in self.gpus.values() for gpu in gpus}
         self.opened = {gpu: self.opened[gpu] for gpu in used if gpu in self.opened}
         for gpu in GPUS:
@@ -129,7 +129,7 @@ def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str
             assert 0 <= usage.held_milli <= 1000
         books.check_gpu_time()
     for name in list(books.gpus):
-        if len(books.gpus[name]) > 1:  # a gang is charged the mean of its GPUs, not each GPU's time
+        if len(books.gpus[name]) > 1:  # the account of a gang has the mean over its GPUs, not the time of each
             return
     for name in list(books.gpus):
         books.forget(name)

@@ -57,7 +57,7 @@ def run_pair(
 def test_pauses_cost_a_tenant_nothing_but_themselves(
     request: int, work: int, pause: int, longer: int, kind: str, best_effort: bool
 ) -> None:
-    """With pauses of up to 10 ms next to kernels of up to a second."""
+    """Pauses of up to 10 ms, next to kernels of up to a second."""
     kernel = min(990, pause + longer) * MS
     neighbour = Program("neighbour", request=0 if best_effort else 1000 - 50 * request, kernel_ns=kernel)
     _, simulation, (share, other) = run_pair(
@@ -78,7 +78,7 @@ NIGHT = 120 * S
 @pytest.mark.parametrize("kernel_ms", [40, 250])
 @pytest.mark.parametrize("served_ns", [10 * S, 1 * HOUR, 1000 * HOUR])
 def test_pauses_cost_nothing_soon_after_another_agent_has_taken_over(kernel_ms: int, served_ns: int) -> None:
-    """However long the tenant had been served before: its time held then is no step of its."""
+    """Time that the tenant held under an earlier agent must not count as a step."""
     pausing = Program("pausing", request=700, burst_ns=20 * MS, pause_ns=5 * MS, look_ns=500 * US, start_ns=80 * MS)
     neighbour = Program("neighbour", request=300, kernel_ns=kernel_ms * MS, start_ns=80 * MS)
     simulation = Simulation([pausing, neighbour], announces=True)
@@ -101,7 +101,7 @@ def test_pauses_cost_nothing_soon_after_another_agent_has_taken_over(kernel_ms: 
 @pytest.mark.parametrize("steps_before", [0, 200])
 @pytest.mark.parametrize("what", ["night", "training"])
 def test_pauses_cost_nothing_soon_after_a_step_unlike_all_others(kernel_ms: int, steps_before: int, what: str) -> None:
-    """A night without requests, or long work without a pause."""
+    """The other step is a night without requests, or long work without a pause."""
     pausing = Program("pausing", request=700, burst_ns=20 * MS, look_ns=500 * US)
     lengths = iter([5 * MS] * steps_before + [NIGHT])
     marks: list[int] = []
@@ -162,19 +162,19 @@ def test_beside_short_kernels_no_time_is_kept_idle(request: int, work: int, paus
 def test_long_pauses_idle_no_longer_than_the_work_that_follows(
     request: int, work: int, pause: int, kernel: int, kind: str
 ) -> None:
-    """And not at all where they are regular, and no neighbour could delay the tenant by as much."""
+    """If the pauses are regular and no neighbour could delay the tenant by as much, the GPU is not kept idle at all."""
     neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=kernel * MS)
     _, simulation, (_, other) = run_pair(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
     assert other >= neighbour.request / 1000 - 0.015
     idle = simulation.scheduler.usage(END, "pausing").anticipated_ns
-    first = 20 * 100 * MS  # until its pauses are known
+    first = 20 * 100 * MS  # by then the tenant's pauses are known
     assert idle <= 1.2 * simulation.scheduler.usage(END, "pausing").held_ns + first
     if kind == "regular" and 2 * pause >= kernel:
         assert idle <= first
 
 
 def test_nothing_is_kept_idle_for_a_tenant_that_has_gone_to_sleep_for_long() -> None:
-    """A long pause costs one window of the tenant's own share, and nothing without credit."""
+    """A long pause costs one window of the tenant's own share, and nothing if the tenant has no credit."""
     sleeper = Program("sleeper", request=500, burst_ns=20 * MS, pause_ns=3 * MS, kernel_ns=1 * MS)
     drawn = iter([3 * MS] * 200 + [60 * S] * 10)
     sleeper.pauses = lambda: next(drawn)
@@ -187,7 +187,7 @@ def test_nothing_is_kept_idle_for_a_tenant_that_has_gone_to_sleep_for_long() -> 
 
 
 def test_kept_idle_time_ends_when_the_tenant_returns_the_window_is_over_or_nobody_waits() -> None:
-    """Every nanosecond is held, kept idle, or free; none counts twice."""
+    """Every nanosecond is held, kept idle, or free, and none counts twice."""
     sleeper = Program("sleeper", request=700, burst_ns=20 * MS, pause_ns=5 * MS, kernel_ns=1 * MS)
     busy = Program("busy", request=300, kernel_ns=40 * MS)
     simulation = Simulation([sleeper, busy])

@@ -1,4 +1,5 @@
-"""Hand-offs decided before the holder drains equal those decided after, with the same accounts."""
+"""Hand-offs that are decided before the holder drains equal those that are decided afterwards, with the same
+accounts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Life:
         self.now = 1
         self.gpus: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, int] = {}
-        """Ids of the grants that are held, as the second scheduler gave them."""
+        """Ids of the present grants, as the second scheduler numbers them."""
         self.prepared: list[PreparedHandOff] = []
         self.compared = 0
         gangs = self.random.random() < 0.2
@@ -38,13 +39,13 @@ class Life:
             self.both(name, lambda each: each.set_connected(self.now, name, connected=connected))  # noqa: B023
 
     def both(self, name: str, act: Callable[[Scheduler], object]) -> None:
-        """Play an event of a tenant; prepared hand-offs of its GPUs are dropped."""
+        """Play an event of a tenant under both schedulers. Prepared hand-offs of its GPUs are dropped."""
         for scheduler in self.schedulers:
             act(scheduler)
         self.prepared = [each for each in self.prepared if each.gpu not in self.gpus[name]]
 
     def set(self, name: str) -> None:
-        """Add a tenant, or give it other rates."""
+        """Add a tenant, or change its rates."""
         request = self.random.choice((0, 0, 100, 100, 300, 500, 1000))
         limit = self.random.choice((1000, 1000, 1000, request, max(request, 400)))
         interactive, gpus = self.random.random() < 0.2, self.gpus[name]
@@ -56,7 +57,8 @@ class Life:
         )
 
     def tick(self, handed_off: PreparedHandOff | None = None) -> None:
-        """Apply due changes, which are the same for both, except ids and a grant that one has made earlier."""
+        """Apply due changes under both schedulers. Their results must be equal, except for ids and for a grant that one
+        has made earlier."""
         seen: list[list[Action]] = []
         for scheduler in self.schedulers:
             actions = scheduler.tick(self.now)
@@ -77,7 +79,7 @@ class Life:
             done = {each.gpu for each in self.prepared}
             for gpu in GPUS:
                 if gpu not in done:
-                    self.plain.prepare(self.now, gpu)  # settles accounts, as any reading of them does
+                    self.plain.prepare(self.now, gpu)  # this settles accounts, as any reading of them does
                     self.prepared += self.ahead.prepare(self.now, gpu)
         if self.prepared and self.random.random() < 0.4:
             self.drain_at_an_edge(self.random.choice(self.prepared))
@@ -110,7 +112,7 @@ class Life:
             self.both(name, lambda each: each.unwant(self.now, name))
 
     def drain_at_an_edge(self, prepared: PreparedHandOff) -> None:
-        """Let a holder drain at the start or end of its window, unless another change is due before."""
+        """Let a holder drain at the start or end of its window, unless another change is due before that."""
         moment, due = self.random.choice((prepared.since, prepared.until)), self.plain.next_deadline()
         if self.now <= moment <= self.now + 2000 * MS:
             self.now = moment if due is None else min(moment, due)
@@ -118,7 +120,7 @@ class Life:
                 self.drain(prepared.holder, wanting=prepared.wanting)
 
     def drain(self, name: str, *, wanting: bool) -> None:
-        """Let a tenant drain; use the prepared hand-off if there is one."""
+        """Let a tenant drain. Use the prepared hand-off, if there is one."""
         fitting = [
             each
             for each in self.prepared
@@ -136,7 +138,7 @@ class Life:
         self.compare()
 
     def compare(self) -> None:
-        """Compare the books, to the nanosecond."""
+        """Assert that both schedulers have equal accounts, to the nanosecond."""
         one, other = self.schedulers
         for name in self.gpus:
             assert one.snapshot(self.now, name) == other.snapshot(self.now, name)
@@ -187,7 +189,8 @@ def test_turns_that_outlast_the_target_latency_are_prepared_by_what_is_owed() ->
     for name, request in (("holder", 0), ("more", 100), ("less", 100)):
         scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)
         scheduler.set_connected(1, name, connected=True)
-        scheduler._tenants[name].habits.overran(400 * MS)  # as if it had once held for so long beyond its turn
+        # as if the tenant had once held for this long beyond its turn
+        scheduler._tenants[name].habits.overran(400 * MS)
     scheduler.want(1, "holder")
     assert [action.tenant for action in scheduler.tick(1)] == ["holder"]
     scheduler.want(2, "less")

@@ -1,4 +1,5 @@
-"""Advice for waiting requests: followed, it gives them a place, and no smaller set would."""
+"""Advice for waiting requests: if it is followed the request has a place, and no smaller set of tenants would
+be enough."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ _CLUSTERS = 120
 
 
 def alone(world: SmallCluster) -> SmallCluster:
-    """The same cluster, every tenant a victim of its own."""
+    """Return the same cluster, with every tenant as a unit of its own."""
     rows = [row for some in world.rows.values() for row in some]
     return SmallCluster(world.nodes, world.rows, {row.tenant: VictimFacts(unit=row.tenant, priority=0) for row in rows})
 
 
 def all_movable(world: SmallCluster) -> dict[TenantId, Movable]:
-    """All tenants as movable ones, with the requests of their placement."""
+    """Return all tenants as movable, with the requests by which they were placed."""
     rows = [row for some in world.rows.values() for row in some]
     return {row.tenant: Movable(request=world.requests[row.tenant]) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Requests for whole nodes: the bound on their wait at the head of the queue, in simulated days at a load of 0.9."""
+"""Requests for whole nodes: the longest wait at the head of the queue, in simulated days at a load of 0.9."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import whole_nodes
 
 @pytest.fixture(autouse=True)
 def collector_as_before() -> Iterator[None]:
-    """Restore the garbage collector: a benchmark freezes present objects."""
+    """Restore the garbage collector's settings after a benchmark, which freezes the existing objects."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()

@@ -1,4 +1,6 @@
-"""Worker lanes: however many owners' work is slow, another's waits no longer than it takes to see that."""
+"""Worker lanes: whatever the number of owners with slow work, another owner's work waits no longer than it takes to
+detect slow work.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from sharepod.controller.apiserver.worker_lanes import FORGIVEN_S, SLOW_S, Worke
 
 OWNERS = "abcde"
 HANGS_S = 5.0
-"""Seconds that a call takes whose webhook hangs: the timeout of a write."""
+"""Seconds that a call takes if its webhook hangs: the timeout of a write."""
 
 _steps = st.lists(
     st.tuples(st.sampled_from(OWNERS), st.floats(0, 2), st.floats(0, 20)), max_size=200
-)  # whose work wants to begin, seconds since the step before, seconds that it takes
+)  # Owner whose work wants to begin, seconds since the step before, and seconds that the work takes.
 
 
 @given(st.integers(1, 12), _steps)
@@ -38,7 +40,8 @@ def test_the_lanes_hold_no_more_than_their_bound(workers: int, steps: list[tuple
 
 @given(st.integers(4, 32), st.integers(1, 20))
 def test_an_owner_is_served_within_the_slow_threshold_however_many_others_hang(workers: int, hostile: int) -> None:
-    """Each hostile owner always has work, which hangs. They all come at the same moment, which is the worst."""
+    """Each hostile owner always has work, which hangs. All of them arrive at the same moment, which is the
+    worst case."""
     lanes: WorkerLanes[int] = WorkerLanes(workers, owned=True)
     keys, ends, waited = itertools.count(), list[tuple[float, int]](), 0.0
     step = 0.125
@@ -48,7 +51,7 @@ def test_an_owner_is_served_within_the_slow_threshold_however_many_others_hang(w
             ends.remove((end, key))
             lanes.end(key, end)
         lanes.settle(now)
-        if lanes.may_begin("quick"):  # its turn: it has waited longest
+        if lanes.may_begin("quick"):  # it is this owner's turn, because it has waited longest
             key = next(keys)
             lanes.begin(key, "quick", now)
             lanes.end(key, now)

@@ -1,12 +1,12 @@
 """Model of GPUs that time-slice between processes, of programs with asynchronous hosts, and of hooks and agent.
 
-GPU: each program has one queue of kernels. One queue has the device until it is empty, or its slice is over and another
-queue has work; a change costs `SWITCH_NS`. Kernels are preempted between slices. A collective of ranks spins until all
-have begun theirs.
-Host: launches each kernel `host_ns` after the one before, and waits when `ahead` kernels are unfinished.
-Hook: as the real one, without its errors: asks for the token, keeps its queue short, samples at random moments, gives
-the token back when it is idle, and drains at the end of its quantum or when it is revoked.
-Agent: passes frames on, each `FRAME_NS` on its way, and calls the scheduler when that asks for it.
+- GPU: each program has one queue of kernels. One queue has the device until it is empty, or until its slice is over and
+  another queue has work. A change costs `SWITCH_NS`. Kernels are preempted between slices. A collective of ranks spins
+  until all ranks have begun it.
+- Host: launches each kernel `host_ns` after the one before, and waits while `ahead` steps are unfinished.
+- Hook: like the real one, without its errors. It requests the token, keeps its queue short, samples at random moments,
+  releases the token when it is idle, and drains at the end of its quantum or when the token is revoked.
+- Agent: passes frames on, each of which takes `FRAME_NS`, and calls the scheduler at the moments that it requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ANNOUNCED_NS = 1 * MS
 _POLL_NS = 25 * US
 _SPINS_NS = 1 << 60
 _COLLECTIVE_NS = 50 * US
-"""Length of a collective from the moment at which all ranks have come to it."""
+"""Length of a collective from the moment at which all ranks have begun it."""
 
 
 @dataclass
@@ -60,21 +60,21 @@ class Program:
     kernels: int = 1
     pause_ns: int = 0
     waits: bool = False
-    """Each step waits for its last kernel before the pause: a service, and no training."""
+    """True if each step waits for its last kernel before the pause, as in a service. False for a training."""
     ahead: int = 3
-    """Steps that may be unfinished."""
+    """Most steps that may be unfinished."""
     starts_ns: int = 0
     ranks: list[Program] = field(default_factory=list)
-    """All ranks of its training, itself among them: each step ends with a collective of them."""
+    """All ranks of its training, including this program. Each step ends with a collective of them."""
     jitter_ns: int = 0
-    """Mean of the host time that comes before each step, at random, in addition."""
+    """Mean of an additional random host time before each step."""
     lie: Callable[[Samples], Samples] | None = None
-    """The hook's report, in place of its counters."""
+    """Changes the counters that the hook reports. None: the hook reports the truth."""
 
     queue: deque[int] = field(default_factory=deque)
     """GPU time that each kernel still takes."""
     steps_met: int = 0
-    """Collectives that it has come to."""
+    """Number of collectives that it has begun."""
     launched: int = 0
     finished: int = 0
     gpu_used_ns: int = 0
@@ -85,13 +85,13 @@ class Program:
     drained_id: int | None = None
     asked: bool = False
     held_back: bool = False
-    """Its host waits at the gate with a launch."""
+    """True if its host waits at the gate with a launch."""
     waits_for: int | None = None
     """Number of finished kernels that its host waits for."""
     samples: int = 0
     in_flight: int = 0
     open_ns: int = 0
-    """Time for which its gate was open or its work unfinished since then."""
+    """Time for which its gate was open or its work unfinished, until `opened_at`."""
     opened_at: int | None = None
     latencies: list[int] = field(default_factory=list)
     step_begins: int = 0
@@ -107,7 +107,7 @@ class Program:
 
 @dataclass
 class _Device:
-    """One GPU: the program that runs, or ran last, and when its slice began and the next decision is due."""
+    """One GPU: the program that runs or ran last, the begin of its slice, and the time of the next decision."""
 
     on: Program | None = None
     running: bool = False
@@ -118,8 +118,8 @@ class _Device:
 
 
 class TimeSlicedGpu:
-    """`run` programs on their GPUs, with the real scheduler or without any (`scheduler=None`: all gates are
-    open)."""
+    """Simulator: `run` programs on their GPUs. The token comes from the real scheduler; with `scheduler=None` all gates
+    are open."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class TimeSlicedGpu:
         self.check: Callable[[], None] = lambda: None
         """Called after each call of the scheduler."""
         self.together_ns = 0
-        """Time for which more than one gate was open."""
+        """Time for which more than one gate was open, in ns."""
         self._passed = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
@@ -146,7 +146,7 @@ class TimeSlicedGpu:
             self.at(program.starts_ns, lambda program=program: self._arrive(program))  # type: ignore[misc]
 
     def at(self, moment: int, what: Callable[[], None]) -> None:
-        """Schedule a call at a moment, in order."""
+        """Schedule a call at a moment. Calls of one moment keep their order."""
         heapq.heappush(self._events, (max(moment, self.now), next(self._order), what))
 
     def run(self, until: int) -> None:
@@ -175,7 +175,7 @@ class TimeSlicedGpu:
             self._stop_at(device, min(device.stop_moment, device.slice_since + slices * SLICE_NS))
 
     def _neighbours(self, program: Program) -> list[Program]:
-        """Return the programs of its GPU, in the order of their slices, itself as the last."""
+        """Return the programs of its GPU in the order of their slices, this program last."""
         order = [other for other in self.programs.values() if other.gpu == program.gpu]
         if program in order:
             place = order.index(program)
@@ -196,7 +196,7 @@ class TimeSlicedGpu:
         self._stop_at(device, end)
 
     def _comes(self, program: Program) -> None:
-        """Let a rank arrive at its collective, which begins for all with the last rank."""
+        """Let a rank begin its collective. With the last rank, the collective begins to run."""
         program.steps_met += 1
         program.queue[0] -= 1
         if any(rank.steps_met < program.steps_met for rank in program.ranks):
@@ -256,7 +256,7 @@ class TimeSlicedGpu:
         self.at(self.now + program.host_ns, lambda: self._launch(program))
 
     def leave(self, program: Program) -> None:
-        """End the program, whatever it does: its work on the GPU ends at once."""
+        """End the program in any state. Its work on the GPU ends at once."""
         program.exited = True
         del self.programs[program.id]
         program.queue.clear()
@@ -344,7 +344,7 @@ class TimeSlicedGpu:
             return
         renews = program.granted is not None
         if grant.grant_id in (program.draining_id, program.drained_id):
-            return  # new terms of a grant that it drains, or has drained
+            return  # these are new terms of a grant that it drains or has drained
         assert program.draining_id is None, "granted again before it has drained"
         assert program.granted is None or program.granted.grant_id == grant.grant_id, "granted twice"
         program.granted, program.asked = grant, False
@@ -452,7 +452,7 @@ class TimeSlicedGpu:
 
 
 def alone(program: Program, until: int) -> int:
-    """Return how many kernels a program like this finishes alone until a moment."""
+    """Return the number of kernels that a program like this finishes alone until a moment."""
     return _alone(program.gpu_ns, program.host_ns, program.kernels, program.pause_ns, program.waits, until)
 
 

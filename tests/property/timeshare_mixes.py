@@ -1,4 +1,4 @@
-"""Mixes of tenants that the property tests of time shares play: their requests, and how many examples of them."""
+"""Mixes of tenants for the property tests of time shares: their requests, and the number of examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FEW = settings(SOME, max_examples=12)
 
 
 def parts(whole: int, most: int) -> st.SearchStrategy[list[int]]:
-    """Return requests of 2 or more tenants that add up to `whole` thousandths, none below 20."""
+    """Return a strategy for the requests of 2 or more tenants. They add up to `whole` thousandths, and none is
+    below 20."""
     cuts = st.lists(st.integers(1, whole // 20 - 1), min_size=1, max_size=most - 1, unique=True)
 
     def split(points: list[int]) -> list[int]:

@@ -1,7 +1,8 @@
-"""Plays tenants against the token scheduler, thousands of times faster than real time.
+"""Simulation of tenants and the token scheduler, thousands of times faster than real time.
 
-Each tenant's program launches kernels of one length back to back while it may, and drains when the last has ended. The
-simulation checks the invariants at every moment: one holder per GPU unless preempted, complete gangs, monotonic time.
+The program of each tenant launches kernels of one length without gaps while it holds, and has drained when the last
+kernel has ended. The simulation checks invariants at every moment: one holder per GPU unless preempted, complete gangs,
+monotonic time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def pauses(kind: str, mean_ns: int, seed: int = 1) -> Callable[[], int]:
 
 @dataclass
 class Program:
-    """Program of one tenant: kernels of `kernel_ns`; `burst_ns` of work, then `pause_ns` without (0: always work)."""
+    """Program of one tenant: kernels of `kernel_ns`; alternately `burst_ns` of work and `pause_ns` of pause. `burst_ns`
+    0: it always works."""
 
     id: str
     gpus: tuple[str, ...] = ("g0",)
@@ -49,26 +51,27 @@ class Program:
     burst_ns: int = 0
     pause_ns: int = 0
     pauses: Callable[[], int] | None = None
-    """Length of the next pause; None: always `pause_ns`."""
+    """Returns the length of the next pause. None: always `pause_ns`."""
     look_ns: int = 0
-    """Time after its last kernel for which it still holds, until it sees that it has no more work."""
+    """Time after its last kernel for which it still holds, until its hook finds that it has no more work."""
     prompt_look_ns: int = 0
-    """The same under a grant that is to go back promptly."""
+    """The same time under a grant with `prompt`."""
     looks_ns: int = 0
-    """The same in the hold that is planned."""
+    """The same time in the present hold."""
     graphs: bool = False
-    """Each kernel is a graph, whose length the hook has learned."""
+    """True if each kernel is a graph whose length the hook has learned."""
     busy_from_ns: int | None = None
-    """From then on it has work always."""
+    """Moment from which it always has work. None: never."""
     hang_at_ns: int | None = None
-    """From the first grant after this moment it does not drain until `hang_until_ns`."""
+    """Moment of a hang: at the first grant after it the program does not drain until `hang_until_ns`. None: it does not
+    hang."""
     hang_until_ns: int = 0
 
     work_ns: int = 0
     worked_ns: int = 0
-    """Time that its kernels took."""
+    """Total time of its kernels."""
     kernels: int = 0
-    """Number of kernels of the hold that is planned."""
+    """Number of kernels in the present hold."""
     paused_ns: int = 0
     pauses_made: int = 0
     grant: TokenGrant | None = None
@@ -77,26 +80,26 @@ class Program:
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
-    """Time for which it had waited, and was owed time, at each grant after a wait, before any cancellation."""
+    """By grant after a wait: the time for which it had waited and was owed time, before any cancellation."""
     lag_at_want_ns: int = 0
-    """How far it lagged behind its request when it began to wait."""
+    """Lag when it began to wait, in ns: the time that it was owed."""
     granted: list[int] = field(default_factory=list)
     """Moments of these grants."""
     wanted_at: int | None = None
     announced: bool = False
-    """Its gate has closed, and it has announced the end of its last work."""
+    """True if its gate has closed and it has announced the end of its last work."""
 
     def held(self, begin: int, end: int) -> int:
-        """Nanoseconds of holding within an interval."""
+        """Return the nanoseconds of holding within an interval."""
         return sum(max(0, min(end, b) - max(begin, a)) for a, b in self.spans)
 
     def share(self, begin: int, end: int) -> float:
-        """The same as a part of the interval."""
+        """Return the part of an interval for which it held."""
         return self.held(begin, end) / (end - begin)
 
 
 class Simulation:
-    """`run` once; then read the programs' spans."""
+    """Simulation of these programs. Call `run` once, then read the programs' spans."""
 
     def __init__(
         self,
@@ -110,36 +113,36 @@ class Simulation:
         scheduler: Any = None,
     ) -> None:
         self.scheduler: Any = Scheduler(parameters) if scheduler is None else scheduler
-        """The core, or another with its interface."""
+        """The token scheduler, or another scheduler with its interface."""
         self._is_core = isinstance(self.scheduler, Scheduler)
         self.programs = {program.id: program for program in programs}
         self.hand_off_ns = hand_off_ns
-        """How much longer than its kernels a hold lasts."""
+        """Nanoseconds by which a hold lasts longer than its kernels."""
         self.gap_ns = gap_ns
-        """How long after a drain the next grant takes effect."""
+        """Nanoseconds from a drain until the next grant takes effect."""
         self.announces = announces
-        """Programs announce, when their gate closes, how long their last work will take."""
+        """True if programs, when their gate closes, announce how long their last work will take."""
         self.guess = guess
         """Error of the announcements."""
         self.now = 0
         self.preempted: set[str] = set()
         self.renewals = 0
         self.busy_until: dict[str, int] = {}
-        """By GPU, the end of the last work of tenants whose gate has closed."""
+        """By GPU: end of the last work of tenants whose gates have closed."""
         self.preemptions_seen = 0
         self.stalls: list[tuple[int, int]] = []
-        """Start and end of stalls of the agent; reports of programs wait for their end."""
+        """(start, end) of each stall of the agent. Reports of programs wait for the end of a stall."""
         self.held_ns = 0
-        """Time in which any tenant had the token and had not drained."""
+        """Time in which at least one tenant had the token and had not drained."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
 
     def at(self, time: int, what: Callable[[], None]) -> None:
-        """Schedules a call at a moment, in order."""
+        """Schedule a call at a moment. Calls of one moment keep their order."""
         heapq.heappush(self._events, (time, next(self._order), what))
 
     def run(self, until: int) -> None:
-        """Play from 0 to `until`, where spans of unfinished holds are cut."""
+        """Simulate from 0 to `until`. Spans of unfinished holds end there."""
         for program in self.programs.values():
             self._set_tenant(program)
             self.at(program.start_ns, lambda program=program: self._wake(program))  # type: ignore[misc]
@@ -166,7 +169,7 @@ class Simulation:
                 program.spans.append((program.granted_at, until))
 
     def change(self, time: int, program: Program, request: int) -> None:
-        """At that moment it has another request."""
+        """Give the program another request at that moment."""
 
         def resize() -> None:
             program.request = request
@@ -195,7 +198,7 @@ class Simulation:
         self.at(back, come)
 
     def _set_tenant(self, program: Program) -> None:
-        wishes: dict[str, Any] = {}  # of which other schedulers know nothing
+        wishes: dict[str, Any] = {}  # arguments that other schedulers do not have
         if program.interactive:
             wishes["interactive"] = True
         if program.group is not None:
@@ -210,7 +213,7 @@ class Simulation:
         self.now = moment
 
     def _wake(self, program: Program) -> None:
-        if program.id not in self.programs:  # it has ended in between
+        if program.id not in self.programs:  # the program has ended in the meantime
             return
         program.work_ns = program.burst_ns
         program.wanted_at = self.now
@@ -255,8 +258,8 @@ class Simulation:
             self._end(program, begin + program.work_ns)
 
     def _end(self, program: Program, close: int) -> None:
-        """The gate closes at `close`: the kernel then running ends, and so does the hold. A graph is not begun unless
-        it will have ended by then, or is the first."""
+        """Close the gate at `close`. The kernel that then runs ends, and the hold with it. A graph is begun only if it
+        will have ended by then, or is the first."""
         run = close - program.granted_at
         kernels = max(1, run // program.kernel_ns if program.graphs else -(-run // program.kernel_ns))
         looks = 0
@@ -334,7 +337,8 @@ def held_grant_id(scheduler: Scheduler, tenant_id: str) -> int | None:
 
 
 def peak_share(program: Program, window: int) -> float:
-    """The most that a program held within any window of this length. The fullest one begins or ends with a span."""
+    """Return the largest part of any window of this length for which a program held. The fullest window begins or ends
+    with a span."""
     starts = [a for a, _ in program.spans]
     sums = [0, *accumulate(b - a for a, b in program.spans)]
 

@@ -1,4 +1,4 @@
-"""Driver that samples the utilization of simulated tenants, and the agent's readings of it."""
+"""Simulated driver that samples the utilization of tenants, and the agent's evaluation of its readings."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter, irregular
 
 Busy = Callable[[float, float], float]
-"""Begin and end of a time in seconds -> seconds in which kernels of a tenant ran."""
+"""Takes begin and end of a time in seconds; returns the seconds in which kernels of a tenant ran."""
 GPU = "g0"
 
 
 @dataclass
 class Driver:
-    """Driver whose samples are `sample_s` long and end at `phase` and every `sample_s` after it."""
+    """Driver whose samples are `sample_s` long. They end at `phase` and every `sample_s` after it."""
 
     sample_s: float
     phase: float
     tells_all: bool
-    """All samples since the reading before, and not the last alone."""
+    """True if a reading contains all samples since the last reading. False if it contains only the last one."""
     missing: float
-    """Part of the samples that it does not report."""
+    """Part of the samples that the driver does not report."""
     delay_s: float
-    """Longest time from a reading until it is taken in."""
+    """Longest time in seconds from a reading until the agent evaluates it."""
     offset_s: float
-    """By how much later than the samples end its time stamps are."""
+    """Seconds by which its time stamps are later than the ends of the samples."""
     draw: random.Random
 
     def samples(self, busy: Busy, since: float, now: float) -> list[UtilizationSample]:
@@ -51,7 +51,7 @@ class Driver:
 
 @dataclass
 class Watched:
-    """Rules and meters of one tenant, as the agent keeps them."""
+    """Findings rules and meters of one tenant, as the agent has them."""
 
     busy: Busy
     rules: FindingRules
@@ -60,13 +60,13 @@ class Watched:
     since: float = 0.0
     busy_s: float = 0.0
     found_at: float | None = None
-    """Seconds after which the finding stood."""
+    """Seconds after which the finding was present. None: it never was."""
     surcharged_s: float = 0.0
     repeated: list[UtilizationSample] = field(default_factory=list)
 
 
 def ran(program: Program, simulation: Simulation, begin: float, end: float) -> float:
-    """Return the seconds in which kernels of a program ran from `begin` to `end`: the time for which it holds."""
+    """Return the seconds in which kernels of a program ran between `begin` and `end`: the time for which it holds."""
     now, ran_ns = simulation.now, 0
     holds = program.spans
     if program.grant is not None and program.granted_at < now:
@@ -81,7 +81,7 @@ def ran(program: Program, simulation: Simulation, begin: float, end: float) -> f
 def watch(
     simulation: Simulation, driver: Driver, busy: Mapping[str, Busy], until: int, tolerance: float = 0.25
 ) -> dict[str, Watched]:
-    """Play until `until`, with readings about once a second; return the findings about each tenant."""
+    """Simulate until `until`, with a reading about once a second. Return the findings about each tenant."""
     watched = {
         name: Watched(each, FindingRules(FindingThresholds(busy_tolerance=tolerance))) for name, each in busy.items()
     }

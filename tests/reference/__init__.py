@@ -1,1 +1,1 @@
-"""Reference definitions for placement, and models for replays of traces; for tests and benchmarks."""
+"""Reference definitions for placement and models for replays of traces, used by tests and benchmarks."""

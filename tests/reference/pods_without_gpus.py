@@ -1,6 +1,6 @@
-"""Pods without GPUs, as replays of traces place them: where the CPU they take is missed least by GPU shares.
+"""Placement of pods without GPUs in replays of traces: where GPU shares miss the CPU least.
 
-In a cluster kube-scheduler places such pods; a trace has them among the others.
+In a real cluster kube-scheduler places such pods. A trace contains them together with pods that use GPUs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import PodNeeds
 
 TOLERANCE = 20
-"""Steps of the score within which nodes cost whole GPUs about the same."""
+"""Difference of the score up to which two nodes count as equally costly for GPU shares."""
 FREE_TIME_STEP = 500
-"""Thousandths of a GPU: nodes whose free time is nearer than this have as much."""
+"""Step in thousandths of a GPU: nodes whose free time differs by less count as equal."""
 
 
 def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
@@ -28,16 +28,16 @@ def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
 
 
 def find_node(engine: Engine, needs: PodNeeds, whole: float = 1.0) -> str | None:
-    """Return a node for the pod: where it is least in the way of GPU shares.
+    """Return a node for the pod, where it takes the least from GPU shares.
 
-    Of the nodes that cost them about the least, the node with the least GPU time free, then the fullest: no share
-    needs the rest of its processors, while a request of eight GPUs needs the processors of idle GPUs.
+    Among nodes of about the least cost, it is the node with the least free GPU time, then the fullest. No share needs
+    the remaining CPUs of such a node, whereas a request of eight GPUs needs the CPUs of idle GPUs.
 
     Args:
         engine: the placement engine.
-        needs: what the pod asks of its node.
-        whole: part of the GPU time asked for so far that was asked for in whole GPUs. The smaller it is, the fewer
-            nodes cost about the least: where all ask for shares, only the cheapest nodes.
+        needs: the pod's needs of its node.
+        whole: part of the GPU time requested so far that belongs to requests for whole GPUs. The smaller it is, the
+            fewer nodes count as equally costly: if all pods request shares, only the cheapest nodes do.
     """
     tolerance = round(TOLERANCE * whole)
     packing = engine.packing

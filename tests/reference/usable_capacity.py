@@ -1,9 +1,10 @@
-"""Usable capacity by its definition, in NumPy: what the product's C is compared with, and what FGD counts with.
+"""Usable capacity by its definition, in NumPy. Tests compare the product's C with it, and FGD is computed with it.
 
-Shapes: `time`, `memory` (thousandths free), `size` (a number for each capacity of GPU memory) and `worth` (part of all
-arrivals that may join a GPU's tenants) are of GPUs; `cpu` and `model` (a number for each GPU model) of nodes. Of each
-GPU there is a vector: how many of each shape fit, the time that counts where one fits, and last its value as a hole.
-The vectors of a node's GPUs add up, and `value` is of the sum.
+Arrays of GPUs: `time` and `memory` (free thousandths), `size` (a number for each capacity of GPU memory), and `worth`
+(part of all arrivals that may join a GPU's tenants). Arrays of nodes: `cpu`, and `model` (a number for each GPU model).
+
+Each GPU has a vector: for each shape, how many copies fit; for each shape, the time that counts if one copy fits; last,
+its value as a hole. The vectors of a node's GPUs are added, and `value` is computed from the sum.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Definition:
         return result
 
     def gpus(self, time: Ints, memory: Ints, size: Ints, worth: Floats | None = None) -> Floats:
-        """The vectors of GPUs: shape of `time` + (2 shapes + 1,). Without `worth` any tenant may join any GPU."""
+        """Return the vectors of GPUs, in the shape of `time` + (2 shapes + 1,). Without `worth` any tenant may join any
+        GPU."""
         vectors = self._open_to_all(time, memory, size)
         if worth is None:
             return vectors
@@ -59,7 +61,7 @@ class Definition:
         return self._vectors(fits, time, holes)
 
     def value(self, sums: Floats, cpu: Floats, model: Ints) -> Floats:
-        """Usable capacity of nodes, from the sums of their GPUs' vectors."""
+        """Return the usable capacity of nodes, from the sums of their GPUs' vectors."""
         copies = self.usable.copies(sums, cpu)
         worth = (copies >= 1) * sums[:, self._shapes : -1]
         worth += copies * self.usable.by_copies
@@ -68,7 +70,7 @@ class Definition:
         return result
 
     def served(self, holes: Floats, cpu: Floats) -> Floats:
-        """Values of the holes of nodes as far as their CPU serves them, both of (nodes,)."""
+        """Return the part of the values of holes that the CPU of each node can serve, of (nodes,)."""
         by_cpu = np.maximum(cpu, np.float32(NO_CPU))[:, None] * self.usable.time_by_cpu
         result: Floats = np.minimum(holes[:, None], by_cpu).mean(axis=1)
         return result
