@@ -75,7 +75,8 @@ def _file(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say of each class of attempts in tests/attack how many were made, and how many were neither refused nor found."""
+    """Print for each class of attempts in tests/attack how many were made, and how many were neither refused nor
+    found."""
     tried: dict[str, Counter[str]] = {}
     for outcome in ("passed", "failed", "skipped"):
         for report in terminalreporter.stats.get(outcome, ()):
@@ -97,7 +98,7 @@ except ImportError:  # then nothing is shared
 
 
 class Together(LoadScopeScheduling):
-    """Hands out tests in the order in which they were found, those that belong together to one worker."""
+    """Scheduler that assigns tests in the order in which they were found. Tests that belong together get one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]

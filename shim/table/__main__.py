@@ -1,7 +1,7 @@
 """`python -m table` writes shim/src/driver/entries.def and shim/src/wrappers/work/moves.def. With `--check` it writes
 nothing, and fails if one of them is out of date.
 
-`--header DIR` (repeatable) reads other headers instead of those of the releases in wheels.py.
+`--header DIR` (repeatable) reads other headers instead of the headers of the releases in wheels.py.
 """
 
 from __future__ import annotations

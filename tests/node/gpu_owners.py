@@ -82,8 +82,8 @@ class GpuOwners:
             return list(self._found.values())
 
     def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
-        """Return the overlaps, except those of these native pods, which got their GPU in a way that allows an
-        overlap."""
+        """Return the overlaps, except overlaps of these native pods, which got their GPU in a way that allows
+        them."""
         return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:

@@ -211,7 +211,7 @@ class ActingLife:
                 self.world.pod_gone()  # as the pod garbage collector does
 
     def refuse(self) -> None:
-        """From now on kube-scheduler refuses the Pod, as if another pod had taken the room first."""
+        """Let kube-scheduler refuse the Pod from now on, as if another pod had taken the room first."""
         self.refuses = True
 
     def set_clock(self) -> None:

@@ -268,7 +268,7 @@ class LifeWorld:
             self._replace_pod(deleting=True, conditions=shown)
 
     def refuse(self) -> None:
-        """From now on kube-scheduler refuses the Pod, as if another pod had taken the room first."""
+        """Let kube-scheduler refuse the Pod from now on, as if another pod had taken the room first."""
         self.refuses = True
 
     def bind(self) -> None:

@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 _GATES = {"schedulingGates": [{"name": SHARE_GATE}]}
 GATED = replace(pod_facts({"metadata": {"uid": "gated", "name": "gated"}, "spec": _GATES}), asks=None)
-"""A Pod that waits for a share. Its needs replace those of its SharePod, as if the SharePod could not be read."""
+"""A Pod that waits for a share. Its needs replace its SharePod's needs, as if the SharePod could not be read."""
 
 
 class Operator:

@@ -70,7 +70,7 @@ def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
 
 @given(st.lists(st.tuples(st.integers(min_value=0, max_value=PATIENCE_MOST_NS - BEAT_NS - 1), work, late), max_size=50))
 def test_a_thread_that_is_late_now_and_then_keeps_its_turns(delays: list[tuple[int, int, int]]) -> None:
-    """As on a busy node, each delay is less than the patience."""
+    """Each delay is less than the patience, as on a busy node."""
     holder = Holder()
     assert [holder.stop(*delay) for delay in delays] == [None] * len(delays)
     assert holder.silence.patience_ns == PATIENCE_MOST_NS

@@ -132,7 +132,7 @@ def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_targ
 @pytest.mark.promise("time-interactive")
 @pytest.mark.parametrize(("work", "pause"), [(3, 4), (10, 5)])
 def test_an_interactive_tenant_waits_for_no_members_of_groups_that_join_each_other(work: int, pause: int) -> None:
-    """A member of a group that wakes while other members run precedes all tenants except those that hurry."""
+    """A member of a group that wakes while other members run precedes all tenants except tenants that hurry."""
     asking = service(1, 20, request=100)
     members = [
         Program(

@@ -1,4 +1,4 @@
-"""Hand-offs that are decided before the holder drains equal those that are decided afterwards, with the same
+"""Hand-offs that are decided before the holder drains equal hand-offs that are decided afterwards, with the same
 accounts."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An API server with scripted answers, and a connection to it."""
+"""Fixtures: an API server with scripted answers, and a connection to it."""
 
 from __future__ import annotations
 

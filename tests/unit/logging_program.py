@@ -1,4 +1,4 @@
-"""A program of SharePod as a process of its own, whose log is kept by line."""
+"""A program of SharePod as a separate process, with its log as a list of events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 PATIENCE_S = 60.0
-"""Seconds that a line, or the end, may take: the interpreter's start on a busy machine is part of them."""
+"""Seconds that a log line, or the end, may take. This includes the interpreter's start on a busy machine."""
 
 
 class LoggingProgram:
-    """A Python process; lines of its standard error that are no JSON count as events."""
+    """Python process. Lines of its standard error that are not JSON also count as events."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -26,7 +26,8 @@ class LoggingProgram:
 
     @classmethod
     async def run(cls, *arguments: str, settings: Mapping[str, str], without: str) -> Self:
-        """Start the interpreter with these arguments and settings, without variables that begin with `without`."""
+        """Start the interpreter with these arguments and settings. Variables whose names begin with `without`
+        are removed."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
         return cls(
             await asyncio.create_subprocess_exec(
@@ -47,7 +48,8 @@ class LoggingProgram:
     async def logged(
         self, event: str, matching: Callable[[dict[str, Any]], bool] = lambda _: True, *, times: int = 1
     ) -> dict[str, Any]:
-        """The first line of the log with this event (or the second, ...), now or when it comes."""
+        """Return the line of the log with this event. `times`: 1 for the first such line, 2 for the second. Wait until
+        it is logged."""
 
         def found() -> dict[str, Any] | None:
             lines = [line for line in self.log if event in line["event"] and matching(line)]

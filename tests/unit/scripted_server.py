@@ -1,4 +1,4 @@
-"""A server with scripted answers."""
+"""HTTP server with scripted answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Respond: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Scripted:
-    """Sends the test's answers; records requests."""
+    """Server that sends the test's answers and records requests."""
 
     def __init__(self) -> None:
         self.respond: Respond = self._nothing

@@ -1,4 +1,4 @@
-"""Back-off: pauses double from the first to the longest, and are spread over their second half."""
+"""Back-off: pauses double from the first to the longest, and are spread over the second half of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The runs of pytest of `make test`, `make test-all` and `.ci/run` cover the tests that they promise."""
+"""The runs of pytest in `make test`, `make test-all` and `.ci/run` contain the tests that the documentation
+promises."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
-"""Folders of tests/ that have tests."""
+"""Folders below tests/ that contain tests."""
 SELECTIONS = {"-k", "--slice", "--examples-percent", "--deselect", "--ignore"}
-"""Options of pytest that leave tests or examples out."""
+"""Options of pytest that leave out tests or examples."""
 
 
 def pytests(*arguments: str) -> list[list[str]]:
-    """Return the arguments of each run of pytest that `make` with these arguments begins with, if none fails."""
+    """Return the arguments of each run of pytest that `make` with these arguments starts, if none fails."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTEST"))}
     printed = subprocess.run(
         ["make", "--dry-run", "--always-make", *arguments],
@@ -31,12 +32,12 @@ def marks(run: list[str]) -> str:
 
 
 def folders(run: list[str]) -> set[str]:
-    """Return the folders of tests/ of which a run takes all tests."""
+    """Return the folders of tests/ of which a run contains all tests."""
     return {path.split("/")[1] for path in run if path.startswith("tests/") and "::" not in path}
 
 
 def selected(run: list[str]) -> list[str]:
-    """Return the single tests and files that a run names."""
+    """Return the single tests and files in a run's arguments."""
     return [path for path in run if (path.startswith("tests/") and path.endswith(".py")) or "::" in path]
 
 

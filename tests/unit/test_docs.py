@@ -1,4 +1,4 @@
-"""Every field, annotation, condition and setting that the pages name exists; so does every link and `make` target."""
+"""Every field, annotation, condition, setting, link and `make` target on the pages exists."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ SUCCESSES = {
     "Reserved",
     "Serving",
 }
-"""Reasons of conditions that need no action."""
+"""Reasons of conditions that require no action."""
 DECISIONS = ROOT / "docs" / "decisions"
 MEASUREMENTS = sorted((ROOT / "docs" / "performance").glob("*.md"))
 CHANGE_WORDS = 25
-"""Words of a line of CHANGELOG.md at most: a sentence that is read once."""
+"""Most words of a line of CHANGELOG.md, so that a reader understands it at the first reading."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_every_field_is_in_its_table_of_the_reference(model: type[Model], head: 
     table = re.search(rf"^##+ {head}\b.*\n(?:[^|#].*\n|\n)*((?:\|.*\n)+)", REFERENCE, re.MULTILINE)
     assert table is not None
     rows = [line for line in table[1].splitlines() if line.startswith(begin)]
-    # The fields of an object in a list stand in the second cell of its line, other fields in the first of theirs.
+    # Fields of objects in a list are in the second cell of their line, other fields in the first.
     cell = 2 if begin.endswith("`") and begin != "| `" else 1
     names = {name for row in rows for name in re.findall(r"`([\w.]+)(?:\[\])?`", row.split(" | ")[cell - 1])}
     named = {name.removeprefix(prefix) for name in names}
@@ -104,7 +104,7 @@ def test_every_reason_that_is_no_success_has_its_remedy_in_troubleshooting() -> 
 
 
 def script(name: str) -> ModuleType:
-    """Return a script of docs/ as a module."""
+    """Import a script of docs/ as a module."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -208,12 +208,12 @@ def _walks() -> list[list[tuple[int, str, str]]]:
 
 
 def _rooms(paths: Iterable[str]) -> list[str]:
-    """Return the folders of these files, neighbours that are the same once."""
+    """Return the folders of these files in order; equal neighbours are listed once."""
     return [room for room, _ in itertools.groupby(str(Path(path).parent) for path in paths)]
 
 
 def _defines(path: Path, name: str) -> bool:
-    """Return whether a source file defines a function, or a class with such a method or field."""
+    """Return whether a source file defines this function, or a class with this method or field (`Class.name`)."""
     if path.suffix == ".c":
         return re.search(rf"^\w[^;=]*\b{name}\([^;]*\{{$", path.read_text(), re.MULTILINE) is not None
     body: list[ast.stmt] = ast.parse(path.read_text()).body
@@ -224,13 +224,13 @@ def _defines(path: Path, name: str) -> bool:
 
 
 def _rows(text: str) -> list[list[str]]:
-    """The cells of each line of a page's tables, without their heads."""
+    """Return the cells of each line in a page's tables, without the headings."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
     return [row for row in rows if row[0] != "term"]
 
 
 def _anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub derives from a page's headings."""
+    """Return the anchors that GitHub generates from a page's headings."""
     heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 

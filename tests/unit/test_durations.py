@@ -1,4 +1,4 @@
-"""Durations of tests that the plugin keeps."""
+"""Durations of tests, as the plugin stores them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_folders_are_listed_with_the_longest_first() -> None:
 
 
 def test_the_plugin_keeps_the_durations_of_all_workers(tmp_path: Path) -> None:
-    """A run with xdist writes one file, in which each test has its duration."""
+    """A run with xdist writes one file with the duration of each test."""
     (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
     program = (
         "import sys, pathlib, results, durations, pytest\n"

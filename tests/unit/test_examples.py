@@ -1,5 +1,6 @@
-"""Manifests that users paste, from examples/ and from the pages: they run without restarts, in namespaces that exist,
-and each image has one tag."""
+"""Manifests that users paste, from examples/ and the pages: their containers do not restart, their namespaces exist,
+and each image has one tag.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "examples").rglob("*.yaml"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SERVERS = ("quay.io/jupyter/", "vllm/vllm-openai:", "rayproject/ray:")
-"""Images that serve until they are ended: by their entrypoint, or by the command that KubeRay gives them."""
+"""Images that serve until they are ended: by their entrypoint, or by the command that KubeRay sets."""
 LIVES = re.compile(r"^sleep infinity$|\bwhile True:|\bsignal\.pause\(\)|^ray start .*--block$")
-"""A command that does not end by itself."""
+"""Pattern of commands that do not end by themselves."""
 INSTALLED = {"default", "kube-system", "sharepod-system"}
-"""Namespaces of every cluster with SharePod."""
+"""Namespaces that exist in every cluster with SharePod."""
 IMAGE = re.compile(r"""\bimage"?(?:: | = |=)["']?(?:docker\.io/)?([\w.-]+(?:/[\w.-]+)+):(\w[\w.-]*)""", re.IGNORECASE)
 
 
 def documents() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The objects of each file of examples/, and of each block of YAML on a page that has a whole object."""
+    """Yield the objects of each file in examples/, and of each YAML block on a page that contains a whole object."""
     for path in MANIFESTS:
         yield str(path.relative_to(ROOT)), [each for each in yaml.safe_load_all(path.read_text()) if each]
     for path in PAGES:
@@ -35,7 +36,7 @@ def documents() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def pods(item: Any) -> Iterator[dict[str, Any]]:
-    """The PodSpecs within an object of any kind."""
+    """Yield the PodSpecs inside an object of any kind."""
     if isinstance(item, list):
         yield from itertools.chain.from_iterable(map(pods, item))
     elif isinstance(item, dict):
@@ -65,7 +66,8 @@ def test_a_namespace_exists_before_it_is_used() -> None:
     made: dict[Path, set[str | None]] = defaultdict(lambda: {None, *INSTALLED})
     missing = []
     for name, objects in documents():
-        here = made[(ROOT / name).parent if name.startswith("examples/") else Path()]  # files apply in their order
+        # files of a folder are applied in their order
+        here = made[(ROOT / name).parent if name.startswith("examples/") else Path()]
         for each in objects:
             if each.get("kind") == "Namespace":
                 here.add(each["metadata"]["name"])
@@ -84,7 +86,8 @@ def test_each_image_has_one_tag_in_all_examples_pages_and_tests() -> None:
 
 
 def test_notebooks_share_a_gpu() -> None:
-    """A GPU takes one Interactive tenant: a class of twenty notebooks of 0.2 would need twenty GPUs."""
+    """A GPU takes one Interactive tenant. If notebooks were Interactive, a class of twenty notebooks of 0.2 would need
+    twenty GPUs."""
     for path in MANIFESTS:
         if "notebook" in (text := path.read_text()):
             assert "Interactive" not in text, path.name

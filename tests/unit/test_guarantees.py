@@ -1,4 +1,4 @@
-"""Register of the names of guarantees in docs/design.md: each prefix has one home, and each name one meaning there."""
+"""The register of guarantee names in docs/design.md: each prefix has one home, and each name has one meaning there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 STATED = re.compile(r"^\s*(?:/?\*+ )?- (?:\*\*)?([A-Z]{1,2})(\d+)[:,]? [a-zA-Z(]", re.MULTILINE)
-"""Item of a list that states a guarantee."""
+"""Pattern of a list item that states a guarantee."""
 
 
 def register() -> dict[str, str]:
@@ -23,7 +23,7 @@ def register() -> dict[str, str]:
 
 
 def stated() -> dict[str, set[str]]:
-    """Return the files that state a guarantee, by prefix."""
+    """Return, by prefix, the files that state a guarantee with it."""
     names = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "shim", "operator"]
     listed = subprocess.run(names, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     found: dict[str, set[str]] = defaultdict(set)
@@ -38,7 +38,7 @@ def test_each_guarantee_is_stated_in_the_home_of_its_prefix() -> None:
     homes, found = register(), stated()
     products = {prefix for prefix, home in homes.items() if home == "this page"}
     assert found.keys() - products == homes.keys() - products
-    # A package may repeat a promise of the product that it keeps, and the folder of the hook's time is one package.
+    # A package may repeat a promise of the product that it keeps. The hook's folder `time` counts as one package.
     astray = {
         (prefix, name)
         for prefix, names in found.items()

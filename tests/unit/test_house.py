@@ -1,4 +1,4 @@
-"""Rules of the house that no linter checks: unique names, a README in every folder, and the form of docstrings."""
+"""Rules of the repository that no linter checks: unique names, a README in every folder, and the form of docstrings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "operator" / "sharepod"
 SAME_CONCEPT = {"__init__.py", "main.py", "settings.py", "resizing.py"}
-"""Module names that may occur twice: a program's entry and settings; the decision about a resize on either side."""
+"""Module names that may occur twice: a program's entry and settings, and the decision about a resize in two
+packages."""
 NO_START = re.compile(r"(Who|What|Whether|Of|It|So|From|As|None)\b")
 FEW = 3
-"""A folder with at most this many files needs no README."""
+"""Most files of a folder that needs no README."""
 
 
 def sources(folder: Path) -> list[Path]:
-    """Return the Python files below a folder that a person writes."""
+    """Return the Python files below a folder, without generated ones."""
     return [path for path in sorted(folder.rglob("*.py")) if "_pb2" not in path.name and ".venv" not in path.parts]
 
 
@@ -73,7 +74,7 @@ def test_a_docstring_begins_with_a_noun_phrase(top: str) -> None:
 TOPS = ("operator", "shim", "cli", "crds", "demo", "docs", "manifests", "benchmarks", "tests")
 READMES = [path for top in TOPS for path in sorted((ROOT / top).rglob("README.md"))]
 IN_WORDS = {"tests/harness", "tests/unit", "tests/unit/cli"}
-"""Folders whose README describes their use, or the place of a test, instead of each module."""
+"""Folders whose README describes their use or their tests, instead of listing each module."""
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
@@ -95,5 +96,5 @@ def _modules() -> frozenset[str]:
 
 
 def _matching(pattern: str) -> list[str]:
-    """Return the names of the repository's modules that the pattern matches."""
+    """Return the names of the repository's modules that match the pattern."""
     return [name for name in _modules() if fnmatch(name, pattern)]

@@ -1,4 +1,4 @@
-"""Logging: our events and other libraries' events have one form."""
+"""Logging: events of SharePod and of other libraries have the same form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of the declared faults reports every fault that it could not try, and leaves nothing behind."""
+"""The runner of the declared faults reports every fault that it could not try, and leaves no process or file behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ late = Path("late")
 runner.time = types.SimpleNamespace(monotonic=lambda: 1e6 if late.exists() else 0.0, sleep=time.sleep)
 sys.exit(runner.main())
 """
-"""The runner with a clock that the test holds: the time of every test is over once the file `late` exists."""
+"""Runs the runner with a clock that the test controls: once the file `late` exists, the time of every test is over."""
 TEST = """
     import os, signal, subprocess, product
 
@@ -39,18 +39,19 @@ TEST = """
             raise AssertionError
         signal.pause()
 """
-"""A test that starts a process under a fault, and then fails or hangs. Both hold the pipe ALIVE open."""
+"""Test that starts a process under a fault, and then fails or hangs. Both processes hold the pipe ALIVE open."""
 PATIENCE_S = 30
-"""How long to wait for what comes in well under a second; more than any process here lives if nothing ends it."""
+"""Seconds to wait for an event that usually takes less than a second. Longer than any process here lives if nothing
+ends it."""
 AT_ONCE_S = 5
-"""How long killed processes may take to go; less than any process here lives if nothing ends it."""
+"""Seconds within which killed processes must exit. Shorter than any process here lives if nothing ends it."""
 
 
 class Tree:
-    """A tree with one source, one test of it and declared faults, and a run of the runner in it.
+    """Tree with one source, one test of it and declared faults, and a run of the runner in it.
 
     Args:
-        folder: of the tree
+        folder: folder of the tree
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`make test` shows each promise once."""
+"""tests/quick.txt: `make test` tests each promise once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_list_names_tests_that_exist() -> None:
 
 
 def test_each_promise_is_held_by_make_test_or_named_as_left_out() -> None:
-    """`python tests/quick.py`, or a line by hand, adds the test of a new promise."""
+    """A new promise fails this test until `python tests/quick.py`, or a line by hand, adds its test."""
     listed = read()
     unheld = {
         promise: tests

@@ -1,4 +1,4 @@
-"""Supervision: no long-running task ends unseen, and none outlives its group."""
+"""Supervision of tasks: the end of each long-running task is noticed, and no task outlives its group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def _fail_when_cancelled(error: Exception) -> None:
 
 
 async def _run(stop: asyncio.Event | None, **works: Coroutine[Any, Any, None]) -> None:
-    """Supervise `works` until `stop`; each has begun before the group waits."""
+    """Supervise `works` until `stop` is set. Each has begun before the group waits."""
     async with Supervisor() as supervisor:
         for name, work in works.items():
             supervisor.start(name, work)

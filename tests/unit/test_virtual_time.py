@@ -1,4 +1,4 @@
-"""The event loop on a virtual clock, on which other tests rely."""
+"""The event loop on a virtual clock, on which other tests depend."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNTS = tomllib.loads((ROOT / "tests" / "stiff_words.toml").read_text())
 SUFFIXES = (".md", ".py", ".c", ".h", ".yaml", ".sh")
 SLACK = 0.05
-"""Part by which a count may fall before the file must follow: small changes do not conflict in the file."""
+"""Part by which a count may fall before the file must be updated, so that small changes do not conflict in the file."""
 LINE_BREAK = re.compile(r"\n\s*(?:[#*] |//+ )?")
-"""End of a line, and what begins the next line of a comment: a phrase counts across both."""
+"""Pattern of the end of a line with the begin of the next comment line. It is removed, so that a phrase counts across
+both lines."""
 
 
 def stiff(words: str, text: str) -> int:
@@ -25,7 +26,7 @@ def stiff(words: str, text: str) -> int:
 
 
 def disagreement(words: str, kept: int, found: int) -> str | None:
-    """Return what to do where a count is not the one of the file."""
+    """Return the action that a count requires. None if the count agrees with the file."""
     if found > kept:
         return f"{words}: {found} instead of {kept}: reword the new text (CONTRIBUTING.md, Vocabulary)"
     if found < kept * (1 - SLACK):
@@ -36,7 +37,7 @@ def disagreement(words: str, kept: int, found: int) -> str | None:
 def test_no_count_of_a_stiff_word_rises_and_the_file_follows_a_fall() -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    # crds/*.yaml is generated: its texts of ours are in operator/, the others are Kubernetes' own.
+    # crds/*.yaml is generated: SharePod's texts in it come from operator/, the other texts are Kubernetes'.
     paths = [ROOT / name for name in names if name.endswith(SUFFIXES) and not re.fullmatch(r"crds/.*\.yaml", name)]
     text = LINE_BREAK.sub(" ", "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())).lower()
     found = [disagreement(words, kept, stiff(words, text)) for words, kept in COUNTS.items()]

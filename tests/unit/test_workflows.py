@@ -1,4 +1,4 @@
-"""The workflows of a fork: pinned actions, few rights, the project's own targets; a release by one tag."""
+"""The workflows of a fork: they pin actions, have few rights, use the project's own targets, and release by one tag."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_actionlint_finds_no_fault_in_the_workflows() -> None:
 
 
 def release(tree: Path, part: str, *, tag: str = f"v{VERSION}") -> subprocess.CompletedProcess[str]:
-    """Run .ci/release in a copy of its files, with recording programs in place of make, skopeo and others."""
+    """Run .ci/release in a copy of its files. Programs that record their calls replace make, skopeo and others."""
     for name in (".ci/release", "pyproject.toml", "CHANGELOG.md"):
         copy = tree / name
         copy.parent.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""Event loop on a virtual clock: time stands still while anything can run, else it jumps to the next timer.
+"""Event loop on a virtual clock: time stands still while any task can run, otherwise it jumps to the next timer.
 
-So a test that sleeps for ten minutes takes no time, and after any sleep everything that needed no time has been done.
-Not for tests with sockets or threads: time would not wait for them.
+So a test that sleeps for ten minutes takes no time, and after a sleep all work that needs no time has been done. Not
+for tests with sockets or threads: time would not wait for them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 import selectors
 
 BEGIN_S = 1000.0
-"""First moment of the clock, in seconds. Not 0, so that a time that was never set is noticed."""
+"""First moment of the clock, in seconds. It is not 0, so that a time that was never set is noticed."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Selector that moves the clock where another would wait."""
+    """Selector that advances the clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()

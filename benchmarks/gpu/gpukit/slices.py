@@ -1,6 +1,6 @@
 """Table (f): the assumptions of co-running about the GPU, the driver and the hook.
 
-It is measured first. Where a row says NO, the figures of the simulated GPU in the documentation do not hold for this
+It is measured first. If a row has NO, the figures of the simulated GPU in the documentation do not hold for this
 GPU.
 """
 

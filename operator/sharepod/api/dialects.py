@@ -73,7 +73,7 @@ be set."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Field of `GpuSpec` and the keys of its annotations: SharePod's own, and those of KubeShare and Gemini."""
+    """Field of `GpuSpec` and the keys of its annotations: SharePod's own keys, and the keys of KubeShare and Gemini."""
 
     field: str
     native: str

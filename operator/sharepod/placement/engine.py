@@ -3,7 +3,7 @@
 A decision filters nodes, then GPUs by affinity, exclusion, anti-affinity, time and memory, and ranks the rest by the
 request's policy.
 
-Guarantees (PL1 to PL5 are those of docs/design.md):
+Guarantees (docs/design.md defines PL1 to PL5):
 - PL1 complete: a place is found if and only if the filters leave one.
 - PL2 rules-in-Python: a place that breaks a filter is never chosen, whatever its score.
 - Deciding changes nothing. The same history of the cluster and the same request give the same answer.

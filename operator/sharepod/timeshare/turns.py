@@ -142,7 +142,7 @@ class TurnPolicy:
             return min(length, self._parameters.quantum_min_ns) if contender.joins else length
 
         contending = sorted(contending, key=key)
-        # 3. Assign the free GPUs (S4, S5), except those that are kept idle (S8).
+        # 3. Assign the free GPUs (S4, S5), except GPUs that are kept idle (S8).
         weights = competing_weight(wanted, occupancy.tenants_on)
         free_at = {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()}
         idle: dict[str, Anticipation] = {}

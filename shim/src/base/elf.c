@@ -21,7 +21,7 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* glibc relocates these addresses in place; musl does not, and those of the vDSO are not relocated either. */
+/* glibc relocates these addresses in place; musl does not, and the vDSO's addresses are not relocated either. */
 static const void *at(ElfW(Addr) base, ElfW(Addr) value) {
     return (const void *)(value < base ? value + base : value);
 }

@@ -65,7 +65,7 @@ enum { SESSION_HINTS, SESSION_PULSE, SESSION_DESCRIPTORS };
 typedef bool frame_handler(void *of, const void *frame, const int *descriptors);
 
 struct frame_route {
-    frame_handler *handle; /* NULL: frames of this type are ignored, as are those of a later version */
+    frame_handler *handle; /* NULL: frames of this type are ignored, like frames of a later version */
     void *of;
     uint32_t size; /* bytes of the whole frame */
 };

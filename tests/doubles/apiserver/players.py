@@ -31,7 +31,7 @@ USAGE_S = 30.0
 _PACE_S = 1.0
 """Least seconds between two writes of one agent, as in the real agent."""
 _MEMORY = 80 << 30
-"""Bytes of one GPU: those of a large GPU."""
+"""Bytes of memory of one GPU, as a large GPU has."""
 _TICK_S = 0.1
 """Seconds between two checks for due Leases and usage: it spreads both evenly."""
 

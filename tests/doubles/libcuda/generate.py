@@ -11,7 +11,7 @@ DIRECTORY:
     inside.map     for objcopy: the names that these functions have behind entries.c
     names.c        for cuGetProcAddress: each name, the CUDA version in which a form appeared, and its symbol; and the
                    names of errors
-    exports.map    the exported symbols: those of this VERSION of CUDA (11080, ...), or all of the headers without one
+    exports.map    the exported symbols: of this VERSION of CUDA (11080, ...), or all of the headers without one
 
 tests/doubles/Makefile runs it. CC is the compiler, CUDA_INCLUDE the headers' directory.
 """

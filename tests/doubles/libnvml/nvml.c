@@ -1,13 +1,18 @@
 /* Double of libnvidia-ml.so.1 on the simulated devices: the functions that the agent, programs and
- * NVIDIA's device plugin call.
+ * NVIDIA's device plugin call. events.c has the events.
  *
- * Guarantees: figures are those of the state file (FAKE_CUDA_STATE) at the time of the call; processes are those that
- * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as
- * the container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
- * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance
- * of MIG. FAKE_NVML_MIG_MODE=1: see mig.c. FAKE_NVML_PROCESSES=none: no process is on any device, for a process whose
- * pids are not those that the others see of themselves. events.c has the events. What is not here is not found; what a
- * GPU may lack is not supported.
+ * Guarantees:
+ * - Figures are the values of the state file (FAKE_CUDA_STATE) at the time of the call.
+ * - Processes are the live processes that have memory of the device, by the pid that they themselves see.
+ * - A function that is not here is reported as not found; what a GPU may lack is reported as not supported.
+ *
+ * Variables:
+ * - FAKE_CUDA_VISIBLE chooses the devices, as the container does. CUDA_VISIBLE_DEVICES means nothing to NVML.
+ * - FAKE_NVML_RESERVED: bytes of each device that are the driver's own. Version 1 of the memory's figures counts them
+ *   as used.
+ * - FAKE_NVML_MIG=1: one more device, an instance of MIG. FAKE_NVML_MIG_MODE=1: see mig.c.
+ * - FAKE_NVML_PROCESSES=none: no process is on any device, as for a caller whose pids differ from the pids that other
+ *   processes see of themselves.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@ Each of several tenants has up to three processes with many threads. A debugger 
 grace period. The agents grant and revoke, end and come back. The double of libcuda counts each process's launches in
 shared memory, which the agents read and compare with the hook's reports.
 
-Guarantees that are checked, together with those of `watched_agent.py`:
+Guarantees that are checked, in addition to the guarantees of `watched_agent.py`:
 - Every process ends at its time.
 - No stream capture is broken, and no CUDA call fails.
 - No stream waits for a held stream, full or not, unless the program has ordered the two streams.

@@ -28,7 +28,7 @@ from hook.world.agent_node import running, tenant
 
 KINDS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    # -Wno-tsan: ThreadSanitizer does not follow fences. Those of the hook order only atomics.
+    # -Wno-tsan: ThreadSanitizer does not follow fences. The hook's fences order only atomics.
     "thread": ["-fsanitize=thread", "-Wno-tsan"],
 }
 WRAPPED = ("object_libc_symbol", "sys_map", "sys_unmap")

@@ -1,6 +1,6 @@
 """Every way to take device memory, by the symbol of the driver's function that takes it.
 
-Structures are those of cuda.h, packed by hand.
+The structures of cuda.h are packed by hand.
 """
 
 from __future__ import annotations

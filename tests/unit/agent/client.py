@@ -1,4 +1,4 @@
-"""A scripted client of the agent, and what a test needs around it."""
+"""Scripted client of the agent, and the objects that a test needs with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=protocol.AgentFrame)
 
 
 def settings_in(directory: Path, **changes: Any) -> AgentSettings:
-    """Settings of an agent whose state is all under `directory`."""
+    """Return settings of an agent that keeps all state below `directory`."""
     hook = directory / "hook.so"
     if not hook.exists():
         hook.write_bytes(b"not really a hook")
@@ -45,7 +45,7 @@ def settings_in(directory: Path, **changes: Any) -> AgentSettings:
 
 
 def row(tenant_id: str, request: int = 500, limit: int = 1000, **changes: Any) -> Tenant:
-    """A row of the ledger."""
+    """Return a row of the ledger."""
     values: dict[str, Any] = {
         "id": tenant_id,
         "namespace": "default",
@@ -59,7 +59,7 @@ def row(tenant_id: str, request: int = 500, limit: int = 1000, **changes: Any) -
 
 
 def reading(*processes: Process) -> Reading:
-    """Two GPUs, and these processes on them."""
+    """Return a reading of two GPUs with these processes on them."""
     gpus = tuple(
         Gpu(uuid=uuid, index=index, model="Simulated", memory=16 * GI) for index, uuid in enumerate((GPU0, GPU1))
     )
@@ -68,7 +68,7 @@ def reading(*processes: Process) -> Reading:
 
 @asynccontextmanager
 async def tenants_with(settings: AgentSettings, rows: Sequence[Tenant]) -> AsyncIterator[TenantRegistry]:
-    """Started, with these rows in force; closed at the end."""
+    """Run a registry to which these rows have been applied. It is closed at the end."""
     tenants = TenantRegistry(settings, changed=lambda: None)
     await tenants.start()
     try:
@@ -84,24 +84,24 @@ def view_of(tenants: TenantRegistry, tenant_id: str) -> TenantView:
 
 
 def memory_used(tenants: TenantRegistry, tenant_id: str) -> Mapping[str, int]:
-    """Bytes that one tenant uses, by UUID."""
+    """Return the bytes that a tenant uses, by UUID."""
     return view_of(tenants, tenant_id).memory_used
 
 
 def served_in(tenants: TenantRegistry) -> list[ServedTenant]:
-    """The runtimes of the tenants that are being served."""
+    """Return the runtimes of the tenants that are being served."""
     return [entry.serving for entry in tenants._entries.values() if entry.serving is not None]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that becomes true without further input."""
+    """Wait for a condition that becomes true without further actions of the test."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - the loop has to turn
             await asyncio.sleep(0.005)
 
 
 class Client:
-    """One connection, as a hook would make it."""
+    """One connection to a tenant's socket, as a hook makes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -134,7 +134,7 @@ class Client:
         self.sock.send(packet)
 
     async def receive(self, timeout_s: float = TIMEOUT_S) -> protocol.AgentFrame | None:
-        """The next frame; None at the end of the connection."""
+        """Return the next frame. None at the end of the connection."""
         loop = asyncio.get_running_loop()
         readable: asyncio.Future[None] = loop.create_future()
 
@@ -158,7 +158,7 @@ class Client:
         return protocol.parse_agent(packet) if packet else None
 
     async def expect(self, kind: type[F], timeout_s: float = TIMEOUT_S) -> F:
-        """The next frame, which has to be of this kind."""
+        """Return the next frame. Fails if it is of another kind."""
         frame = await self.receive(timeout_s)
         assert isinstance(frame, kind), f"{frame} came, not {kind.__name__}"
         return frame
@@ -171,14 +171,14 @@ class Client:
         return frame
 
     async def granted_anew(self) -> protocol.Grant:
-        """The next grant that is no renewal, and no new terms, of an earlier one."""
+        """Return the next grant that is not a renewal or a change of terms of an earlier grant."""
         while (frame := await self.receive()) is not None:
             if isinstance(frame, protocol.Grant) and not frame.renews:
                 return frame
         raise AssertionError("the connection has ended")
 
     async def nothing_comes(self, for_s: float = 0.1) -> bool:
-        """True if no frame comes for a while."""
+        """Return True if no frame arrives for this many seconds."""
         try:
             frame = await self.receive(for_s)
         except TimeoutError:
@@ -186,17 +186,17 @@ class Client:
         raise AssertionError(f"{frame} came")
 
     async def ends(self) -> bool:
-        """True if the connection ends next."""
+        """Return True if the connection ends before any further frame."""
         return await self.receive() is None
 
     async def told_to_end(self) -> int:
-        """The id of the grant that shall end soon: by new terms, or at once."""
+        """Return the id of the grant that the next frame ends: by new terms with an earlier end, or by a revocation."""
         frame = await self.receive(TIMEOUT_S)
         assert isinstance(frame, protocol.Revoke) or (isinstance(frame, protocol.Grant) and frame.renews), frame
         return frame.grant_id
 
     async def granted(self) -> protocol.Grant:
-        """Asks for the token and gets it."""
+        """Request the token; return the grant."""
         self.send(protocol.Want(1))
         return await self.expect(protocol.Grant)
 

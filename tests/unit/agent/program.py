@@ -1,4 +1,4 @@
-"""`sharepod-agent` as a process, and the files that it follows in mode standalone."""
+"""`sharepod-agent` as a process, and the files that it reads in mode standalone."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def replace(path: Path, text: str) -> None:
 
 
 class Program(LoggingProgram):
-    """The agent in a process of its own."""
+    """The agent as a separate process."""
 
     @classmethod
     async def start(
         cls, directory: Path, *, script: str | None = None, arguments: Sequence[str] = (), **changes: str
     ) -> Self:
-        """Start the agent, or a script that runs it in its own way."""
+        """Start the agent, or a script that runs the agent differently."""
         settings = {
             "SHAREPOD_AGENT_MODE": "standalone",
             "SHAREPOD_AGENT_STATE_DIR": str(directory / "state"),
@@ -52,7 +52,8 @@ class Program(LoggingProgram):
         return await cls.run(*what, *arguments, settings=settings, without="SHAREPOD_AGENT_")
 
     async def get(self, path: str, *, times: int = 1) -> tuple[int, str]:
-        """Answer of the agent, or of the second that the supervisor has started, ..."""
+        """Return (status, text) of the agent's answer at a path. `times`: 2 queries the agent that the supervisor has
+        started second, and so on."""
         ports = await self.logged("serving metrics", times=times)
         port = ports["health_port" if path == "/healthz" else "port"]
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:

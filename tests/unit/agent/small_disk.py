@@ -1,4 +1,4 @@
-"""Small disk of its own for a test: a tmpfs that can be filled up and made read-only. Needs the right to mount."""
+"""Small disk for a test: a tmpfs that the test can fill and make read-only. Needs the right to mount."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class SmallDisk:
         self.path = path
 
     def fill(self) -> None:
-        """Take all that is free."""
+        """Fill all free space of the disk."""
         with (self.path / "filler").open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(_PIECE):
                 pass
 
     def empty(self) -> None:
-        """Give back what `fill` took."""
+        """Free the space that `fill` took."""
         (self.path / "filler").unlink()
 
     @contextlib.contextmanager
     def read_only(self) -> Iterator[None]:
-        """Make the disk read-only for a while, but for files that are open already."""
+        """In the block, the disk is read-only, except for files that are already open."""
         _mount("--bind", str(self.path), str(self.path))
         try:
             _mount("-o", "remount,bind,ro", str(self.path))
@@ -42,7 +42,7 @@ class SmallDisk:
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[SmallDisk]:
-    """Mount a disk at `path`, which is created; skip the test where that is not allowed."""
+    """Mount a disk at `path`, which is created. Skip the test if mounting is not allowed."""
     path.mkdir()
     try:
         _mount("-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path))

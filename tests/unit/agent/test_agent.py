@@ -1,4 +1,4 @@
-"""The agent in the process of the test: what it reports, when, and what makes a GPU unfit to be shared."""
+"""The agent in the test process: what it reports and when, and what prevents a GPU from being shared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_no_process_is_a_strangers_before_the_ledger_is_known(directory: P
 
 @pytest.mark.promise("node-release-soon")
 async def test_a_release_waits_for_no_usual_reading(directory: Path) -> None:
-    """The usual one comes a minute later."""
+    """The next reading at the usual interval would follow only a minute later."""
     left: dict[str, str] = {"a": "its volume is published"}
 
     async with started(directory, inventory_interval_s=60) as agent:
@@ -82,7 +82,7 @@ async def test_facts_report_changes_and_not_usage(directory: Path) -> None:
         await asyncio.wait_for(agent.changed.wait(), 5)
         assert [status.connected for status in agent.facts().tenants] == [True]
         async with asyncio.timeout(10):
-            while agent.changed.is_set():  # the process was seen before its hello, perhaps
+            while agent.changed.is_set():  # the process may have been seen before its HELLO
                 agent.changed.clear()
                 await asyncio.sleep(4 * settings.inventory_interval_s)
         await client.reserve(1 * GI)

@@ -1,4 +1,4 @@
-"""The count of GPU time adds up over agents that are killed and tenants that come and go, by real agent processes."""
+"""The count of GPU time over successive agent processes that are killed, and tenants that begin and end, is exact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def counted(directory: Path) -> bool:
 
 
 async def use(directory: Path, tenant: str, chance: random.Random) -> None:
-    """Hold the GPU now and then, until the agent has exited; some processes end while they hold it."""
+    """Hold the GPU at random times until the agent has exited. Some processes end while they hold it."""
     with contextlib.suppress(OSError, AssertionError, TimeoutError):
         while True:
             client = await Client.connect(tenant_directory(directory, tenant))
@@ -80,7 +80,7 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
     last = kept(directory)
     assert first is not None
 
-    # Each GPU: held + anticipated + handed over + idle + stalled + unmetered = the time that has passed.
+    # For each GPU: held + anticipated + handed over + idle + stalled + unmetered = elapsed time.
     held = 0
     for uuid in (GPU0, GPU1):
         was, now = first.gpus[uuid], last.gpus[uuid]
@@ -95,7 +95,7 @@ async def test_the_count_adds_up_over_agents_that_are_killed(directory: Path) ->
         last.gpus[GPU0].unmetered / 1e9
     )
 
-    # The namespace: held time is the sum over its tenants; reserved time is request x time.
+    # For the namespace: held time is the sum over its tenants; reserved time is request x time.
     (was_series,), (series,) = first.series, last.series
     assert series.name == was_series.name
     assert abs((series.held_ns - was_series.held_ns) - held) <= within

@@ -1,4 +1,4 @@
-"""Hand-offs that the event loop's wait carries out: real sockets, no event loop around them."""
+"""Hand-offs that the event loop's wait carries out, with real sockets and without an event loop."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ OTHER = protocol.encode(protocol.Grant(8, 90_000_000, 1, True))
 
 @dataclass
 class Pair:
-    """Connection of a process: the agent's end and its own."""
+    """Connection of a process: the agent's end and the process's end."""
 
     ours: socket.socket
     theirs: socket.socket
 
     def sends(self, frame: protocol.Frame | bytes) -> None:
-        """Send a frame of the process."""
+        """Send a frame from the process."""
         self.theirs.send(frame if isinstance(frame, bytes) else protocol.encode(frame))
 
     def hears(self) -> list[bytes]:
-        """Return what the process is sent."""
+        """Return the packets that the process has received."""
         return packets(self.theirs)
 
 
 @dataclass
 class World:
-    """A selector that waits for the holders of two GPUs, whose successors are prepared."""
+    """Selector that waits for the holders of two GPUs. The next hand-off of each is prepared."""
 
     selector: OnTimeSelector
     pairs: list[Pair]
@@ -52,13 +52,13 @@ class World:
         self.calls.append(f"made {made.place}")
 
     def put(self, place: int = 0, since: int = 0, until: int = 2**62, *, wants_not: bool = True) -> None:
-        """Prepare the hand-off from one pair to the next: grant 7 ends."""
+        """Prepare the hand-off from one pair to the next, for a holder that drains grant 7."""
         holder, successor = self.pairs[2 * place : 2 * place + 2]
         orders = [Order(successor.ours.fileno(), packet, since, until) for packet in (GRANT, OTHER)]
         self.hand_offs.put(place, holder.ours.fileno(), 7, (orders[0], orders[1] if wants_not else None))
 
     def wait(self) -> list[int]:
-        """Wait once; return which holders' sockets are ready."""
+        """Wait once. Return the holders whose sockets are ready."""
         return [key.data for key, _ in self.selector.select(0.01)]
 
     @property
@@ -184,7 +184,7 @@ def test_where_the_grant_cannot_be_sent_nothing_was_handed_on(world: World, full
 
 
 def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: World) -> None:
-    """A hand-off that is carried out while Python handles another is reported after it."""
+    """If a hand-off is carried out while Python handles an earlier one, it is reported after that."""
     for place in (0, 1):
         world.put(place)
     world.pairs[2].sends(protocol.Drained(7))
@@ -212,7 +212,7 @@ def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_reported(world: World) 
 
 @pytest.mark.parametrize("timeout", [None, 5.0, 0.01])
 def test_after_a_hand_off_the_wait_goes_on_until_a_timer_ends_it(world: World, timeout: float | None) -> None:
-    """Without one it would go on for a whole millisecond."""
+    """Without a timer the wait would continue for a whole millisecond."""
     world.put()
     world.pairs[0].sends(protocol.Drained(7))
     assert world.selector.select(timeout) == []

@@ -18,13 +18,13 @@ from sharepod.agent.on_time import OnTimeLoop, OnTimeSelector
 from sharepod.protocol import Beat
 
 OPEN = Path("/proc/self/fd")
-"""Descriptors that are open in this process."""
+"""Folder that lists the open descriptors of this process."""
 NO_TIMER = 1 << 20
-"""Number of a descriptor that is not open, and so no timer that could be set."""
+"""Number of a descriptor that is not open, so no timer can be set on it."""
 
 
 class Kernel:
-    """The C library, whose timers can be refused."""
+    """C library in which calls about timers can fail."""
 
     def __init__(self, libc: object, wait: Callable[..., int], refuses: str) -> None:
         self._libc = libc
@@ -57,7 +57,7 @@ def selector(kernel: Kernel) -> Iterator[OnTimeSelector]:
 
 
 def test_a_wait_ends_no_sooner_than_it_was_set_for(selector: OnTimeSelector) -> None:
-    """Again and again, also when the descriptor of the timer has reported before."""
+    """The wait is repeated many times, also when the timer's descriptor was reported before."""
     for timeout in (0.0004, 0.0001, 0.0021, 0.03):
         begun = time.monotonic()
         assert selector.select(timeout) == []
@@ -99,7 +99,7 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
         await done.wait()
         return called
 
-    gc.collect()  # garbage of earlier tests would close its descriptors during the test
+    gc.collect()  # otherwise garbage of earlier tests would close its descriptors during the test
     before = len(list(OPEN.iterdir()))
     assert on_time.run(main()) == [1, 2, 4, 30]
     assert len(list(OPEN.iterdir())) == before
@@ -108,7 +108,7 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
 # ---- silence watch
 
 PATIENCE_NS = 200_000_000
-"""Far more than a busy machine takes from a thread that lives."""
+"""Much longer than a busy machine delays a thread that lives."""
 AHEAD_NS = 2_500_000
 
 
@@ -117,7 +117,7 @@ class Pulse(ctypes.Structure):
 
 
 class Living:
-    """A process that gives signs of life until it stops."""
+    """Process that gives signs of life until it is stopped."""
 
     def __init__(self, ahead_ns: int = 0) -> None:
         self.written = Pulse(1, 0, time.monotonic_ns() + ahead_ns)
@@ -131,7 +131,7 @@ class Living:
             self.written.beat_at = time.monotonic_ns() + self.ahead_ns
 
     def stop(self) -> int:
-        """Let it stop; return when it gave its last sign."""
+        """Stop the process. Return the moment of its last sign of life."""
         self._stopped.set()
         self._thread.join()
         return int(self.written.beat_at) - self.ahead_ns
@@ -145,7 +145,7 @@ def named(*tenants: list[Beat]) -> dict[str, list[Beat]]:
 
 
 async def silence(tenants: dict[str, list[Beat]]) -> tuple[int, int]:
-    """Watch until a tenant is silent; return the moment at which that look was due, and the present moment."""
+    """Watch until a tenant is silent. Return (moment at which that check was due, present moment)."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, OnTimeLoop)
     over: asyncio.Future[int] = loop.create_future()

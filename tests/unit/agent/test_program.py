@@ -1,4 +1,4 @@
-"""`sharepod-agent` as a program, standalone: start, follow its files, serve, end."""
+"""`sharepod-agent` as a program in mode standalone: it starts, rereads its files, serves and ends."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_second_agent_stands_by_and_serves_when_the_first_has_ended(
         async with running(directory) as second:
             await second.logged("standing by")
             async with asyncio.timeout(20):
-                # It is being checked whether it could serve.
+                # The standby still checks whether it could serve.
                 while await second.get("/healthz") != (200, "stands by: another agent serves\n"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             listening = (tenant_directory(directory, "a") / "agent.sock").stat().st_ino

@@ -1,4 +1,4 @@
-"""Settings of the agent: their sources, and refused values."""
+"""Settings of the agent: their sources, and values that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds: an object beyond them is found at bounded cost, and a message quotes no more of a value than it must."""
+"""Bounds of objects: a violation is found in bounded time, and a message quotes only a short part of a value."""
 
 from __future__ import annotations
 

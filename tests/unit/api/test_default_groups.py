@@ -1,4 +1,4 @@
-"""Groups that Pods are in by default."""
+"""Default groups of Pods."""
 
 from __future__ import annotations
 

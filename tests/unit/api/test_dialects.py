@@ -1,4 +1,4 @@
-"""Annotations mean the same as the gpu block; invalid values are refused by name."""
+"""Annotations have the same meaning as the gpu block. Invalid values are refused with the annotation's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA_ONLY = {
     "a field of a Deployment",
     "a misspelt field of a container",
 }
-"""Values that only the CRD's schema refuses, by type or by strictness."""
+"""Names of the cases that only the CRD's schema refuses, by a type or a strict check."""
 
 
 def annotated(**annotations: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def request_of(**annotations: str) -> GpuRequest:
 
 
 def refusal(check: Callable[[dict[str, Any]], object], sharepod: dict[str, Any]) -> str:
-    """Return the field of the error that `check` raises, which is never other than SpecError."""
+    """Return the field of the SpecError that `check` raises. Any other exception fails the test."""
     try:
         check(sharepod)
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""Conditions under which a policy is evaluated at all: none passes over something that a rule of the policy refuses."""
+"""Conditions under which a policy is evaluated: they are true for each object that a rule of the policy refuses."""
 
 from __future__ import annotations
 

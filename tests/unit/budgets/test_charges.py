@@ -1,4 +1,4 @@
-"""The bill: what it charges, that it adds up, and the names that it shares with OpenCost."""
+"""The bill: its amounts, their sum, and the names that it shares with OpenCost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Totals of a SharePod over its shares: each counted once, however its reports are read, and written seldom."""
+"""Totals of a SharePod over its shares: each share counts once, however often its reports are read, and writes
+are rare."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_a_running_sharepod_is_written_for_an_eighth_more_and_ten_gpu_minutes(
     ],
 )
 def test_one_that_keeps_memory_alone_is_written_for_an_eighth_more(written: int, reported: int, due: bool) -> None:
-    """Request 0, and nothing held: a model that waits for questions costs its memory."""
+    """The request is 0 and no time is held: a model that waits for queries uses only memory."""
     was = SharePodConsumption(since=FIRST, counted_since=FIRST, memory_mebibyte_seconds=written) if written else None
     report = seen(memory_mebibyte_seconds=reported)
     assert (totals_to_write(was, report, drained=False) is not None) is due
@@ -93,7 +94,7 @@ def test_a_report_of_an_earlier_share_or_without_a_count_is_not_taken() -> None:
 @pytest.mark.promise("budgets-sharepod-totals")
 @given(st.lists(st.lists(st.integers(0, 4000), min_size=1, max_size=6), max_size=5), st.randoms())
 def test_totals_are_the_sum_over_shares_whatever_was_read_of_them(shares: list[list[int]], chance: Random) -> None:
-    """Each share counts up; reports are lost, read twice and late; the last one of each is read at the end."""
+    """Each share counts up. Reports are lost, read twice or late. The last report of each share is read at the end."""
     was: SharePodConsumption | None = None
     wanted = 0
     for number, steps in enumerate(shares):

@@ -21,7 +21,7 @@ _ANSWER_S = 60
 
 
 class Browser:
-    """One tab. `events` are the events of the protocol, the oldest first."""
+    """One tab of the browser. `events`: events of the protocol, the oldest first."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back, self._left = to, back, b""
@@ -33,7 +33,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> Json:
-        """Return the result of a command of the protocol."""
+        """Send a command of the protocol; return its result."""
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = json.dumps({"id": self._number, "method": method, "params": params} | session)
@@ -46,7 +46,7 @@ class Browser:
             self.events.append(found)
 
     def js(self, expression: str) -> Any:
-        """Return the value of an expression in the page, awaited where it is a promise."""
+        """Return the value of an expression in the page. A promise is awaited."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -59,7 +59,7 @@ class Browser:
             time.sleep(0.02)
 
     def open(self, url: str) -> None:
-        """Open a page that has a summary once it is drawn."""
+        """Open a page. Return when its summary is drawn."""
         self.call("Page.navigate", url=url)
         self.until("document.getElementById('nodes')?.ariaBusy === 'false'")
 
@@ -78,7 +78,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def picture(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
+        """Write the content of the window to a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def _next(self) -> Json:
@@ -94,7 +94,7 @@ class Browser:
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
-    """Run Chromium with a profile of its own while the context lasts."""
+    """Run Chromium with a profile of its own until the end of the block."""
     assert PROGRAM is not None, MISSING
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()

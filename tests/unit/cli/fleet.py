@@ -1,4 +1,5 @@
-"""Cluster in memory, as the plugin reads it: two nodes with three GPUs, tenants of every door, SharePods that wait."""
+"""Cluster in memory that the plugin reads: two nodes with three GPUs, tenants of every door, and SharePods that
+wait."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ UUIDS = tuple(f"GPU-{n}0000000-0000-0000-0000-00000000000{n}" for n in range(3))
 
 @dataclass(frozen=True)
 class Memory(Kubectl):
-    """kubectl of a cluster in memory. `denied`: beginnings of paths that the user may not read."""
+    """kubectl of a cluster in memory. `denied`: prefixes of paths that the user may not read."""
 
     objects: dict[str, Json] = field(default_factory=dict)
     denied: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class Memory(Kubectl):
 
 
 def row(name: str, gpus: tuple[int, ...], request: int, memory: int, *, door: str = "SharePod", **more: Any) -> Json:
-    """Return a row of the ledger; `memory` in GiB, `gpus` by number."""
+    """Return a row of the ledger. `memory`: in GiB. `gpus`: numbers of its GPUs."""
     uid = f"uid-{name}"
     return {
         "id": uid,
@@ -54,7 +55,7 @@ def row(name: str, gpus: tuple[int, ...], request: int, memory: int, *, door: st
 
 
 def gpunode(name: str, gpus: dict[int, int], tenants: list[Json], **status: Any) -> Json:
-    """Return a GPUNode. `gpus`: number to index on the node."""
+    """Return a GPUNode. `gpus`: by number of the GPU, its index on the node."""
     seen = [
         {"id": tenant["id"], "processes": 1, "memory": GI, "heldMilli": 220, "progressMilli": 930} for tenant in tenants
     ]

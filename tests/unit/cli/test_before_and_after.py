@@ -1,4 +1,4 @@
-"""`preflight` before an installation, and `support` when something is wrong, on a cluster in memory."""
+"""`preflight` before an installation, and `support` for a problem report, on a cluster in memory."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TEAM = "team"
 
 
 def printed(page: Page, width: int = 160, how: Format = Format.TABLE) -> str:
-    """Return a page as a terminal of this width shows it, without blanks at the ends of lines."""
+    """Return a page as a terminal of this width prints it, without blanks at the ends of lines."""
     file = io.StringIO()
     show(page, how, Screen(file, width, colours=False))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -24,7 +24,7 @@ OWNED = [{"kind": "ReplicaSet", "controller": True}]
 
 @dataclass(frozen=True)
 class Evicting(Memory):
-    """kubectl of a cluster in memory that evicts Pods. `conflicts`: writes that fail first."""
+    """kubectl of a cluster in memory that can evict Pods. `conflicts`: number of first writes that fail."""
 
     evicted: list[tuple[str, str]] = field(default_factory=list)
     conflicts: list[int] = field(default_factory=list)

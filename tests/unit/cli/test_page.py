@@ -1,4 +1,4 @@
-"""Page of the fleet: its content from a cluster in memory, and its server, without a browser."""
+"""The page of the fleet: its content, made from a cluster in memory, and its server, without a browser."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(kubectl: Memory, namespace: str | None = None) -> Json:
 
 @contextmanager
 def page() -> Iterator[tuple[str, str]]:
-    """Serve a page; give the server's host and the path of the page."""
+    """Serve a page. Yield (the server's host, the path of the page)."""
     reading = Reading(Scope(cluster(), None))
     reading.read()
     with served(lambda: reading.body) as url:
@@ -181,7 +181,7 @@ def test_a_failed_read_is_shown_with_the_last_figures() -> None:
     del kubectl.objects[PODS]
 
     class Waits:
-        """Clock of the reading: one read, then the end."""
+        """Clock that lets the page's reader read once, then ends it."""
 
         def __init__(self) -> None:
             self.left = 1
@@ -208,7 +208,7 @@ def test_ctrl_c_closes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interrupted(join: object, name: str) -> object:
-    """Return a `Thread.join` that Ctrl-C ends once for the thread of this name."""
+    """Return a replacement of `Thread.join` that raises KeyboardInterrupt once for the thread with this name."""
     done: list[str] = []
 
     def joined(self: threading.Thread, timeout: float | None = None) -> None:

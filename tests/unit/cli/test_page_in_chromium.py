@@ -30,7 +30,7 @@ HOSTILE = (
     "__proto__",
     "${hacked=1}\u202e\x1b[2J",
 )
-"""Names and messages that would run or show something if any of them were taken as markup or code."""
+"""Names and messages that would run or draw something if the page treated them as markup or code."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def shown(browser: Browser) -> Iterator[Any]:
-    """Function that opens the page of a cluster."""
+    """Return a function that opens the page of a cluster."""
     with ExitStack() as servers:
 
         def open_page(kubectl: Memory, namespace: str | None = None, width: int = 1280, scheme: str = "light") -> None:
@@ -64,7 +64,7 @@ def shown(browser: Browser) -> Iterator[Any]:
 
 
 def drawn(browser: Browser, kubectl: Memory) -> None:
-    """Read again and let the page draw it."""
+    """Read the cluster again, and wait until the page has drawn it."""
     reading = Reading(Scope(kubectl, None))
     reading.read()
     found = json.loads(reading.body)
@@ -72,7 +72,7 @@ def drawn(browser: Browser, kubectl: Memory) -> None:
 
 
 def hostile() -> Memory:
-    """Return a cluster in which every text that a user or an agent writes is hostile."""
+    """Return a cluster in which every text that a user or an agent can write is hostile."""
     rows = [row(name, (0,), 100, 4, namespace=other) for name, other in zip(HOSTILE, reversed(HOSTILE), strict=True)]
     node = gpunode(
         HOSTILE[0], {0: 0}, rows, conditions=[{"type": "AgentAlive", "status": "False", "message": HOSTILE[1]}]
@@ -88,7 +88,7 @@ def hostile() -> Memory:
 
 
 def large(nodes: int = 125) -> Memory:
-    """Return a cluster of 8 GPUs a node, each with three tenants."""
+    """Return a cluster with 8 GPUs on each node and three tenants on each GPU."""
     items: list[Json] = []
     for number in range(nodes):
         uuids = [f"GPU-{number:04}-{index}" for index in range(8)]
@@ -214,7 +214,7 @@ def test_a_screen_reader_gets_names_and_roles(browser: Browser, shown: Any) -> N
         ]
         return ("image", f"0.7 of its time requested, 0.44 used: {tenants}") in named
 
-    wait_until(has_bars, what="the text of a GPU's bar", timeout=20)  # the page draws its GPUs after its head
+    wait_until(has_bars, what="the text of a GPU's bar", timeout=20)  # the page draws its GPUs after its heading
     bars = [name for role, name in named if role == "image"]
     assert any("0.66 used on average" in name for name in bars), "the curve has its figures as text"
     assert ("rowheader", "team/large") in named

@@ -1,4 +1,4 @@
-"""`kubectl sharepod trace`: through a forwarded port, with a token of its own ServiceAccount."""
+"""`kubectl sharepod trace`: it reads through a forwarded port, with a token of a separate ServiceAccount."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Forwarding(Memory):
 
 @pytest.fixture
 def asked() -> Iterator[tuple[int, list[tuple[str, str | None]]]]:
-    """An agent that answers each request with a trace, and refuses one second."""
+    """Serve an agent that answers each request with a trace. It refuses a second concurrent request."""
     seen: list[tuple[str, str | None]] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,5 @@
-"""The operator's acting half over the API server double, wired as in `main`, on a clock that a test turns.
+"""World of the operator's acting parts over the API server double, connected as in `main`, on a clock that a test
+advances.
 
 No queue runs: a test calls each reconciliation (`look`, `look_at_node`), so that it sees each step. The other tasks of
 `main` run: the ledger's writer, the placement loop, the writer of Events.
@@ -38,20 +39,20 @@ from unit.controller.objects import PODS
 
 NAMESPACE = "n"
 PATIENCE_S = 10.0
-"""Longest wait for something that a busy machine may take long for; nothing waits for it to pass."""
+"""Longest wait in seconds for an event that a busy machine may delay. No test waits for it to pass."""
 
 
 class World:
-    """One operator, its API server, and what agents, kubelets, kube-scheduler and admins do to it."""
+    """One operator, its API server, and the actions of agents, kubelets, kube-scheduler and admins."""
 
     def __init__(self, server: ApiServer, **settings: Any) -> None:
         self.now = 1000.0
         self.clock_set = 0.0
-        """Seconds by which the time of day was set forward."""
+        """Seconds by which the test has set the time of day forward."""
         self.server = server
         self.settings = OperatorSettings(namespace="system", identity="operator", **settings)
         self.writes_left: int | None = None
-        """Writes after which the operator dies; None: it lives."""
+        """Writes until the operator dies. None: it does not die."""
         self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5, may_write=self._writes)
         agents = AgentLeases(self.settings.agent_duration, self._clock)
         self.state = ClusterState(PODS, agents, namespace=self.settings.namespace)
@@ -129,24 +130,25 @@ class World:
         return self.now
 
     def _writes(self) -> bool:
-        """Count a write; return whether the operator still lives to make it."""
+        """Count a write. Return whether the operator still lives to make it."""
         if self.writes_left is not None:
             self.writes_left -= 1
         return self.writes_left is None or self.writes_left >= 0
 
     @property
     def died(self) -> bool:
-        """True once the operator wanted to make one write more than it lived for."""
+        """True if the operator has tried to make one more write than `writes_left`."""
         return self.writes_left is not None and self.writes_left < 0
 
     def wall(self) -> float:
-        """The time of day, which goes with the clock: `now` seconds after the year began, and as it was set."""
+        """Return the time of day. It advances with the clock: `now` seconds after the begin of the year, plus
+        `clock_set`."""
         return 1767225600.0 + self.now + self.clock_set
 
     # The operator's turns
 
     async def relist(self) -> None:
-        """Take in everything but Leases, as the watches do at their start."""
+        """Read all objects except Leases into the state, as the watches do at their start."""
         watches = self.watches
         for reflector in (watches.nodes, watches.sharepods, watches.pods, watches.gpunodes):
             await reflector.list_all()
@@ -155,7 +157,7 @@ class World:
                 self._see_claim(change)
 
     async def see_claims(self) -> None:
-        """Take in claims and the Pods that use them, each change that there was, as their watches do."""
+        """Read all changes of claims and of the Pods that use them into the state, as their watches do."""
         changes = self.server.storage.history
         for change in changes[self._claims_seen :]:
             if change.kind.plural == "resourceclaims":
@@ -179,31 +181,31 @@ class World:
             self.state.other_pods.put(change.after)
 
     async def look_at_claim(self, name: str = "share", *, times: int = 1) -> None:
-        """Take in everything, then reconcile one claim, as often as it takes."""
+        """Read all objects, then reconcile one claim `times` times."""
         uid = self.claim_uid(name)
         for _ in range(times):
             await self.see_claims()
             await self.claims.reconcile(uid)
 
     def claim_uid(self, name: str = "share") -> str:
-        """Uid of a claim, also of a deleted one."""
+        """Return the uid of a claim, also of a deleted one."""
         claims = [change.last for change in self.server.storage.history if change.kind.plural == "resourceclaims"]
         return next(str(item["metadata"]["uid"]) for item in reversed(claims) if item["metadata"]["name"] == name)
 
     async def look(self, tenant: str = "") -> None:
-        """Take in everything, then reconcile one tenant once, which takes its timer, as the queue does."""
+        """Read all objects, then reconcile one tenant once. Like the queue, this removes the tenant's timer."""
         await self.relist()
         if (timer := self.tenants.queue._timers.pop(tenant or self.tenant, None)) is not None:
             timer.cancel()
         await self.tenants.reconcile(tenant or self.tenant)
 
     async def look_at_node(self, name: str = "node-a") -> None:
-        """Take in everything, then reconcile one node once."""
+        """Read all objects, then reconcile one node once."""
         await self.relist()
         await self.nodes.reconcile(name)
 
     async def look_at_holders(self, name: str = "node-a") -> None:
-        """Take in everything, then reconcile the holders of one node once."""
+        """Read all objects, then reconcile the holders of one node once."""
         await self.relist()
         for change in self.server.storage.history:
             if change.kind.plural == "pods" and TENANT_LABEL not in change.last["metadata"].get("labels", {}):
@@ -211,19 +213,19 @@ class World:
         await self.holders.reconcile(name)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something holds on the server, however long its writers take."""
+        """Wait until a condition about the server is true."""
         async with asyncio.timeout(PATIENCE_S):
             while not true():
                 await self.server.storage.wait(self.server.storage.version)
 
     async def until_answered(self, tenant: str) -> None:
-        """Wait until placement has explained why it has no place for a tenant."""
+        """Wait until placement has explained why a tenant has no place."""
         async with asyncio.timeout(PATIENCE_S):
             while tenant not in self.answered:  # noqa: ASYNC110 - nothing is written that could be waited for
                 await asyncio.sleep(0)
 
     def due_in(self, key: str, queue: WorkQueue[str] | None = None) -> float | None:
-        """Seconds until a key is looked at again; None: never."""
+        """Return the seconds until a key is due again. None if it is not scheduled."""
         queue = self.tenants.queue if queue is None else queue
         if key in queue._waiting:
             return 0.0
@@ -231,17 +233,18 @@ class World:
         return max(0.0, timer.when() - asyncio.get_running_loop().time()) if timer is not None else None
 
     def looks_again(self, within: float, key: str = "", queue: WorkQueue[str] | None = None) -> bool:
-        """True if a key (or `one`) is looked at again in so many seconds, less what a busy machine used up."""
+        """Return True if a key (by default `one`) is due again within this many seconds, less the time that a busy
+        machine has used."""
         due = self.due_in(key or self.tenant, queue)
         return due is not None and max(0.0, within - PATIENCE_S) <= due <= within
 
     @property
     def memo(self) -> TenantMemo:
-        """The memo of the SharePod `one`."""
+        """Return the memo of the SharePod `one`."""
         return self.memos.of(self.tenant)
 
     def loses_sight_of_the_pod(self) -> None:
-        """Drop the Pod from the cache, as after a DELETED event: the Pod may only have lost its label."""
+        """Drop the Pod from the cache, as after a DELETED event. On the server the Pod may only have lost its label."""
         metadata = (self.read("pods") or {})["metadata"]
         self.state.drop_pod(metadata["uid"], version=int(metadata["resourceVersion"]))
 
@@ -251,13 +254,13 @@ class World:
         return self.server.kind(plural)
 
     def read(self, plural: str, name: str = "one") -> Json | None:
-        """Return an object as it is on the server; None if it is deleted."""
+        """Return an object as it is on the server. None if it does not exist."""
         kind = self.kind(plural)
         named = [item for item in self.server.storage.select(kind, "") if item["metadata"]["name"] == name]
         return named[0] if named else None
 
     def change(self, plural: str, name: str, change: Callable[[Json], None], *, status: bool = False) -> Json:
-        """Change an object as another client does."""
+        """Change an object on the server, as another client does."""
 
         def changed(item: Json) -> Json:
             change(item)
@@ -289,14 +292,14 @@ class World:
         return known | {"shareable": True, **fields}
 
     def renew(self, node: str = "node-a") -> None:
-        """The agent of a node renews its Lease now."""
+        """Renew the Lease of a node's agent now."""
         spec = {"holderIdentity": node, "renewTime": f"renewed at {self.now}", "leaseDurationSeconds": 20}
         metadata = {"name": f"sharepod-agent-{node}", "uid": f"lease-{node}"}
         for renewed in ("before", f"at {self.now}"):
             self.state.agents.put({"metadata": metadata, "spec": spec | {"renewTime": renewed}})
 
     def sharepod(self, name: str = "one", request: float = 0.4, *, namespace: str = NAMESPACE, **spec: Any) -> str:
-        """Create a SharePod, by default with one run; return its uid."""
+        """Create a SharePod, by default with restartPolicy Never. Return its uid."""
         gpu = {"request": request, **spec.pop("gpu", {})}
         containers = [{"name": "main", "image": "i"}]
         body = {
@@ -318,7 +321,7 @@ class World:
         memory: str = "1Gi",
         **spec: Any,
     ) -> str:
-        """Create a ResourceClaim of our class; its uid."""
+        """Create a ResourceClaim of SharePod's class; return its uid."""
         capacity = {"requests": {"timeMilli": str(time_milli), "memory": memory}}
         exactly = {"deviceClassName": "sharepod.dev", "capacity": capacity, **spec}
         body = {
@@ -328,7 +331,7 @@ class World:
         return str(self.server.storage.create(self.kind("resourceclaims"), NAMESPACE, body)["metadata"]["uid"])
 
     def pod_with(self, *claims: str, name: str = "user", **spec: Any) -> str:
-        """Create a Pod that uses these claims and waits for a node; its uid."""
+        """Create a Pod that uses these claims and waits for a node; return its uid."""
         listed = [{"name": f"c{number}", "resourceClaimName": claim} for number, claim in enumerate(claims)]
         body = {
             "metadata": {"name": name},
@@ -337,12 +340,12 @@ class World:
         return str(self.server.storage.create(self.kind("pods"), NAMESPACE, body)["metadata"]["uid"])
 
     def allocation(self, name: str = "share") -> Json | None:
-        """The allocation of a claim."""
+        """Return the allocation of a claim. None if it has none."""
         found: Json | None = ((self.read("resourceclaims", name) or {}).get("status") or {}).get("allocation")
         return found
 
     def binds(self, pod: str = "user", *claims: str, node: str = "node-a") -> None:
-        """kube-scheduler gives the claims to the Pod and binds it; the kubelet runs it."""
+        """Reserve the claims for the Pod and bind it, as kube-scheduler does, and let the kubelet run it."""
         uid = (self.read("pods", pod) or {})["metadata"]["uid"]
         for claim in claims or ("share",):
             self.reserve(claim, uid, pod)
@@ -350,12 +353,12 @@ class World:
         self.change("pods", pod, lambda item: item.update(status={"phase": "Running"}), status=True)
 
     def reserve(self, claim: str, uid: str, pod: str) -> None:
-        """kube-scheduler gives a claim to a Pod."""
+        """Reserve a claim for a Pod, as kube-scheduler does."""
         consumer = {"resource": "pods", "name": pod, "uid": uid}
         self.change("resourceclaims", claim, lambda item: item["status"].update(reservedFor=[consumer]), status=True)
 
     def deallocates(self, claim: str = "share") -> None:
-        """kube-scheduler or kube-controller-manager takes the allocation away."""
+        """Remove the allocation, as kube-scheduler or kube-controller-manager does."""
         self.change("resourceclaims", claim, lambda item: item.update(status={}), status=True)
 
     def status(self, name: str = "one") -> Json:
@@ -369,32 +372,32 @@ class World:
         return found
 
     def rows(self, node: str = "node-a") -> dict[str, Json]:
-        """The ledger of a node on the server, by tenant."""
+        """Return the ledger of a node on the server, by tenant."""
         found = self.read("gpunodes", node)
         return {row["id"]: row for row in (found or {"spec": {}})["spec"].get("tenants", ())}
 
     def notes(self, reason: str) -> list[str]:
-        """The Events of a reason: their notes."""
+        """Return the notes of the Events with this reason."""
         events = self.server.storage.select(self.kind("events"), "")
         return [item["note"] for item in events if item["reason"] == reason]
 
     # What others do
 
     def pod_phase(self, phase: str, *, node: str = "node-a", **status: Any) -> None:
-        """kube-scheduler has bound the Pod, the kubelet reports its phase."""
+        """Bind the Pod, as kube-scheduler does, and set its phase, as the kubelet does."""
         self.change("pods", "one", lambda item: item["spec"].update(nodeName=node))
         self.change("pods", "one", lambda item: item.update(status={"phase": phase, **status}), status=True)
 
     def pod_gone(self) -> None:
-        """The kubelet has ended the Pod."""
+        """Remove the Pod, as the kubelet does after it has ended."""
         self.server.storage.finish_deletion(self.kind("pods"), NAMESPACE, "one")
 
     def delete(self, plural: str, name: str = "one") -> None:
-        """A user, or the garbage collector, deletes an object."""
+        """Delete an object, as a user or the garbage collector does."""
         self.server.storage.delete(self.kind(plural), NAMESPACE, name)
 
     def report(self, *tenants: Json, node: str = "node-a", **fields: Any) -> None:
-        """The agent of a node reports tenants, and that it has seen the ledger as it is."""
+        """Report these tenants, and the ledger's present generation as applied, as a node's agent does."""
 
         def report(item: Json) -> None:
             status = copy.deepcopy(item.get("status") or {})
@@ -406,7 +409,7 @@ class World:
     # Ways to a state
 
     async def gated(self, **spec: Any) -> None:
-        """A SharePod whose Pod waits for its share; placement is asked, and waits for `place`."""
+        """Create a SharePod whose Pod waits for its share. Placement has its request, and waits for `place`."""
         self._placing = False
         self.sharepod(**spec)
         await self.look()
@@ -417,13 +420,14 @@ class World:
         self.loop.room_changed()
 
     async def placed(self, **spec: Any) -> None:
-        """A SharePod whose row is in the ledger, and whose Pod's gate is still closed."""
+        """Create a SharePod whose row is in the ledger, and whose Pod's gate is still closed."""
         await self.gated(**spec)
         self.place()
         await self.until(lambda: any(self.tenant in self.rows(node) for node in self._nodes()))
 
     async def running(self, *, started: str = "", **spec: Any) -> None:
-        """A SharePod whose Pod runs and is shown to. `started`: when its kubelet took it, RFC 3339."""
+        """Create a SharePod whose Pod runs and is in the cache. `started`: time at which its kubelet accepted it, RFC
+        3339."""
         await self.placed(**spec)
         await self.look()
         await self.look()
@@ -437,7 +441,8 @@ class World:
         assert self.status()["phase"] == "Running"
 
     async def releasing(self) -> None:
-        """A SharePod whose Pod has ended, and whose row is removed once its agent has confirmed the release."""
+        """Create a SharePod whose Pod has ended, and whose row can be removed once its agent has confirmed the
+        release."""
         self.node()
         await self.running()
         self.pod_phase("Succeeded")
@@ -451,7 +456,7 @@ class World:
 
 @asynccontextmanager
 async def acting(server: ApiServer, after: World | None = None, **settings: Any) -> AsyncIterator[World]:
-    """An operator that acts on an API server; its loops end with it. `after`: its predecessor."""
+    """Yield an operator that acts on an API server. Its tasks end with the block. `after`: its predecessor."""
     world = World(server, **settings)
     if after is not None:
         world.now, world.clock_set, world.tenant = after.now, after.clock_set, after.tenant
@@ -471,6 +476,6 @@ async def acting(server: ApiServer, after: World | None = None, **settings: Any)
 
 @asynccontextmanager
 async def acting_world(**settings: Any) -> AsyncIterator[World]:
-    """An operator that acts on an API server of its own."""
+    """Yield an operator that acts on a new API server."""
     async with api_server() as server, acting(server, **settings) as world:
         yield world

@@ -10,12 +10,12 @@ from sharepod.controller.apiserver.events import Events
 
 MOST_WORDS = 25
 QUOTING = ("Invalid", "PodForbidden", "PodRefused", "PodFailed", "AllocationTakenBack", "HolderRefused")
-"""Reasons of Events with text of users, of the API server or of a container."""
+"""Reasons of Events that quote texts of users, of the API server or of a container."""
 
 
 @pytest.fixture(autouse=True)
 def short_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which the operator records a longer Event."""
+    """Fail a test in which the operator records an Event with more words."""
     longer: list[str] = []
     record = Events._record
 

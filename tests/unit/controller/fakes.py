@@ -1,8 +1,7 @@
-"""An API server that keeps objects in memory: as much of one as the operator's own logic needs, and slow or silent on
-demand.
+"""API server that keeps objects in memory, slow or silent on demand. It does what the operator's own logic needs.
 
-It keeps to what the real one guarantees and the operator relies on: one resourceVersion for all, `generation` counts
-changes of spec, preconditions, a JSON Patch whose `test` fails is refused whole.
+It keeps the guarantees on which the operator relies: one resourceVersion for all objects, `generation` counts changes
+of spec, preconditions, and a JSON Patch whose `test` fails has no effect.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def unavailable() -> UnavailableError:
 
 
 def _apply(item: Any, operation: Json) -> None:
-    """One operation of RFC 6902, on objects and lists."""
+    """Apply one operation of RFC 6902 to objects and lists."""
     *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     for part in parents:
         item = item[int(part)] if isinstance(item, list) else item[part]

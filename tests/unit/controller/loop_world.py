@@ -1,6 +1,6 @@
-"""The placement loop over small nodes, on a virtual clock.
+"""World of the placement loop: small nodes, on a virtual clock.
 
-The world never wakes the loop itself: it updates the cluster state, which has to wake the loop, and waits.
+The world never wakes the loop itself. It updates the cluster state, which has to wake the loop, and waits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from unit.controller.objects import PODS, pod_object, sharepod_object
 
 HEAD_RESERVATION_AFTER = 600.0
 START = 1_767_225_600.0
-"""Time of day at which a world begins: that of the objects' times."""
+"""Time of day at which a world begins. It equals the times in the objects."""
 HEAD_RESERVATION_FOR = 36000.0
 FAIR_WAIT = 5000.0
 _MOMENT_S = 0.001
-"""A time shorter than any timer of the loop."""
+"""Seconds, less than any timer of the loop."""
 
 
 def node_state(name: str, gpus: int = 1) -> NodeState:
@@ -38,7 +38,7 @@ def node_state(name: str, gpus: int = 1) -> NodeState:
 
 
 class World:
-    """A running placement loop over nodes with one or more GPUs. To be made inside an event loop on a virtual clock."""
+    """Running placement loop over nodes with one or more GPUs. Create it inside an event loop on a virtual clock."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class World:
         self.placed: dict[str, str] = {}
         self.leading = True
         self.standings: dict[str, Standing] = {}
-        """Standings of namespaces that have a budget."""
+        """Standings of the namespaces that have a budget."""
         self.loop = PlacementLoop(
             self.state,
             self.memos,
@@ -82,7 +82,7 @@ class World:
         self.put_node(node_state(name, gpus))
 
     def put_node(self, node: NodeState) -> None:
-        """Add a node, or change one, as `ClusterState.refresh_node` does."""
+        """Add or change a node, as `ClusterState.refresh_node` does."""
         self.state.cluster.upsert_node(node)
         self.state.on_room_changed()
 
@@ -101,7 +101,7 @@ class World:
         restart: str = "Never",
         **gpu: Any,
     ) -> None:
-        """Have a tenant ask for a place, and the loop decide."""
+        """Let a tenant request a place, and let the loop decide."""
         self.wants(tenant, request, priority=priority, namespace=namespace, restart=restart, **gpu)
         await self.settle()
 
@@ -115,7 +115,7 @@ class World:
         restart: str = "Never",
         **gpu: Any,
     ) -> None:
-        """Have a tenant ask for a place."""
+        """Let a tenant request a place."""
         spec: dict[str, Any] = {"gpu": {"request": request, **gpu}, "restartPolicy": restart}
         made = f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"
         metadata = {"creationTimestamp": made, "namespace": namespace}
@@ -126,25 +126,25 @@ class World:
         self.loop.want_place(tenant)
 
     async def leaves(self, tenant: str) -> None:
-        """End a tenant that was placed: its reservation is given back."""
+        """End a tenant that was placed. Its reservation is released."""
         self.state.ledgers.unreserve(self.placed.pop(tenant), tenant)
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until the loop has done all that it was woken for: time passes only when nothing can run."""
+        """Wait until the loop has no work left. On the virtual clock, time passes only when no task can run."""
         await self.later(_MOMENT_S)
 
     async def later(self, seconds: float) -> None:
-        """Let time pass, and the loop do what its timers wake it for."""
+        """Let this time pass. The loop does the work for which its timers wake it."""
         await asyncio.sleep(seconds)
 
     async def long_wait(self) -> None:
-        """Wait until room is reserved for a tenant that has waited all the time, and until the loop has done so."""
+        """Wait until the loop has reserved room for a tenant that has waited the whole time."""
         await self.later(HEAD_RESERVATION_AFTER)
         await self.later(2)
 
     def request(self, tenant: str) -> PlacementRequest:
-        """Return the request that the loop makes of a SharePod."""
+        """Return the loop's request for a SharePod."""
         sharepod = self.state.sharepods.get(tenant)
         pod = self.state.pod_of(tenant)
         assert sharepod is not None
@@ -153,13 +153,13 @@ class World:
 
     @property
     def kept_for(self) -> str | None:
-        """The tenant with the head-of-queue reservation."""
+        """Return the tenant with the head-of-queue reservation. None if there is none."""
         reservation = self.state.cluster.head_reservation
         return reservation.tenant if reservation is not None else None
 
     @property
     def kept_on(self) -> str | None:
-        """The node with the head-of-queue reservation."""
+        """Return the node of the head-of-queue reservation. None if there is none."""
         reservation = self.state.cluster.head_reservation
         return reservation.node if reservation is not None else None
 

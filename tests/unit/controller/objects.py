@@ -1,4 +1,4 @@
-"""SharePods, Pods and GPUNodes as the API server would give them, for tests of what the operator makes of them."""
+"""SharePods, Pods and GPUNodes as the API server returns them, for tests of the operator's facts and decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PODS = PodSettings()
 
 
 def sharepod_object(*, uid: str = TENANT, version: int = 1, name: str = "one", **fields: Any) -> Json:
-    """A SharePod that asks for 0.4 and runs once. `status`, `metadata`, `spec`: merged in."""
+    """Return a SharePod with request 0.4 that runs once. `status`, `metadata`, `spec`: merged into the object."""
     containers = [{"name": "main", "image": "test"}]
     spec = {"gpu": {"request": 0.4}, "restartPolicy": "Never", "containers": containers, **fields.get("spec", {})}
     metadata = {
@@ -57,10 +57,11 @@ def pod_object(
     finalizers: Sequence[str] = (),
     line: Mapping[str, str] | None = None,
 ) -> Json:
-    """A Pod of a SharePod.
+    """Return a Pod of a SharePod.
 
-    `gated`: it waits for its share, so it has no pin. `line`: limits of its container. `deleting`: whether it is being
-    deleted, or when its grace period ends.
+    - `gated`: it waits for its share, so it has no pin.
+    - `line`: limits of its container.
+    - `deleting`: True if it is being deleted; or the time at which its grace period ends.
     """
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [pin]}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -118,7 +119,8 @@ def reserved(
     forced: bool = False,
     pod_uid: str | None = None,
 ) -> ReservationSnapshot:
-    """A reservation. `releasing`: its row is; `ending`: only the decision; `pod_uid`: the Pod it is for."""
+    """Return a reservation. `releasing`: its row is Releasing. `ending`: only the decision is. `pod_uid`: the Pod that
+    it is for."""
     state = TenantState.RELEASING if releasing else TenantState.RESERVED
     wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state, pod_uid=pod_uid))
     return ReservationSnapshot(

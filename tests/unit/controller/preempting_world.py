@@ -1,4 +1,4 @@
-"""The placement loop with Pods that run once they are placed, and ledgers that a test writes."""
+"""World of the placement loop in which placed Pods run, and the test writes the ledgers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unit.controller.objects import pod_object
 
 
 class Playing(World):
-    """A world in which Pods run once they are placed, and the test writes ledgers."""
+    """World in which Pods run once they are placed, and the test writes the ledgers."""
 
     def __init__(
         self,
@@ -32,19 +32,19 @@ class Playing(World):
         self.loop.preemptions.on_begun = self.begun.append
         self._priorities: dict[str, int] = {}
         self._pods: dict[str, int] = {}
-        """Number of Pods that a tenant has had before the present one."""
+        """By tenant: number of Pods that it had before the present one."""
         self._generation = 0
         self._version = 1
         self._graces: dict[str, int] = {}
 
     async def runs(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
-        """A tenant is placed, its row written, and its Pod bound."""
+        """Place a tenant, write its row, and bind its Pod."""
         await self.want(tenant, request, priority=priority, **gpu)
         assert tenant in self.placed, self.why(tenant)
         await self.runs_where_it_was_placed(tenant, priority)
 
     async def writes(self) -> None:
-        """The ledgers are written as they were decided."""
+        """Write the ledgers as decided."""
         self._generation += 1
         for node in list(self.state.cluster.nodes()):
             self.state.cluster.load(node.name, self.state.cluster.reservations(node.name), self._generation)
@@ -61,7 +61,7 @@ class Playing(World):
         await self.settle()
 
     async def comes_back(self, tenant: str) -> None:
-        """The next Pod of a tenant asks for a place."""
+        """Let the next Pod of a tenant request a place."""
         self._pods[tenant] = self._pods.get(tenant, 0) + 1
         priority = self._priorities[tenant]
         self.state.put_pod(pod_object(uid=self.pod(tenant), name=tenant, owner=tenant, gated=True, priority=priority))
@@ -69,22 +69,22 @@ class Playing(World):
         await self.settle()
 
     def deletes(self, tenant: str, *, ends_by: str | bool = True) -> None:
-        """The Pod of a tenant is being deleted: its grace period ends now, or then."""
+        """Begin the deletion of a tenant's Pod. Its grace period ends at `ends_by`, by default now."""
         self._see(tenant, deleting=ends_by)
 
     def has_grace(self, tenant: str, seconds: int) -> None:
-        """The Pod of a tenant that runs has this grace period, and runs since the world began."""
+        """Set the grace period of a running tenant's Pod, which runs since the begin of the world."""
         self._graces[tenant] = seconds
         self._see(tenant)
 
     async def runs_where_it_was_placed(self, tenant: str, priority: int) -> None:
-        """The row of a tenant that was placed is written, and its Pod bound."""
+        """Write the row of a tenant that was placed, and bind its Pod."""
         self._priorities[tenant] = priority
         self._see(tenant)
         await self.writes()
 
     def pod(self, tenant: str) -> str:
-        """The uid of a tenant's present Pod."""
+        """Return the uid of a tenant's present Pod."""
         number = self._pods.get(tenant, 0)
         return f"pod-of-{tenant}" + (f"-{number}" if number else "")
 
@@ -106,11 +106,11 @@ class Playing(World):
         self.state.put_pod(raw)
 
     def kept(self) -> set[str]:
-        """The tenants that GPUs are kept for."""
+        """Return the tenants for which GPUs are reserved."""
         return {item.tenant for item in self.state.cluster.kept()}
 
     def request_of(self, tenant: str) -> int:
-        """The request of a tenant's row."""
+        """Return the request in a tenant's row."""
         return self.state.cluster.reservations_of(TenantId(tenant))[0][1].request_milli
 
 

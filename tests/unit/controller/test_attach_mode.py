@@ -1,4 +1,4 @@
-"""The cluster's way of attaching, as it is looked at, doubted and shown on each node."""
+"""The cluster's attach mode: checked, changed after failures, and shown on each node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unit.controller.acting_world import World, acting_world
 
 
 class _Bindings:
-    """API server that has the policy's binding, has it not, or is away."""
+    """API server that has the policy's binding, lacks it, or does not answer."""
 
     def __init__(self) -> None:
         self.answer: Json | ApiError = {}

@@ -42,7 +42,7 @@ class _Pages:
 
 
 class _Circle:
-    """API server, or a proxy before it, whose second page is followed by the second."""
+    """API server, or a proxy before it, whose second page is followed by the second page again."""
 
     def __init__(self) -> None:
         self.pages = 0
@@ -140,7 +140,7 @@ async def test_the_bill_by_owner_adds_up_what_the_sharepods_of_each_have_had() -
 
 
 async def test_no_owner_writes_a_formula_into_an_administrators_spreadsheet() -> None:
-    """The API server takes any text for the kind of an owner."""
+    """The API server accepts any text as the kind of an owner."""
     server: Any = _Pages([sharepod("one", 3600, owner="\t=1+1"), sharepod("two", 3600, owner=" @x")])
     found, _ = await sharepods(server, None)
     for metadata, _ in found:

@@ -1,5 +1,5 @@
-"""The whole operator over an API server double with random delays and faults from a seed, while users create, resize
-and delete SharePods and delete their Pods. What must hold holds at each version of each object.
+"""The whole operator over an API server double with random delays and faults from a seed. Users create, resize and
+delete SharePods and delete their Pods. Invariants are checked at each version of each object.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from unit.controller.test_operator import an_operator, running, until
 NODES = 3
 GPUS = 4
 NAMES = 14
-"""SharePods at most, of 0.2 to 0.6 of a GPU: more than fit at times."""
+"""Most SharePods, each with 0.2 to 0.6 of a GPU. At times they request more than there is."""
 DOINGS = 60
 EXPIRED = Refused(410, "Expired", "too old resource version")
 LONGEST_UNSERVED_S = 0.4
-"""Longest time in seconds for which a kind is not served: some retries of the operator."""
+"""Longest time in seconds for which a kind is not served. The operator retries several times within it."""
 
 
 class Judge:
-    """Judge of each change. `problems`: promises that were broken, at whatever moment."""
+    """Check of each change. `problems`: promises that were broken at any moment."""
 
     def __init__(self, api: ApiServer) -> None:
         self.problems: list[str] = []
@@ -61,7 +61,7 @@ class Judge:
 
 
 class Users:
-    """Users, and the weather between operator and API server, from a seed."""
+    """Random users and random faults between operator and API server, from a seed."""
 
     def __init__(self, api: ApiServer, seed: int) -> None:
         self._api = api
@@ -71,7 +71,7 @@ class Users:
     def do(self) -> None:
         """Do one thing."""
         does = (self._create, self._create, self._create, self._delete, self._resize, self._delete_pod, self._weather)
-        with suppress(Refused):  # it exists already, or does not exist
+        with suppress(Refused):  # the object exists already, or does not exist
             self._chance.choice(does)()
 
     def _name(self) -> str:
@@ -145,7 +145,7 @@ async def test_whatever_overtakes_what_nothing_is_lost_doubled_or_overcommitted(
 
 
 def _known(operator: Operator) -> dict[str, int]:
-    """Number of reservations on each node, as the operator knows them."""
+    """Return the number of reservations on each node in the operator's state."""
     return {item.name: len(operator.state.cluster.reservations(item.name)) for item in operator.state.nodes}
 
 
@@ -155,8 +155,8 @@ def _rows(api: ApiServer) -> dict[str, list[str]]:
 
 
 def _unsettled(api: ApiServer) -> list[str]:
-    """Return which SharePods neither run with one row and one Pod nor have ended, and which rows and Pods are left of
-    others. A Pod that waits behind its gate is no run."""
+    """Return the objects that are not settled: SharePods that neither have ended nor run with one row and one Pod, and
+    rows and Pods of deleted ones. A Pod behind its gate does not count as running."""
     found: list[str] = []
     wanted: Counter[str] = Counter()
     for item in api.storage.select(api.kind("sharepods"), "n"):

@@ -1,4 +1,4 @@
-"""The metrics of the operator: no other work waits for their text, however long it is."""
+"""The metrics of the operator: rendering their text delays no other work, however long the text is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharepod.controller.exposition import MetricsText
 
 
 class World:
-    """An operator whose text takes a fifth of a second."""
+    """Operator whose metrics take a fifth of a second to render."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Garbage collection of new objects: cycles are freed, and survivors are not scanned again."""
+"""Garbage collection of new objects: cycles are freed, and survivors are not visited again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sharepod.controller import garbage
 from sharepod.controller.garbage import Garbage
 
 _ENOUGH = 2 * garbage._YOUNG * (garbage._LOOKS + 1)
-"""New objects within which everything new was looked at."""
+"""Number of new objects after which every new object was visited."""
 
 
 class Cycle:
-    """Object that only a collection ends."""
+    """Object in a reference cycle, which only a collection frees."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -25,7 +25,7 @@ class Cycle:
 
 @pytest.fixture
 def looks() -> Iterator[list[int]]:
-    """The objects that each collection of two generations or more looked at."""
+    """Return the objects that each collection of two or more generations has visited."""
     found: list[int] = []
 
     def look(phase: str, collection: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def test_a_collection_looks_at_few_new_objects_however_many_are_made_and_known(l
 async def test_what_replaces_older_objects_is_looked_at_in_time(
     looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For Python nothing is new where as much goes as comes."""
+    """Python counts no new objects if as many objects are freed as are created."""
     monkeypatch.setattr(garbage, "_PERIOD_S", 0.0)
     with Garbage(lambda: 0.0) as collecting:
         known = make_many()

@@ -38,7 +38,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def holder(api: ApiServer) -> str | None:
-    """The holder of the operator's Lease; None if there never was one."""
+    """Return the holder of the operator's Lease. None if it was never held."""
     try:
         lease = api.storage.get(api.kind("leases"), "sharepod-system", "sharepod-operator")
     except Refused:

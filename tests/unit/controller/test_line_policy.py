@@ -1,4 +1,4 @@
-"""Use of resource lines, known by their policy and its binding and never guessed."""
+"""The operator reads from the policy and its binding whether resource lines are in use, and guesses nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AWAY = ApiError("GET policy", 503, "Refused", "away")
 
 
 class _Policies:
-    """API server that has the policy and its binding, has one of them not, or is away."""
+    """API server that has the policy and its binding, lacks one of them, or does not answer."""
 
     def __init__(self) -> None:
         self.binding: Json | ApiError = DENIES

@@ -1,4 +1,5 @@
-"""One node: its GPUNode comes and goes with it, admins get advice, force-release is honoured or refused."""
+"""One node: its GPUNode is created and deleted with it, admins get advice, and force-release is carried out or
+refused."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from unit.controller.acting_world import World, acting_world
 from unit.controller.tenants.claim_steps import running
 
 MOST_WORDS = 25
-"""Words of an Event's sentence."""
+"""Most words in the sentence of an Event."""
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ async def test_a_gpunode_of_another_operator_is_taken_in(world: World) -> None:
     known = world.state.gpunodes.named("node-a")
     assert known is not None
     world.state.drop_gpunode(known.uid)
-    world.state.gpunodes._ended.clear()  # the end was never seen
+    world.state.gpunodes._ended.clear()  # as if the watch had never shown the end
     await world.nodes.reconcile("node-a")
     assert world.state.gpunodes.named("node-a") == known
 
@@ -200,7 +201,7 @@ def advertise(world: World, **resources: str) -> None:
 
 
 def unavailable(world: World) -> str | None:
-    """Reason for which placement passes the node over; None if it does not."""
+    """Return the reason why placement skips the node. None if it does not."""
     account = world.state.cluster.node("node-a")
     assert account is not None
     assert account.state is not None
@@ -208,7 +209,7 @@ def unavailable(world: World) -> str | None:
 
 
 def conditions(world: World) -> dict[str, tuple[str, str]]:
-    """The conditions of the node's GPUNode: status and reason by type."""
+    """Return (status, reason) of the conditions of the node's GPUNode, by type."""
     found = (world.read("gpunodes", "node-a") or {}).get("status") or {}
     return {item["type"]: (item["status"], item["reason"]) for item in found.get("conditions", ())}
 

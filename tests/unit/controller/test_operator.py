@@ -1,4 +1,4 @@
-"""The operator as a whole, in this process, over the API server double: when it acts, what ends it, what it shows."""
+"""The whole operator in the test process, over the API server double: when it acts, what ends it, what it reports."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> 
             "metadata": {"name": "lost"},
             "spec": {"gpu": {"request": 0.4}, "containers": [{"name": "c", "image": "i"}]},
         }
-        for number in range(200):  # so many versions that the Lease's renewals do not make up for them
+        for number in range(200):  # so many versions that the renewals of the Lease do not reach them again
             api.storage.create(sharepods, "n", body | {"metadata": {"name": f"lost-{number}"}})
         await until(lambda: len(operator.state.sharepods) == 200)
-        # nor do writes that were under way: each SharePod has its Pod and its status
+        # each SharePod has its Pod and its status, so no write is still running that could raise the version
         await until(lambda: all((item.get("status") or {}).get("phase") for item in api.storage.select(sharepods, "n")))
         late = asyncio.Event()
         held = api.fail("patch", "sharepods", hold_answer=late)
@@ -95,7 +95,7 @@ async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> 
         api.storage.restore(backup)
         api.cut_watches()
         await until(lambda: operator._term > term and operator._active and len(operator.state.sharepods) == 0)
-        late.set()  # an answer out of the lost history: one SharePod more
+        late.set()  # an answer from the lost history contains one more SharePod
         await until(lambda: len(operator.tenant_reconciler.queue) == 0)
         assert len(operator.state.sharepods) == 0
         assert operator.loop.waiting() == ()
@@ -326,20 +326,21 @@ async def test_a_new_leader_checks_pending_requests_before_running_ones() -> Non
 
 
 def calls_of_tenants(api: ApiServer, since: int) -> Counter[str]:
-    """The operator's calls by verb, but for lists, watches and Leases."""
+    """Return the number of the operator's calls by verb, except lists, watches and Leases."""
     made = [call for call in api.calls[since:] if call.verb not in ("list", "watch") and call.kind.plural != "leases"]
     return Counter(call.verb for call in made)
 
 
 def reads_of_tenants(api: ApiServer, since: int) -> list[str]:
-    """Each single object that the operator read, but for Leases."""
+    """Return the single objects that the operator has read, except Leases."""
     made = [call for call in api.calls[since:] if call.verb == "get" and call.kind.plural != "leases"]
     return [f"{call.kind.plural}/{call.name}" for call in made]
 
 
 @pytest.mark.promise("operator-deletion-calls")
 async def test_a_life_takes_at_most_five_writes_and_its_end_two_calls_whatever_comes_at_once() -> None:
-    """Ledgers are written for several at a time, and an agent's first report may be a status of its own."""
+    """One write of a ledger may contain several rows, and an agent's first report may cause a status write of
+    its own."""
     count = 60
     async with api_server() as api, running(operator := an_operator(api)):
         players = Players(

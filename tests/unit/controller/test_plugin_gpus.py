@@ -1,4 +1,6 @@
-"""Holders on nodes of NVIDIA's device plugin: made, held, given back, withdrawn and lost, whatever ends in between."""
+"""Holders on nodes of NVIDIA's device plugin: created, held, returned, withdrawn and lost, with a crash between any two
+steps.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ async def world() -> AsyncIterator[World]:
 
 
 def plugin_node(world: World, name: str = "node-a", gpus: int = 1) -> None:
-    """A node of pool `device-plugin`, whose plugin has given no GPU away."""
+    """Create a node of pool `device-plugin` whose plugin has assigned no GPU."""
     world.node(name, gpus)
     labels = {POOL_LABEL: "device-plugin", "kubernetes.io/hostname": name}
     world.change("nodes", name, lambda item: item["metadata"].update(labels=labels))
@@ -45,7 +47,7 @@ def holder_pods(world: World, node: str = "node-a") -> list[Json]:
 
 
 def holders(world: World, node: str = "node-a") -> list[str]:
-    """States of the holders in the ledger."""
+    """Return the states of the holders in the ledger."""
     rows = (world.read("gpunodes", node) or {})["spec"].get("holders", ())
     return [row["state"] for row in rows]
 
@@ -58,7 +60,7 @@ def change_holder(world: World, pod: Json, status: bool = False, **fields: Json)
 
 
 def kubelet_gives(world: World, node: str = "node-a", pod: Json | None = None, *, taken: bool = False) -> None:
-    """The kubelet assigns the GPU to this holder, or to none of ours; the agent reports it."""
+    """Assign the GPU to this holder, or to another pod (`taken`), as the kubelet does. The agent reports it."""
     if pod is not None:
         change_holder(world, pod, spec={"nodeName": node})
     whose = {"holder": pod["metadata"]["uid"]} if pod else {}
@@ -71,7 +73,7 @@ def kubelet_ends(world: World, pod: Json) -> None:
 
 
 async def wanted(world: World) -> Json:
-    """A SharePod waits, and a holder is made for it; its Pod."""
+    """Create a SharePod that waits, and a holder for it. Return the holder's Pod."""
     await world.gated(restartPolicy="Always")
     world.place()
     await world.until_answered(world.tenant)
@@ -81,7 +83,7 @@ async def wanted(world: World) -> Json:
 
 
 async def held(world: World, *, placing: bool = True) -> Json:
-    """A holder has a GPU by the ledger; its Pod. `placing`: its tenant is placed on it."""
+    """Create a holder that has a GPU by the ledger; return its Pod. `placing`: its tenant is placed on the GPU."""
     pod = await wanted(world)
     world._placing = placing
     await world.look_at_holders()
@@ -248,7 +250,8 @@ async def test_tenants_of_a_gpu_with_a_lost_holder_are_ended(world: World, how: 
     await world.until(lambda: holders(world) == ["Releasing"])
     await world.look_at_holders()
     await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
-    await world.until(lambda: len(world.notes("HolderLost")) == 2)  # of the GPUNode and of the SharePod
+    # one Event about the GPUNode, one about the SharePod
+    await world.until(lambda: len(world.notes("HolderLost")) == 2)
 
 
 @pytest.mark.promise("placement-holder-lost")
@@ -424,7 +427,8 @@ async def test_an_operator_that_dies_between_any_two_writes_leaves_no_holder_to_
 
 
 async def a_minute(world: World) -> None:
-    """The kubelet assigns GPUs to holders and ends deleted holders; the operator reconciles, and has time to write."""
+    """Let a minute pass: the kubelet assigns GPUs to holders and ends deleted holders; the operator reconciles
+    and writes."""
     for pod in holder_pods(world):
         if "deletionTimestamp" in pod["metadata"]:
             kubelet_ends(world, pod)

@@ -1,4 +1,4 @@
-"""The operator as a program, with Kopf, against the API server double: it acts, ends and fails cleanly."""
+"""The operator as a program, with Kopf, against the API server double: it acts, ends and fails in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for name in ("LOGNAME", "USER", "LNAME", "USERNAME"): os.environ.pop(name, None)
 from sharepod.controller.main import main
 main()
 """
-"""Runs as a pod's user does, whom no /etc/passwd names."""
+"""Runs the operator as the user of a pod, which is missing in /etc/passwd."""
 _OPERATOR = ("-c", _PROGRAM)
 _LEASES: Kind = next(kind for kind in KINDS if kind.plural == "leases")
 
@@ -104,8 +104,8 @@ async def test_a_standby_is_warm_and_takes_over_without_listing_again(tmp_path: 
 
 
 def _lists(api: ApiServer) -> int:
-    """Count the lists of watched kinds so far. The check before a watch asks for one object. Statements, and
-    placeholders of an earlier leader, are read outside the watches."""
+    """Return the number of lists of watched kinds so far. The check before a watch lists one object, and does not
+    count; nor do statements and placeholders, which are read without a watch."""
     lists = [call for call in api.calls if call.verb == "list" and call.query["limit"] != "1"]
     others = ("gpustatements", "sharepod.dev/placeholder")
     return len([call for call in lists if not {call.kind.plural, call.query.get("labelSelector")} & {*others}])

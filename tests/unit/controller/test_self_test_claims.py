@@ -1,4 +1,4 @@
-"""Claims of nodes' self-tests: allocated without a row, in the system's namespace alone."""
+"""Claims of nodes' self-tests: allocated without a row, only in the system's namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "sharepod-self-test-claim-x7k2p-gpus-abcde"
 
 
 class Claims:
-    """The reconciler over an API server with one claim."""
+    """The reconciler, and an API server with one claim."""
 
     def __init__(self, world: World) -> None:
         self.world = world

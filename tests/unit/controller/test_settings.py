@@ -89,7 +89,7 @@ def test_every_setting_is_documented() -> None:
     source = (ROOT / "operator" / "sharepod" / "controller" / "settings.py").read_text()
     body = source[source.index("class OperatorSettings") :]
     for name in OperatorSettings.model_fields:
-        if name not in ("log_level", "log_format"):  # their own messages name the choices
+        if name not in ("log_level", "log_format"):  # the messages of these settings list the choices
             after = body[body.index(f"    {name}: ") :].split("\n\n")[0]
             assert '"""' in after, name
 

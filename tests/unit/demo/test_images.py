@@ -1,4 +1,4 @@
-"""Images of the demo: where they cannot be made, it continues without them, and prints why in one line."""
+"""Images of the demo: if they cannot be made, the demo continues without them and prints the reason in one line."""
 
 from __future__ import annotations
 

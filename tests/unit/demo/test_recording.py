@@ -1,4 +1,4 @@
-"""docs/recording.py: the animation of README.md is a run of `make taste`, drawn as a terminal shows it."""
+"""docs/recording.py: the animation of README.md shows a run of `make taste` as a terminal draws it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTES = 60_000
-"""Most bytes of the file: README.md is read over slow lines, too."""
+"""Largest size of the file in bytes, because README.md is also read over slow connections."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def recording() -> ModuleType:
 
 
 def shown(picture: str) -> str:
-    """Return the text of a picture."""
+    """Return the text in a picture."""
     return " ".join("".join(part.itertext()) for part in ET.fromstring(picture).iter() if part.tag.endswith("tspan"))
 
 

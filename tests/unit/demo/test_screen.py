@@ -13,7 +13,7 @@ FIRST, SECOND, THIRD = Phase("first", 10), Phase("second", 20), Phase("third", 3
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """Clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""The API server double does what the API server documents, as the operator's own client sees it."""
+"""The API server double behaves as the API server's documentation states, seen by the operator's own client."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def unread(*_: object) -> None:
 
 
 async def list_all(client: Client, *, labels: str = "", fields: str = "") -> tuple[list[Json], str]:
-    """All pods, page by page, and the version of the list."""
+    """Return (all pods, read page by page; the version of the list)."""
     items: list[Json] = []
     token = ""
     while True:

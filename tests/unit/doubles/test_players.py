@@ -1,4 +1,4 @@
-"""The players of the API server double do what scheduler, kubelets and agents do to what the operator writes."""
+"""The players of the API server double react to the operator's writes as scheduler, kubelets and agents do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pod(storage: Storage, name: str, **spec: object) -> None:
 
 
 async def settle() -> None:
-    """Let the players act on their watch events: each step is one turn of the event loop."""
+    """Let the players handle their watch events. Each step is one turn of the event loop."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -74,7 +74,7 @@ async def test_an_agent_reports_a_changed_ledger_and_that_a_released_row_is_drai
         return storage.update(GPUNODES, "", "node-0", lambda item: {**item, "spec": spec})
 
     async def until(drained: bool) -> Json:
-        """Wait for the agent's next report: it writes once in a second."""
+        """Wait for the agent's next report; it writes once a second."""
         async with asyncio.timeout(60):
             while True:
                 seen = storage.get(GPUNODES, "", "node-0")["status"]

@@ -1,4 +1,4 @@
-"""Choice of prebuilt programs: a folder is used as it is, completed, or refused with what to do."""
+"""Choice of prebuilt programs: a folder is used as it is, completed, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> MakeFolder:
-    """Make a folder of programs that only know their version; a new one for each call."""
+    """Return a function that creates a folder of programs which only print their version. Each call creates a
+    new folder."""
 
     def make(*names: str, version: str = "1.36.1", own: dict[str, str] | None = None) -> Path:
         made = tmp_path / f"folder-{next(_folders)}"

@@ -1,4 +1,4 @@
-"""The recorder of owners of GPUs sees two owners of one: tests on a real node conclude from it that there were none."""
+"""The recorder of GPU owners detects two owners of one GPU. Tests on a real node depend on this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = "GPU-5a9e0001-0000-4000-8000-000000000001"
 
 
 class Node:
-    """A node whose device reports for how long each SharePod has kept each GPU busy."""
+    """Node whose device reports how long each SharePod has kept each GPU busy."""
 
     def __init__(self) -> None:
         self.busy: dict[tuple[str, str], int] = {}
@@ -27,7 +27,7 @@ class Node:
 
 
 def answer(namespace: str, name: str) -> podresources.ListPodResourcesResponse:
-    """Answer of the kubelet: this pod has the GPU."""
+    """Return an answer of the kubelet in which this pod has the GPU."""
     made = podresources.ListPodResourcesResponse()
     container = made.pod_resources.add(name=name, namespace=namespace).containers.add(name="main")
     container.devices.add(resource_name="nvidia.com/gpu", device_ids=[GPU])
@@ -35,7 +35,7 @@ def answer(namespace: str, name: str) -> podresources.ListPodResourcesResponse:
 
 
 def ledger(state: str, *tenants: str) -> dict[str, Any]:
-    """The ledger holds the GPU in that state, and these tenants have it."""
+    """Return a ledger with the GPU in this state, and with these tenants on it."""
     return {"spec": {"holders": [{"uuid": GPU, "state": state}], "tenants": [{"gpus": [each]} for each in tenants]}}
 
 

@@ -1,4 +1,4 @@
-"""Which shares are right, and which window counts where the host takes processors."""
+"""Shares that count as right, and windows that count although the host takes processor time."""
 
 from __future__ import annotations
 

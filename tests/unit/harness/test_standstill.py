@@ -1,4 +1,4 @@
-"""Time in which the machine stood still: what counts, and what does not."""
+"""Standstills of the machine: what counts as one, and what does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of a node's cgroups: Pods come before everything else on the machine while shares are measured."""
+"""Weights of a node's cgroups: while shares are measured, Pods have priority over everything else on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images are the same bytes for the same files, and contain the metadata that registries and nodes need."""
+"""Images: the same files give the same bytes, with the metadata that registries and nodes need."""
 
 from __future__ import annotations
 

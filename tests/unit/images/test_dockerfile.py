@@ -1,6 +1,6 @@
-"""The Dockerfile makes the images of `make images`: same packages, sources, locks, steps and configuration.
+"""The Dockerfile makes the same images as `make images`: packages, sources, locks, steps and configuration.
 
-No container engine is at hand here, so its instructions are read, stage by stage.
+The tests have no container engine, so they parse the instructions of each stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 @dataclass
 class Stage:
-    """Stage of a Dockerfile: the stage below it, and its instructions in order."""
+    """Stage of a Dockerfile: the stage that it is based on, and its instructions in order."""
 
     below: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Stage:
         return " && ".join(self.each("RUN"))
 
     def copied(self) -> dict[str, str]:
-        """Return the copied files of the context, and the folder of each."""
+        """Return, by file copied from the context, the folder that it is copied to."""
         words = [text.split() for text in self.each("COPY") if not text.startswith("--from")]
         return {source: target for *sources, target in words for source in sources}
 

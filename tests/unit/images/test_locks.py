@@ -1,4 +1,4 @@
-"""The locks cover pyproject.toml's dependencies, by hash; no stranger can own an image name in the manifests."""
+"""The locks contain the dependencies of pyproject.toml, by hash. No other owner can have a manifest's image name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS = {
 
 
 def _locked(name: str) -> dict[str, str]:
-    """Return the version of each package of a lock."""
+    """Return the version of each package in a lock."""
     return dict(re.findall(r"^([a-z0-9._-]+)==([^\s;]+)", (LOCKS / f"{name}.lock").read_text(), re.MULTILINE))
 
 

@@ -1,4 +1,5 @@
-"""Calls over kept connections, against servers that answer in every way HTTP/1.1 allows, and in some it does not."""
+"""Calls over kept connections, against servers that answer in every way that HTTP/1.1 allows, and in some
+invalid ways."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Peer:
-    """A server whose answer to each request is `answer`; None: it closes the connection instead."""
+    """Server whose answer to each request is `answer`. None: it closes the connection without an answer."""
 
     def __init__(self) -> None:
         self.connections = 0

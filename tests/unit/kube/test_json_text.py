@@ -1,4 +1,4 @@
-"""Lists and events as text: cut anywhere, in either order of fields, with unreadable objects."""
+"""Lists and events as text: cut at any position, with fields in either order, and with unreadable objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEMS = st.lists(st.dictionaries(st.text(max_size=6), VALUES, max_size=4), max_s
 
 
 def read(text: str, cuts: list[int]) -> tuple[list[Any], dict[str, Any]]:
-    """Everything of a list whose text arrives in pieces that are cut there."""
+    """Return (items, metadata) of a list whose text arrives in pieces, cut at these positions."""
     found: list[Any] = []
     reader, last = ListText(), 0
     for cut in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
@@ -35,7 +35,7 @@ def deep(levels: int) -> str:
 
 
 def item(spec: str, name: str = "bad", fields: str = "") -> str:
-    """An object as the API server writes it; its managedFields nest like its spec by default."""
+    """Return an object as the API server writes it. By default its managedFields nest as deep as its spec."""
     metadata = (
         f'{{"managedFields":[{{"fieldsV1":{fields or spec}}}],"name":"{name}","uid":"u-{name}","labels":{{"a":"b"}}}}'
     )
@@ -159,7 +159,7 @@ def test_a_value_is_passed_over_to_its_end_in_stretches_of_any_size(value: Any, 
 
 
 def test_of_an_object_that_nests_deep_few_brackets_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any user may write 1 MiB of them into the managedFields of a Pod, and change that again and again."""
+    """Any user may write 1 MiB of brackets into the managedFields of a Pod, and change them repeatedly."""
     fields = f'{{"f:deep":{deep(2_000)},' + ",".join(f'"f:{number:x}":{{}}' for number in range(80_000)) + "}"
     turns = 0
     turn = json_text._Skipped._turn
@@ -179,7 +179,8 @@ def test_of_an_object_that_nests_deep_few_brackets_are_read_one_by_one(monkeypat
 @pytest.mark.promise("operator-managed-fields")
 @pytest.mark.parametrize("step", [1 << 20, 9_999, 97])
 def test_managed_fields_that_nest_too_deep_cost_nobody(step: int) -> None:
-    """A Pod with such ones counts on its node: else others would be placed where there is no room."""
+    """A Pod with such managedFields must still count on its node. Otherwise other Pods would be placed where there is
+    no room."""
     pod = item('{"nodeName":"n","containers":[]}', "pod", fields=deep(50_000))
     event = parse_event(f'{{"type":"ADDED","object":{pod}}}'.encode())
     assert isinstance(event, dict)

@@ -1,4 +1,4 @@
-"""Rounds of the event loop: many tasks that go on at once leave others their turn."""
+"""Rounds of the event loop: many tasks that continue at the same time leave time for other tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sharepod.kube.loop_rounds import LoopRounds
 
 
 class Steps:
-    """Tasks of which each takes two milliseconds in a round."""
+    """Tasks, each of which takes two milliseconds in a round."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -21,7 +21,7 @@ class Steps:
         self.done.append(number)
 
     async def each_round(self, count: int) -> list[int]:
-        """Return how many of these tasks went on in each round of the loop."""
+        """Return, by round of the loop, how many of these tasks continued in it."""
         tasks = [asyncio.create_task(self.one(number)) for number in range(count)]
         found = []
         while not all(task.done() for task in tasks):

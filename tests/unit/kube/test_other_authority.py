@@ -1,4 +1,5 @@
-"""An API server that comes back with another certificate authority: rejected as long as the old one is trusted."""
+"""An API server that returns with another certificate authority: it is rejected while only the old authority is
+trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ HOST = "127.0.0.1"
 
 @asynccontextmanager
 async def serving(authority: Authority, port: int) -> AsyncIterator[None]:
-    """An API server whose certificate is of this authority."""
+    """Run an API server whose certificate was issued by this authority."""
     pair = authority.issue("server", "apiserver", addresses=[HOST])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair.certificate, pair.key)
@@ -75,7 +76,7 @@ async def test_a_certificate_of_another_authority_counts_as_a_rejection_until_on
 async def test_an_authority_that_is_replaced_is_trusted_by_new_calls_and_watches_and_the_former_one_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet does this to a mounted authority while the process runs."""
+    """The kubelet replaces a mounted authority in this way while the process runs."""
     monkeypatch.setattr(trust, "_AFTER_DOUBT_S", 0.0)
     with socket.socket() as free:
         free.bind((HOST, 0))

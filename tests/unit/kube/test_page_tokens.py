@@ -1,4 +1,4 @@
-"""Tokens of the pages of a list: repeated tokens, and tokens that are only long."""
+"""Tokens of the pages of a list: repeated tokens end the list with an error; long tokens do not."""
 
 from __future__ import annotations
 

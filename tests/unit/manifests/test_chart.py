@@ -1,4 +1,4 @@
-"""The Helm chart is the kustomize folders: same objects for the same choices, and the same defaults."""
+"""The Helm chart equals the kustomize folders: the same objects for the same choices, and the same defaults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text())
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart's folder, as `make dist` writes it."""
+    """Return the chart's folder as `make dist` writes it."""
     into = tmp_path_factory.mktemp("dist")
     try:
         write_chart(into, find_kubectl(), {})
@@ -63,7 +63,7 @@ def rendered(helm: Helm, chart: Path, values: Object, *, namespace: str = "share
 
 
 def comparable(objects: Iterable[Object]) -> dict[tuple[str, str, str], Object]:
-    """Return objects by identity, without what the chart adds: the policy `keep` and the checksum of settings."""
+    """Return objects by identity, without the chart's additions: the policy `keep` and the checksum of settings."""
     found: dict[tuple[str, str, str], Object] = {}
     for content in objects:
         places = [content["metadata"]]

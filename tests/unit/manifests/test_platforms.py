@@ -1,6 +1,7 @@
-"""Tests of what manifests/ has for platforms: constraints of OpenShift, labels for SELinux, profiles of volumes.
+"""Parts of manifests/ for platforms: constraints of OpenShift, labels for SELinux, profiles of volumes.
 
-OpenShift's kinds cannot be applied here. Their structure is compared with `SCC_FIELDS`, by reading openshift/api.
+OpenShift's kinds cannot be applied here. Their structure is compared with `SCC_FIELDS`, which was copied from
+openshift/api.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sharepod.api.pods.pod import PodSettings, build_pod
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 CHOICE: dict[str, type] = {"type": str}
-"""Fields of a strategy that the manifests use."""
+"""By field of a strategy that the manifests use: its type."""
 SCC_FIELDS: dict[str, tuple[type | dict[str, type], bool]] = {
     "allowHostDirVolumePlugin": (bool, True),
     "allowHostIPC": (bool, True),
@@ -41,9 +42,9 @@ SCC_FIELDS: dict[str, tuple[type | dict[str, type], bool]] = {
     "users": (list, False),
     "volumes": (list, True),
 }
-"""Fields of SecurityContextConstraints (security.openshift.io/v1): type, and whether the field must be there."""
+"""By field of SecurityContextConstraints (security.openshift.io/v1): its type, and whether the field is required."""
 NULLABLE = {"allowedCapabilities", "defaultAddCapabilities", "priority", "requiredDropCapabilities"}
-"""Fields that must be there and may be null."""
+"""Required fields that may be null."""
 RESTRICTED_VOLUMES = {
     "configMap",
     "csi",
@@ -190,7 +191,8 @@ def self_test() -> dict[str, Any]:
 
 @pytest.mark.promise("node-hook-loads")
 def test_the_self_test_is_a_container_as_a_tenants() -> None:
-    """Places, rights and confinement are the same: they decide whether the hook loads."""
+    """Its paths, rights and confinement equal a tenant's container's, because they determine whether the hook
+    loads."""
     sharepod = {
         "metadata": {"name": "one", "namespace": "team", "uid": "u"},
         "spec": {"gpu": {"request": 0.5, "memory": "1Gi"}, "containers": [{"name": "c", "image": "i"}]},
@@ -250,7 +252,7 @@ def test_the_self_test_by_a_claim_is_a_container_as_the_other_and_has_nothing_bu
 
 @pytest.mark.parametrize("path", ["policies/gpus-past-sharepod.yaml", "own-nodes/own-nodes.yaml"])
 def test_pods_of_sharepods_own_namespace_are_exempt_by_its_name(path: str) -> None:
-    """Helm and others create the namespace without the labels of namespace.yaml."""
+    """Helm and other tools create the namespace without the labels of namespace.yaml."""
     _policy, binding = yaml.safe_load_all((MANIFESTS / path).read_text())
     selected = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
     exempt = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "sharepod-system"]}

@@ -1,4 +1,5 @@
-"""The kubectl plugin as krew installs it: the fields that krew requires, and a program that needs no package."""
+"""The kubectl plugin as krew installs it: it has the fields that krew requires, and its program needs no other
+package."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_the_program_needs_python_and_no_package(written: tuple[Path, dict[str, 
 
 
 def ran(*words: str) -> str:
-    """Return what Python prints without the packages of this environment."""
+    """Run the program with a Python that lacks the packages of this environment. Return its output."""
     argv = [sys.executable, "-I", "-S", *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
 

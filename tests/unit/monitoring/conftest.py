@@ -1,5 +1,6 @@
-"""Prometheus and promtool for the tests of this folder. `make test-all` builds them; elsewhere the tests use them if
-they are built."""
+"""Prometheus and promtool for the tests of this folder. `make test-all` builds them. Other runs use them if they are
+built.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build them before the first test's clock starts, where the environment has BUILD_PROMETHEUS."""
+    """Build them before the time of the first test counts, if the environment has BUILD_PROMETHEUS."""
     if os.environ.get("BUILD_PROMETHEUS") and any(_HERE in item.path.parents for item in session.items):
         try:
             own_programs(PROMETHEUS)

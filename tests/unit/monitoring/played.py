@@ -1,4 +1,4 @@
-"""Metrics of a played agent and a played operator: one series of each family, whose counters grow with time."""
+"""Metrics of a played agent and a played operator: one series of each family, with counters that grow with time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sharepod.agent.telemetry.families import FAMILIES
 from sharepod.controller import metrics
 
 VALUES = {"namespace": "team-a", "pod": "train", "gpu": "GPU-0", "index": "0", "use": "held"}
-"""Values of labels; others have their own name as value, `mode` has Shared, and `kind` two values."""
+"""Values of labels. Any other label has its own name as value. `mode` has the value Shared, and `kind` has two
+values."""
 TARGET = {"node": "gpu-node-0"}
 
 
 def families() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name of each family without suffix, its kind and its labels, of agents and operator."""
+    """Return, by family name without suffix, its kind and its labels, for agents and operator."""
     found = {name: (family.kind, family.labels) for name, family in FAMILIES.items()}
     for registry in (metrics.REGISTRY, metrics.LEADERS):
         for collector in registry._collector_to_names:
@@ -29,7 +30,7 @@ def families() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def labels_of_series() -> dict[str, set[str]]:
-    """Labels of each series as Prometheus has it, and the labels of the target."""
+    """Return, by name of the series in Prometheus, its labels and the labels of the target."""
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     return {
         f"{name}{suffix}": {*labels, *TARGET, *(("le",) if suffix == "_bucket" else ())}
@@ -39,7 +40,7 @@ def labels_of_series() -> dict[str, set[str]]:
 
 
 def text(seconds: float) -> str:
-    """The metrics after so many seconds."""
+    """Return the text of the metrics after this many seconds."""
     lines: list[str] = []
     for name, (kind, labels) in families().items():
         known = {label: "Shared" if label == "mode" else VALUES.get(label, label) for label in labels}
@@ -61,7 +62,7 @@ def _line(name: str, labels: dict[str, str], value: float) -> str:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Serve the metrics; give the address."""
+    """Serve the metrics over HTTP. Yield the address."""
     began = time.monotonic()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Dashboards: their files are what the source makes, and every panel's query returns data."""
+"""Dashboards: their files are up to date, and every panel's query returns data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {name: model(dashboard) for name, dashboard 
 
 
 def queries() -> list[tuple[str, str]]:
-    """Title and query of each target, with Grafana's variables replaced."""
+    """Return (title, query) of each target, with Grafana's variables replaced."""
     values = {"$__rate_interval": "5m", "$__range": "1h", "$price": "2.5"}
     found: list[tuple[str, str]] = []
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""examples/monitoring: it scrapes the served metrics, and its rules and alerts keep their promises."""
+"""examples/monitoring: Prometheus scrapes the served metrics with it, and its rules and alerts keep their promises."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 
 
 def served() -> set[str]:
-    """The names that operator and agents serve, as their tables list them."""
+    """Return the names of the series that operator and agents serve, by their tables of families."""
     text = (ROOT / "docs/settings.md").read_text()
     operators = set(re.findall(r"`(sharepod_(?:operator|namespace)_\w+)` \| (\w+)", text))
     agents = {(name + ("_total" if family.kind == "counter" else ""), family.kind) for name, family in FAMILIES.items()}
@@ -61,12 +61,12 @@ def test_the_pod_monitor_scrapes_both_with_a_token_and_labels_their_node() -> No
 
 
 def read_by(query: str) -> set[str]:
-    """The series of SharePod and of its rules that a query reads."""
+    """Return the series of SharePod, and of its recording rules, that a query reads."""
     return set(re.findall(r"[a-z_]+:\w+:\w+|(?<![:\w])sharepod_\w+", query))
 
 
 def questions() -> list[str]:
-    """The queries of the page's table of questions."""
+    """Return the queries in the page's table of questions."""
     table = (ROOT / "docs/monitoring.md").read_text().partition("## Ten questions")[2].partition("\n## ")[0]
     answers = [line.split(" | ", 1)[1] for line in table.splitlines() if line.startswith("| ") and "?" in line]
     return [query for answer in answers for query in re.findall(r"`([^`]+)`", answer)]

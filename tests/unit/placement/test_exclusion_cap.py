@@ -1,4 +1,4 @@
-"""The cap on GPUs that one namespace keeps from all others by exclusion labels and hardly asks for."""
+"""The cap on GPUs that a namespace excludes others from by exclusion labels while it requests little of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def small(tenant: str, label: str, *, request: int = 0, count: int = 1, namespac
 
 
 def capped(most: int | None = 1, *, gpus: int = 4) -> ClusterWithEngine:
-    """A node whose GPU 0 the namespace `team` excludes others from by the label "x"."""
+    """Return a node on whose GPU 0 the namespace `team` has a tenant with the exclusion label "x"."""
     cluster = cluster_of(node(gpus=gpus), max_excluded_gpus=most)
     assert put(cluster, small("first", "x")).gpus == (A0,)
     return cluster

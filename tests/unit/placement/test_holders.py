@@ -1,4 +1,5 @@
-"""Nodes whose GPUs belong to NVIDIA's device plugin: tenants get GPUs of holders, or a holder is requested."""
+"""Nodes whose GPUs belong to NVIDIA's device plugin: a tenant gets the GPU of a holder, or a new holder is
+requested."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused
 def plugin_node(
     name: str = "node-p", *, held: int = 0, gpus: int = 4, models: tuple[str, ...] = (), memory: tuple[int, ...] = ()
 ) -> NodeState:
-    """`held` of its GPUs are held by pods of ours, which count like any other."""
+    """Return a node of the device plugin. `held` of its GPUs belong to holders, whose Pods count like any other Pod."""
     states = [
         replace(
             gpu(name, index, model=(models or ("A100",) * gpus)[index], memory=(memory or (80 * GI,) * gpus)[index]),
@@ -125,7 +126,7 @@ def test_pods_that_ask_the_same_are_looked_at_once_and_a_node_once_for_each_chan
         return needs.resources.extended[DEVICE_PLUGIN_RESOURCE] <= room.extended[DEVICE_PLUGIN_RESOURCE]
 
     def answer(room: Resources) -> tuple[int, int]:
-        """The answer, and how many needs were looked at for it."""
+        """Return (the answer, the number of needs that were checked for it)."""
         asked.clear()
         found = pods.could_have(state, room, DEVICE_PLUGIN_RESOURCE, could)
         return found, len(asked)

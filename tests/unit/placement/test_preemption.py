@@ -1,4 +1,6 @@
-"""Preemption planner: whom it takes, one rule at a time. tests/property/test_preemption.py has all of them together."""
+"""Preemption planner: which tenants it preempts, one rule at a time. tests/property/test_preemption.py tests all rules
+together.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def wants(request: int = 500, *, priority: int = _PRIORITY, count: int = 1, memo
 
 
 def full(*requests: int, gpus: int = 1) -> ClusterWithEngine:
-    """A node with tenants a, b, c ... of these requests, each with a tenth of the memory."""
+    """Return a node with tenants a, b, c and so on with these requests. Each has a tenth of the memory."""
     cluster = cluster_of(node(gpus=gpus))
     for name, request in zip("abcdefgh", requests, strict=False):
         put(cluster, ask(name, request, memory=8 * GI))

@@ -1,5 +1,4 @@
-"""GPUs reserved for the longest-waiting request: which requests may use them, and whether the right ones are
-reserved."""
+"""GPUs reserved for the request that has waited longest: which GPUs are reserved, and which requests may use them."""
 
 from __future__ import annotations
 
@@ -90,8 +89,8 @@ def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None
 
 
 def test_gpus_kept_for_one_tenant_twice_are_told_apart() -> None:
-    """One reservation is the head of queue's and open to its namespace; the other is a preemption's and open to
-    none."""
+    """One is the head-of-queue reservation, which is open to its namespace. The other belongs to a preemption, and is
+    open to none."""
     for closed, opened in (("GPU-node-a-0", "GPU-node-a-1"), ("GPU-node-a-1", "GPU-node-a-0")):
         cluster = cluster_of(node("node-a", 2))
         head = HeadReservation(TenantId("head"), "node-a", frozenset({GpuUuid(closed)}))

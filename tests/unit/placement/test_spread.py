@@ -1,4 +1,4 @@
-"""Spread with replicas on every node: the best place, without filtering every node."""
+"""Spread with replicas on every node: it finds the best place without filtering every node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_best_place_beside_replicas_is_that_of_all_nodes(seed: int) -> None:
     found = 0
     for number in range(40):
         request = _drawn(rng, number)
-        if seed % 2 or rng.random() < 0.2:  # many changed nodes, or few
+        if seed % 2 or rng.random() < 0.2:  # many nodes have changed, or few
             asked = replace(request, owner="web", gpu=replace(request.gpu, placement=PlacementPolicy.SPREAD))
             nodes = cluster.known(cluster.replicas_on("web"))
             expected = choices.best(candidates(nodes, asked), asked, SPREAD)

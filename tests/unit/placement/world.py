@@ -1,4 +1,4 @@
-"""Small clusters and requests for the tests of placement; a test writes only the values that it is about."""
+"""Small clusters and requests for the tests of placement. A test sets only the values that matter to it."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def node(
 
 
 class ClusterWithEngine(Cluster):
-    """A cluster and the engine that decides over it."""
+    """A cluster, and the engine that decides over it."""
 
     def __init__(self, *, interactive_per_gpu: int = 1, max_excluded_gpus: int | None = None) -> None:
         super().__init__(interactive_per_gpu=interactive_per_gpu, max_excluded_gpus=max_excluded_gpus)
         self.engine = Engine(self)
 
     def read_back(self, node: str, written: Reservation, generation: int) -> None:
-        """The ledger is read with this row as it was just written, the others as they were."""
+        """Load the node's ledger with this row as just written, and all other rows unchanged."""
         account = self.accounts[node]
         rows = {tenant: row.written for tenant, row in account.rows.items() if row.written is not None}
         self.load(node, {**rows, written.tenant: written}.values(), generation)
@@ -128,7 +128,7 @@ def interactive(request: PlacementRequest) -> PlacementRequest:
 
 
 def put(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment:
-    """Places and reserves; the test counts on a place."""
+    """Place a request and reserve its place. Fails if it is refused."""
     answer = cluster.engine.place(request)
     assert isinstance(answer, Assignment), answer.message
     cluster.engine.reserve(request, answer)
@@ -136,7 +136,7 @@ def put(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment:
 
 
 def refused(cluster: ClusterWithEngine, request: PlacementRequest) -> Refusal:
-    """The refusal that the test counts on."""
+    """Return the refusal of a request. Fails if it has a place."""
     answer = cluster.engine.place(request)
     assert isinstance(answer, Refusal), answer
     return answer

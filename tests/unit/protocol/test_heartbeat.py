@@ -1,4 +1,4 @@
-"""Signs of life of a process, from its pulse page and from a delayed reader."""
+"""Signs of life of a process, read from its pulse page, also by a reader that is delayed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sharepod.protocol import CounterGrowth, Heartbeat, Pulse
 
 MS = 1_000_000
 APART = 3600 * 1000 * MS
-"""How far the process's clock is behind the reader's, in nanoseconds."""
+"""Nanoseconds by which the process's clock is behind the reader's."""
 
 
 class Machine:
@@ -17,13 +17,13 @@ class Machine:
         self.now = 2 * APART
         self.pulse = Pulse(0, 0, 0)
         self.held_up_ns = 0
-        """How long the reader has no processor before it reads the page."""
+        """Nanoseconds for which the reader has no processor before it reads the page."""
 
     def beat(self) -> None:
         self.pulse = Pulse(1, self.now - APART + 5 * MS, self.now - APART)
 
     def read(self) -> Pulse:
-        """Return the page; the process writes it for as long as the reader is held up."""
+        """Return the page. While the reader is delayed, the process continues to write it."""
         self.now += self.held_up_ns
         if self.held_up_ns:
             self.beat()

@@ -1,4 +1,4 @@
-"""Version 1 of the protocol stays as it was recorded here: pods live longer than agents."""
+"""Version 1 of the protocol: the recorded bytes stay valid, because pods live longer than agents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_frames_sent_to_hooks_of_version_1_have_not_changed(recorded: str, frame
 
 @pytest.mark.promise("install-old-hooks")
 async def test_a_client_of_version_1_gets_the_token_and_memory(tmp_path: Path) -> None:
-    """A client that knows nothing but the recorded bytes."""
+    """The client knows only the recorded bytes."""
     async with tenants_with(settings_in(tmp_path), [row("a", 400, 1000)]) as tenants:
         client = await Client.connect(tenants.directory("a"), hello=False)
         client.send_raw(bytes.fromhex(HELLO))

@@ -1,4 +1,4 @@
-"""The check of the hook's layers finds what it is there to find."""
+"""The check of the hook's layers detects forbidden arrows."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_circle_is_found_however_long() -> None:
     [
         ("time/gate", "session/session", False),
         ("session/session", "time/gate", True),
-        ("time/gate", "memory/credits", True),  # another room of the same layer
+        ("time/gate", "memory/credits", True),  # another package of the same layer
         ("time/gate", "time/streams", False),
         ("wrappers/work/launch", "wrappers/memory/contexts", False),
         ("wrappers/memory/contexts", "wrappers/work/launch", True),

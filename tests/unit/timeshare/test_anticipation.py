@@ -10,8 +10,8 @@ S = 1_000_000_000
 
 
 class Pair:
-    """`sleeper` (0.7) has paused for 5 ms ten times; `slow` (0.3) has outstayed a turn by 40 ms and is ahead of its
-    share. Now `sleeper` has just drained at `now`, with credit, and `slow` waits."""
+    """Two tenants: `sleeper` (0.7) has paused for 5 ms ten times; `slow` (0.3) has overrun a turn by 40 ms and is ahead
+    of its share. At `now`, `sleeper` has just drained with credit, and `slow` waits."""
 
     def __init__(self, *, preempted: bool = False, dies: str = "") -> None:
         self.scheduler = scheduler = Scheduler()
@@ -54,14 +54,14 @@ class Pair:
                 scheduler.want(self.now, "slow")
 
     def wait(self, ms: float) -> None:
-        """Let time pass; no other tenant is granted."""
+        """Let time pass. No other tenant may be granted in it."""
         self.now += int(ms * MS)
         holder = self.holder
         self.granted()
         assert self.holder == holder
 
     def granted(self) -> str | None:
-        """Return the tenant that holds now."""
+        """Return the tenant that holds now. None if there is none."""
         for action in self.scheduler.tick(self.now):
             if isinstance(action, TokenGrant):
                 self.holder = action.tenant
@@ -134,7 +134,7 @@ def test_a_tenant_that_changes_while_it_is_waited_for_leaves_no_gpu_idle(what: s
 
 
 def test_a_tenant_that_was_preempted_is_known_to_outstay_its_turns() -> None:
-    """Its hold may never end, because its next kernel is launched before it has drained."""
+    """Its hold may never end, because it may launch its next kernel before it has drained."""
     pair = Pair(preempted=True)
     assert pair.granted() is None
     pair.wait(5)

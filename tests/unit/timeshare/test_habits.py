@@ -1,4 +1,4 @@
-"""How long a tenant is worth waiting for, by its pauses, its work, and the delay that others would cause."""
+"""Habits: how long a GPU is kept idle for a tenant, by its pauses, its work, and the delay that others would cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TURN, MOST = 2 * MS, 100 * MS
 
 
 def habits(pauses_ms: Iterable[float], work_ms: float) -> Habits:
-    """Return the habits learned from steps of this work with these pauses."""
+    """Return the habits learned from steps of this work and these pauses."""
     learned, held = Habits(), 0
     learned.begin(held)
     for pause in pauses_ms:
@@ -22,7 +22,7 @@ def habits(pauses_ms: Iterable[float], work_ms: float) -> Habits:
 
 
 def window_ms(learned: Habits, overrun_ms: float) -> float:
-    """Return the window next to a tenant with this overrun."""
+    """Return the window, in ms, in which a GPU is kept idle instead of granting it to a tenant with this overrun."""
     return learned.window(int(overrun_ms * MS), TURN, MOST) / MS
 
 
@@ -45,7 +45,7 @@ def test_long_pauses_are_waited_through_only_for_as_much_delay() -> None:
 
 
 def test_the_tail_of_long_pauses_is_not_waited_for_beyond_what_is_gained() -> None:
-    """Half of the pauses are short, and half are so long that no window reaches them."""
+    """Half of the pauses are short. The other half are so long that no window contains them."""
     assert 5 <= window_ms(habits([5, 500] * 60, 10), 100) < 10, "four times that would idle for 5 and 23 ms by turns"
     assert window_ms(habits([5] * 120, 10), 100) > 20
 

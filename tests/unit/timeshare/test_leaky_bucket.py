@@ -1,4 +1,4 @@
-"""Leaky bucket: so many events on average, several at once after a time without any."""
+"""Leaky bucket: it bounds the average rate of events, and allows several at once after a time without events."""
 
 from __future__ import annotations
 

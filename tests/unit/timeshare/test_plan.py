@@ -1,4 +1,4 @@
-"""Tenants that compete with a GPU's tenants, over gangs and groups."""
+"""Tenants that compete for a GPU, through gangs and groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharepod.timeshare.tenant import TokenTenant
 
 
 class Counted(dict[str, Sequence[TokenTenant]]):
-    """Tenants by GPU, with the number of reads of each GPU's tenants."""
+    """Tenants by GPU. It counts how often the tenants of each GPU are read."""
 
     reads = 0
 
@@ -20,7 +20,8 @@ class Counted(dict[str, Sequence[TokenTenant]]):
 
 
 def test_the_tenants_of_each_gpu_are_read_once_however_many_members_a_group_has() -> None:
-    """Each mate of each member added its GPU once more: a decision among 120 members took seconds."""
+    """Otherwise each member of a group would add the GPU of each other member again, and a decision among 120 members
+    would take seconds."""
     scheduler = Scheduler()
     for i in range(120):
         scheduler.set_tenant(0, f"t{i}", (f"g{i % 8}",), request_milli=60, limit_milli=1000, group="a")

@@ -1,4 +1,4 @@
-"""Single promises of the token scheduler, at moments that a simulation hardly meets."""
+"""Single promises of the token scheduler, at moments that simulations rarely reach."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_a_tenant_that_is_no_longer_interactive_hurries_no_more() -> None:
 
 
 def two_that_share(request: int = 500) -> Scheduler:
-    """`a` holds, until 100 ms after 1; `b` waits for it."""
+    """Return a scheduler in which `a` holds until 100 ms after moment 1, and `b` waits for its GPU."""
     scheduler = scheduler_with(("a", request, 1000), ("b", 1000 - request, 1000))
     for name in "ab":
         scheduler.want(1, name)
@@ -463,7 +463,7 @@ def test_a_preempted_holder_that_wants_more_gets_what_is_idle(limit: int) -> Non
     scheduler.want(now, "a")
     assert scheduler.tick(now) == []
     scheduler.drained(now + 5 * S, "b", wanting=False)
-    now += 5 * S if limit == 1000 else 11 * S  # its debt counts against its ceiling, for a while
+    now += 5 * S if limit == 1000 else 11 * S  # for this time its debt counts against its ceiling
     assert granted(scheduler, now).tenant == "a"
     assert not scheduler.displaced("a")
     scheduler.want(now + 1 * MS, "b")
@@ -487,7 +487,7 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
 
 
 def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_connects() -> None:
-    """A hook could take new terms for a renewal, after others were granted."""
+    """A hook could mistake new terms for a renewal, after other tenants were granted."""
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     granted(scheduler, 1)
@@ -497,7 +497,7 @@ def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_
 
 
 def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> None:
-    """Nothing is due any more at the moment of the tick: else the caller's timer fires at once, again."""
+    """At the moment of the tick nothing may be due any more. Otherwise the caller's timer fires again at once."""
     scheduler = scheduler_with(("single", 300, 1000))
     scheduler.set_tenant(0, "other", ("g1",), request_milli=300, limit_milli=1000)
     for name in ("single", "other"):
@@ -509,7 +509,7 @@ def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> N
     scheduler.tick(2 * S)
     scheduler.want(2 * S, "gang")
     scheduler.tick(2 * S)
-    now = 2 * S + 30 * MS  # the gang has some credit by now, and one of its GPUs is free
+    now = 2 * S + 30 * MS  # by now the gang has some credit, and one of its GPUs is free
     scheduler.drained(now, "single", wanting=False)
     actions = scheduler.tick(now)
     assert [action.tenant for action in actions if isinstance(action, TokenRevocation)] == ["other"]
@@ -561,7 +561,7 @@ def test_of_interactive_tenants_that_wake_the_first_to_wake_goes_first() -> None
 
 @pytest.mark.promise("time-surcharged-turns")
 def test_a_tenant_that_was_surcharged_takes_exclusive_turns_for_a_minute() -> None:
-    """NVML saw more of its kernels than its hooks reported, so their counters are worth nothing."""
+    """NVML reported more busy time of its kernels than its hooks did, so its counters are not trusted."""
     scheduler = Scheduler(Parameters(sharing=Sharing.CONCURRENT))
 
     def concurrent_at(now: int) -> bool:

@@ -1,4 +1,4 @@
-"""Trials: whether tenants get more done at once than in turns."""
+"""Trials of co-running: whether tenants get more work done at the same time than in turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def worked(each: TokenTenant, launches: int, held_ns: int, *, together: bool = F
 
 
 def tried(launches: int) -> tuple[Trials, list[TokenTenant]]:
-    """Return a trial after a second of turns in which each of two tenants held for half, with so many launches."""
+    """Return a trial after a second of turns. Each of the two tenants held for half of it, and made this number of
+    launches."""
     pair, trials = [tenant("a"), tenant("b")], Trials()
     trials.turns(0, pair)
     for each in pair:

@@ -1,4 +1,4 @@
-"""Turn history: when a tenant could have work on its GPUs, without a gap, and no longer than samples are read."""
+"""Turn history: it has no gap, and keeps spans for as long as samples are read."""
 
 from __future__ import annotations
 

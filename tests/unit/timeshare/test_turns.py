@@ -1,4 +1,4 @@
-"""Order and length of turns at single moments."""
+"""Order and length of turns in single situations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def granted(scheduler: Scheduler, now: int) -> TokenGrant:
 
 
 def shares(scheduler: Scheduler, now: int, holder: str) -> dict[str, float]:
-    """Return the shares of the next ten seconds, in which all holding or waiting tenants are busy and drain every 50
-    ms."""
+    """Return the shares of the next ten seconds. All tenants that hold or wait are busy, and drain every 50 ms."""
     turns = Counter[str]()
     for _ in range(200):
         turns[holder] += 1
@@ -62,7 +61,7 @@ def test_one_that_has_waited_for_long_and_is_owed_little_goes_after_one_that_wak
     scheduler.want(0, "lent")
     scheduler.drained(100 * MS, "holder", wanting=True)
     assert granted(scheduler, 100 * MS).tenant == "lent"
-    scheduler.drained(200 * MS, "lent", wanting=True)  # later than its turn ended: it owes 0.8 s
+    scheduler.drained(200 * MS, "lent", wanting=True)  # it drains later than its turn ended, so it owes 0.8 s
     assert granted(scheduler, 200 * MS).tenant == "holder"
     scheduler.want(1_050 * MS, "waker")
     scheduler.drained(1_100 * MS, "holder", wanting=False)
@@ -90,7 +89,7 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
     assert granted(scheduler, 1).tenant == "busy"
     now, waits = 1, list[int]()
     for _ in range(2):
-        # 1. It has its turn, and hangs.
+        # 1. The tenant has its turn, and hangs.
         holder = "busy"
         while holder != "hangs":
             now += 100 * MS
@@ -98,7 +97,7 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
             holder = granted(scheduler, now).tenant
         while not any(isinstance(action, Preemption) for action in scheduler.tick(now)):
             now += 100 * MS
-        # 2. It wants more, and has its turn although it owes.
+        # 2. It wants more time, and gets a turn although it owes.
         scheduler.want(now, "hangs")
         wanted = now
         holder = "busy"
@@ -116,7 +115,7 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
 @pytest.mark.promise("time-overdue-again", "time-debt")
 @pytest.mark.parametrize("drains_s", [5, 12])
 def test_a_tenant_that_waited_while_it_was_overdue_pays_what_it_owes_once_it_has_drained(drains_s: int) -> None:
-    """By the twelfth second it has waited for so long that it would go next if it could not drain."""
+    """In the twelfth second it has waited for so long that it would be next if it could not drain."""
     scheduler = scheduler_with(long=50, busy=900)
     scheduler.want(1, "long")
     assert granted(scheduler, 1).tenant == "long"
@@ -142,7 +141,7 @@ def test_one_that_ran_alone_is_lent_as_much_as_one_that_comes(request_milli: int
     scheduler = scheduler_with(early=request_milli, late=request_milli)
     scheduler.want(0, "early")
     assert granted(scheduler, 0).quantum_ns == 0
-    if asleep:  # when the other comes, and awake again soon after that
+    if asleep:  # the tenant is asleep when the other one arrives, and wakes soon after that
         scheduler.drained(60 * S, "early", wanting=False)
         scheduler.want(61 * S, "late")
         holder = granted(scheduler, 61 * S).tenant

@@ -1,4 +1,4 @@
-"""HTTP server that strangers crowd: who may read is answered, whatever they do with their connections."""
+"""HTTP server with many hostile connections: clients that may read are answered, whatever the others do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Crowded:
-    """Guarded server. `answering`, `reviewing`: running requests continue while they are set."""
+    """Server with a guard. While `answering` or `reviewing` is set, running requests continue."""
 
     def __init__(self) -> None:
         self.answering, self.asked = asyncio.Event(), asyncio.Event()
@@ -55,11 +55,12 @@ class Crowded:
         return streams
 
     async def crowd(self, sent: bytes, *, addresses: list[str] = STRANGERS, number: int = PLACES) -> None:
-        """Open connections that send this and read nothing; return once they are where they are to be."""
+        """Open connections that send this and read nothing. Return once the server has accepted or closed them."""
         for each in range(number):
             await self.connect(addresses[each % len(addresses)], sent)
-        with contextlib.suppress(ConnectionError):  # closed before what it sent was read
-            await (await self.connect(addresses[0], b"x\r\n\r\n"))[0].read()  # those before it were accepted
+        with contextlib.suppress(ConnectionError):  # the server closed the connection before it read the data
+            # this answer shows that the earlier connections were accepted
+            await (await self.connect(addresses[0], b"x\r\n\r\n"))[0].read()
 
     async def reader_asks(self, address: str = READER) -> asyncio.StreamReader:
         sent = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer reader\r\n\r\n"

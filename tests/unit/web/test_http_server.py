@@ -1,4 +1,4 @@
-"""HTTP server: what clients send amiss, and what of that is logged."""
+"""HTTP server: invalid requests of clients, and what of them is logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def unknown(_path: str, _body: dict[str, Any]) -> Mapping[str, Any]:
 
 
 async def asked(sent: bytes, *, broken: bool = False) -> bytes:
-    """Ask a guarded page; return the status. `broken`: the page has a fault of its own."""
+    """Request a guarded page; return the status line. `broken`: True if the page itself has a fault."""
     guard = MetricsGuard(Reviews(unknown, ()))
 
     async def page(_: web.Request) -> web.Response:

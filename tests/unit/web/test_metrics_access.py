@@ -1,4 +1,4 @@
-"""Readers of metrics: what the API server is asked, how often, and what happens while it does not answer."""
+"""Readers of metrics: the API server's reviews, their number, and what happens while it does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class AwayError(Exception):
 
 
 class ReviewingServer:
-    """Reviews as an API server makes them. `users` by token; `readers`: of /metrics; `viewers`: of GPUNodes."""
+    """API server that makes reviews. `users`: by token. `readers`: users who may read /metrics. `viewers`: users who
+    may read GPUNodes."""
 
     def __init__(self) -> None:
         self.users = {"reader-token": "reader", "stranger-token": "stranger"}

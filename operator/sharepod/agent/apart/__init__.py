@@ -1,1 +1,2 @@
-"""The agent as two processes: one with rights on the node, and an unprivileged one that serves tenants."""
+"""The agent as two processes: a privileged process with rights on the node, and an unprivileged process that serves
+tenants."""

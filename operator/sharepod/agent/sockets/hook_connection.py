@@ -121,7 +121,7 @@ class HookConnection:
         return self._sock.fileno()
 
     def take(self, received: Received) -> None:
-        """Handle what was received from the client, or defer it. Never raises."""
+        """Handle bytes and descriptors from the client, or defer them. Never raises."""
         self.streak += 1
         self.longest_streak = max(self.longest_streak, self.streak)
         if received.emptied:

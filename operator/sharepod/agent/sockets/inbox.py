@@ -85,7 +85,7 @@ class Sender(Protocol):
     def fileno(self) -> int: ...
 
     def take(self, received: Received) -> None:
-        """Handle what was received from the client, or defer it."""
+        """Handle bytes and descriptors from the client, or defer them."""
 
     def answer(self, frame: ClientFrame) -> None:
         """Handle a deferred frame."""
@@ -187,7 +187,7 @@ class Inbox:
         until, frames = self._budget.begin_turn(), 0
         if self._handled == self._count and not self._receive(now):
             return
-        # 2. Handle what was received, at least one frame of it.
+        # 2. Handle the received bytes, at least one frame.
         received, before = self._received, len(self._put_off)
         while self._handled < self._count:
             one = received[self._handled]

@@ -15,7 +15,7 @@ _LOG_EVERY_S = 10.0
 
 
 class ClientRefusal(StrEnum):
-    """Reason for closing a client's connection; the values are those of the metric's label `why`."""
+    """Reason for closing a client's connection; the values are the values of the metric's label `why`."""
 
     MALFORMED = "malformed"
     """A packet was no frame."""

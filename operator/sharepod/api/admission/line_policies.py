@@ -1,8 +1,8 @@
 """Admission of plain Pods with a resource line: one policy gives each its claim, one refuses invalid lines, one keeps
 their claims for them. Pure.
 
-The messages are nearly those of `plain_pods.lower`, from the same tables. Sums over init containers with a line are
-left to `lower`, whose refusal is an Event on the Pod.
+The messages are nearly the messages of `plain_pods.lower`, from the same tables. Sums over init containers with a line
+are left to `lower`, whose refusal is an Event on the Pod.
 """
 
 from __future__ import annotations

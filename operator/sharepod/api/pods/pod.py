@@ -51,7 +51,7 @@ INJECTION_PATTERN = (
     r"^(devices[.](crio|gke)[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
 )
 """Annotations by which a container runtime or its plugins give a pod devices, or folders of its node, without SharePod.
-They are CDI's, CRI-O's, and those of NRI's injectors, such as NVIDIA's toolkit (`cdi-devices.noderesource.dev`) and
+They belong to CDI, to CRI-O, and to NRI's injectors, such as NVIDIA's toolkit (`cdi-devices.noderesource.dev`) and
 GKE's."""
 
 GPU_RESOURCE_PATTERN = (

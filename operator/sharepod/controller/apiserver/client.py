@@ -1,6 +1,6 @@
 """Client of the API server: typed calls by resource, and writes only while this process leads.
 
-Guarantees, in addition to those of `kube`:
+Guarantees, in addition to the guarantees of `kube`:
 - While `may_write` returns False, every write, and every retry of a write, raises `NotLeadingError` and is not sent.
 - While the API server does not serve a SharePod resource (CRD not installed), a GET fails with `UnavailableError`. So
   an object of that kind never counts as missing.

@@ -222,7 +222,7 @@ class NodeAccount:
     """Account of one node.
 
     - `state` is None while the node is unknown.
-    - `uid` and `generation` are those of the GPUNode last read.
+    - `uid` and `generation`: of the GPUNode last read.
     - `holders`: pending holders, each with its waiting tenant.
     - `interactive_per_gpu`: most interactive tenants that a GPU takes.
     - `excluded`: count of its excluded GPUs.

@@ -1,6 +1,6 @@
 /* The gate: one word that decides whether launches may pass, and a slot per thread that shows whether the thread is
- * inside a launch. This header has the functions of the hook thread; passage.h has those of the program's threads,
- * fastpath.h their fast path.
+ * inside a launch. This header has the functions of the hook thread; passage.h has the functions of the program's
+ * threads, fastpath.h their fast path.
  *
  * Guarantees:
  * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch, and no

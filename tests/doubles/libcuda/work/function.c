@@ -1,6 +1,6 @@
-/* Properties that a program queries of a function before a launch: attributes and occupancy. They are those of a GPU
- * with 64 K registers, 227 KiB of shared memory and 2,048 threads per multiprocessor. A function uses 32 registers per
- * thread and no shared memory of its own. */
+/* Properties that a program queries of a function before a launch: attributes and occupancy. They are the values of a
+ * GPU with 64 K registers, 227 KiB of shared memory and 2,048 threads per multiprocessor. A function uses 32 registers
+ * per thread and no shared memory of its own. */
 #include "work/module.h"
 
 enum { MOST_THREADS = 1024, REGISTERS = 32, MOST_SHARED = 227 << 10, THREADS_RESIDENT = 2048, BLOCKS_RESIDENT = 32 };

@@ -25,7 +25,7 @@ from unit.agent.program import write_inventory
 
 
 class Parts:
-    """Both processes' parts, on one loop; `begin_worker` brings the next life of the worker."""
+    """Parts of privileged process and worker, on one loop. `begin_worker` starts the next worker."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
@@ -36,7 +36,7 @@ class Parts:
         self._supervisors: list[socket.socket] = []
 
     async def begin_worker(self) -> None:
-        """Begin a worker, and link the two."""
+        """Start a worker, and link it with the privileged process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._supervisors.append(ours)
         self.running = asyncio.create_task(Worker(self.settings, theirs, Sockets.of(self.settings)).run())
@@ -47,7 +47,7 @@ class Parts:
         self.agent.line.connect(one)
 
     async def end_worker(self) -> None:
-        """End a worker as if it were killed: its sockets go at once."""
+        """End the worker as a kill does: its sockets are closed at once."""
         assert self.running is not None
         self.agent.line.close()
         self._supervisors[-1].close()

@@ -1,4 +1,4 @@
-"""Calls between the agent's processes: answers, errors and descriptors come over, and nonsense ends the link."""
+"""Calls between the agent's processes: answers, errors and descriptors arrive, and invalid frames end the link."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ERRORS = {kind.__name__: kind for kind in (InventoryError, UntakenRowsError)}
 
 
 class Far:
-    """The other process, in this one."""
+    """The other process of the link, played in the test process."""
 
     def __init__(self) -> None:
         self.noted: list[int] = []
@@ -88,13 +88,14 @@ async def ends() -> AsyncIterator[tuple[Line, Far]]:
 
 
 def _file(descriptor: int) -> tuple[int, int]:
-    """Which file a descriptor opens."""
+    """Return device and inode of the file behind a descriptor."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
 
 def _descriptors(*files: tuple[int, int]) -> int:
-    """How many of this process's descriptors open these files; others come and go with what earlier tests left."""
+    """Return how many of this process's descriptors refer to these files. Other descriptors may be opened or closed by
+    leftovers of earlier tests."""
     count = 0
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with contextlib.suppress(OSError):
@@ -301,7 +302,7 @@ async def test_descriptors_of_frames_that_were_not_sent_are_closed_with_the_link
         await asyncio.sleep(0)
         near.close()
         await asyncio.gather(*calls, return_exceptions=True)
-        theirs.close()  # with the descriptors that are in it
+        theirs.close()  # together with the descriptors that were sent and not received
         assert _descriptors(_file(file.fileno())) == 1
 
 
@@ -341,7 +342,7 @@ async def test_answers_that_are_not_read_are_bounded_by_their_bytes_too() -> Non
 
 
 class Short:
-    """Socket of a node that has no room for the first packets."""
+    """Socket of a node whose kernel has no room for the first packets."""
 
     def __init__(self, sock: socket.socket, errors: Sequence[int]) -> None:
         self.left = list(errors)

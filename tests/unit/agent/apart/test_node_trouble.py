@@ -1,5 +1,6 @@
-"""The agent in two processes on a node in trouble: a driver that hangs or is missing, a read-only disk, a killed
-supervisor."""
+"""The agent in two processes on a faulty node: the driver hangs or is missing, the disk is read-only, the supervisor is
+killed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A hostile worker gets from the privileged process the ledger's tenants, their sockets and the kept files, and no
-more."""
+"""A hostile worker gets from the privileged process only the ledger's tenants, their sockets and the kept files."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from unit.agent.program import write_inventory
 
 
 class World:
-    """Privileged process and worker as two ends in this process."""
+    """Privileged process and worker, played as two ends in the test process."""
 
     def __init__(self, settings: AgentSettings) -> None:
         inventory = SimulatedInventory(settings.state_dir.parent / "inventory.yaml")
@@ -60,14 +59,14 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def _listening(world: World, tenant_id: str) -> int:
-    """Have a tenant's files opened; return the descriptor of its listening socket."""
+    """Let a tenant's files be opened. Return the descriptor of its listening socket."""
     _made, (handover, listener) = await world.ask(calls.PRIVILEGED_OPEN, (calls.FilesAsked(tenant_id, 8),))
     os.close(handover)
     return listener
 
 
 async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socket.socket]:
-    """A connection to a tenant's socket: the client's end, and the accepted one."""
+    """Connect to a tenant's socket. Return (the client's end, the accepted connection)."""
     listener = socket.socket(fileno=await _listening(world, tenant_id))
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(world.privileged.state.path(tenant_id), os.O_PATH)

@@ -1,4 +1,4 @@
-"""The filter of system calls of the process without rights, as the kernel would judge by it."""
+"""The filter of system calls of the process without rights, evaluated as the kernel does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
-    """Verdict of the filter on a call, by a small machine for the instructions that it uses."""
+    """Return the filter's result for a call. An interpreter evaluates the instructions that the filter uses."""
     words = {0: number, 4: _ARCHITECTURE[machine] if architecture is None else architecture}
     for index, argument in enumerate(arguments):
         words[16 + 8 * index] = argument & 0xFFFFFFFF

@@ -1,5 +1,4 @@
-"""An agent in two processes that is followed by another: it passes tenants' sockets on, and no attempt to connect
-fails."""
+"""An agent in two processes, and its successor: it passes the tenants' sockets on, and no attempt to connect fails."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ APART = ["--apart"]
 
 
 class Caller:
-    """Connects to tenants' sockets again and again, and counts what comes of it."""
+    """Client that connects to tenants' sockets repeatedly, and counts successes and failures."""
 
     def __init__(self, *directories: Path) -> None:
         self.connected = 0
@@ -42,7 +41,7 @@ class Caller:
                 try:
                     sock.connect(f"/proc/self/fd/{folder}/agent.sock")
                     self.connected += 1
-                except BlockingIOError:  # waits for room in the queue
+                except BlockingIOError:  # the queue of connections is full; the call waits for room
                     pass
                 except OSError as error:
                     self.failed.append(str(error))
@@ -67,7 +66,7 @@ async def calling(*directories: Path) -> AsyncIterator[Caller]:
 
 @contextlib.asynccontextmanager
 async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
-    """An agent that serves `a` and `b`, and a standby."""
+    """Run an agent that serves `a` and `b`, and a standby."""
     write_tenants(directory, [row("a", 400, 700), row("b", 300)])
     async with running(directory, arguments=APART) as first:
         await first.logged("tenant is served", times=2)
@@ -77,7 +76,8 @@ async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
 
 
 def identity(directory: Path) -> tuple[int, int]:
-    """Identity of the socket: the kernel reuses a descriptor number at once."""
+    """Return an identity of the tenant's socket that differs from that of any other socket. A descriptor number would
+    not, because the kernel reuses it at once."""
     status = (directory / "agent.sock").stat()
     return status.st_ino, status.st_ctime_ns
 
@@ -103,10 +103,10 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
             newcomer = await Client.connect(each)
             await newcomer.granted()
             newcomer.close()
-        # The inherited sockets outlive both processes of the agent that has them now.
+        # The inherited sockets must outlive both processes of the agent that inherited them.
         async with calling(a, b) as caller:
             for part in ("worker", "privileged"):
-                await until(lambda: len(parts(second)) == 2)  # a new worker is recognised once it is confined
+                await until(lambda: len(parts(second)) == 2)  # a new worker is recognised only once it is confined
                 os.kill(parts(second)[part], signal.SIGKILL)
                 await second.logged(f"the {part} was killed")
             newcomer = await Client.connect(a)
@@ -119,7 +119,7 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
 
 @pytest.mark.promise("install-no-gap")
 async def test_a_killed_privileged_process_keeps_its_turn_and_passes_on_all_sockets(directory: Path) -> None:
-    """Its other process still serves, so the standby must not."""
+    """The worker of the killed process still serves, so the standby must not serve yet."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second):
         before = [identity(a), identity(b)]

@@ -1,5 +1,6 @@
-"""Upgrades of an agent in two processes that go otherwise than planned: several at once, in a row, stopped or killed
-amid it. No attempt of a program to connect fails, and at most one agent serves."""
+"""Unusual upgrades of an agent in two processes: several at once, in a row, stopped or killed halfway. No attempt of a
+program to connect fails, and at most one agent serves.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def stopped(program: Program) -> Iterator[None]:
-    """All processes of an agent stand still."""
+    """In the block, all processes of an agent are stopped."""
     pids = [program.process.pid, *parts(program).values()]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -40,7 +41,7 @@ def serves(program: Program) -> bool:
 
 
 async def served(directory: Path) -> None:
-    """A program that starts now gets memory and a turn."""
+    """Check that a program that starts now gets memory and a turn."""
     newcomer = await Client.connect(tenant_directory(directory, "a"))
     await newcomer.granted()
     newcomer.close()
@@ -71,7 +72,7 @@ async def test_of_two_that_stand_by_one_serves_and_the_other_follows_it(director
 
 @pytest.mark.promise("install-no-gap")
 async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_it_was_given(directory: Path) -> None:
-    """Before it has begun to serve, too: sockets that it was given are the next one's."""
+    """The agent may not have begun to serve. It must still pass on the sockets that it was given."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
         await third.logged("will pass its sockets on")
@@ -120,7 +121,8 @@ async def test_one_whose_half_is_stopped_ends_all_the_same_and_the_next_one_serv
         frozen = parts(first)[part]
         os.kill(frozen, signal.SIGSTOP)
         first.process.send_signal(signal.SIGTERM)
-        if part == "privileged":  # it hears of nothing: the kubelet kills the container after the grace period
+        # a stopped process handles no signal, so the kubelet kills the container after the grace period
+        if part == "privileged":
             await first.end(signal.SIGKILL)
         else:
             await first.process.wait()

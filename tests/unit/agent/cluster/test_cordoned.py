@@ -1,4 +1,4 @@
-"""A GPU that an admin has cordoned, on a node whose shares kube-scheduler allocates: it is published no more."""
+"""A GPU that an admin has cordoned, on a node of pool `scheduler`: the agent no longer publishes it."""
 
 from __future__ import annotations
 

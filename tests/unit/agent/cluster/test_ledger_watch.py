@@ -1,4 +1,4 @@
-"""The agent's ledger follows its GPUNode, whatever the API server does."""
+"""The agent's ledger equals its GPUNode's, whatever the API server does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gpunode(version: int, *tenants: str, generation: int | None = None, uid: str
 
 
 class Follower:
-    """A LedgerWatch on a scripted server."""
+    """LedgerWatch that reads from a scripted server."""
 
     def __init__(self, api: Connection, folder: Path) -> None:
         self.applied: list[list[str]] = []
@@ -63,7 +63,8 @@ class Follower:
         try:
             async with asyncio.timeout(15):
                 while not holds():
-                    with contextlib.suppress(TimeoutError):  # not all that is waited for is a change of the ledger
+                    # the awaited condition may change without a change of the ledger
+                    with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.ledger.changed(), 0.05)
         finally:
             for task in tasks:
@@ -77,8 +78,8 @@ def plays(
     watches: list[list[dict[str, Any]]],
     cue: asyncio.Event | None = None,
 ) -> None:
-    """Each list and each watch answers with the next of these, watches not before the cue; the last watch stays
-    open."""
+    """Answer each list and each watch with the next of these answers. Watches wait for the cue, and the last watch
+    stays open."""
 
     async def respond(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
@@ -225,7 +226,7 @@ async def test_a_ledger_of_before_that_the_disk_does_not_take_is_a_problem_and_e
 async def test_rows_that_the_disk_does_not_take_hold_back_no_other_row_of_the_ledger(
     scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
-    """A tenant that is being released counts as drained only once a ledger with its row is in force."""
+    """A tenant in release counts as drained only once a ledger with its row is applied."""
     follower = Follower(api, tmp_path)
     ledgers: list[tuple[int | None, str | None]] = []
 
@@ -261,7 +262,7 @@ async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
     releasing["spec"]["tenants"][0]["state"] = "Releasing"
     plays(scripted, [listing(5, gpunode(5, "a", "b"))], [[{"type": "MODIFIED", "object": releasing}], []])
     await follower.until(lambda: follower.ledger.generation == 6)
-    assert seen in ([[], ["b"]], [[]])  # the first ledger may be overtaken before it is in force
+    assert seen in ([[], ["b"]], [[]])  # the second ledger may arrive before the first is applied
 
 
 async def test_a_deleted_gpunode_publishes_nothing_new_and_disturbs_no_running_tenant(

@@ -24,13 +24,14 @@ def gpu(index: int, **fields: Any) -> Gpu:
 
 
 async def turns() -> None:
-    """Let other tasks have their turns."""
+    """Let all other tasks run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 class Slices:
-    """API server with slices, which writes amounts in a form of its own. `gate`: DRAConsumableCapacity is on."""
+    """API server with ResourceSlices, which returns amounts in a form of its own. `gate`: True if DRAConsumableCapacity
+    is on."""
 
     def __init__(self) -> None:
         self.slices: dict[str, Json] = {}
@@ -43,7 +44,7 @@ class Slices:
 
     @property
     def own(self) -> Json | None:
-        """The slice with the node's own name."""
+        """Return the slice with the node's own name. None if there is none."""
         return self.slices.get(NAME)
 
     @own.setter
@@ -114,7 +115,7 @@ class Slices:
 
 
 class Ledger:
-    """Ledger in force, as far as the publisher asks for it."""
+    """Applied ledger, with the properties that the publisher reads."""
 
     def __init__(self) -> None:
         self.uid: str | None = "gpunode"
@@ -134,7 +135,7 @@ class Bench:
         self.publisher = self.start()
 
     def start(self) -> SlicePublisher:
-        """Start an agent: it knows nothing of what an earlier one has published."""
+        """Start an agent that does not know what an earlier agent has published."""
         self.publisher = SlicePublisher(
             self.api,  # type: ignore[arg-type]
             node=NODE,
@@ -260,7 +261,7 @@ async def test_a_slice_that_a_restored_backup_has_brought_back_is_written_again(
     for _ in range(2):
         await bench.publisher.step()
     assert bench.devices() == ["gpu-1"]
-    bench.api.own = before  # an older version than was seen
+    bench.api.own = before  # a version older than the last one that the publisher has seen
     watching = asyncio.create_task(bench.publisher.follow())
     await turns()
     await bench.publisher.step()
@@ -358,7 +359,7 @@ async def test_nor_once_a_node_takes_tenants_that_took_none_before() -> None:
 
 
 async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() -> None:
-    """A started write may arrive after the ledger shows that the node leaves."""
+    """A write that was begun before may take effect after the ledger shows that the node leaves the pool."""
     bench = Bench()
     bench.leave()
     await bench.publisher.step()

@@ -1,4 +1,5 @@
-"""The status patch: whole when nothing is known, small when something is, and never over what others wrote."""
+"""The status patch: complete if the last status is unknown, small otherwise, and without changes of other
+writers' fields."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def test_the_patch_always_leads_to_what_is_wanted(
 
 
 class OneGpuNode:
-    """The GPUNode in force and the connection that writes its status, which counts the writes."""
+    """GPUNode whose ledger is applied, and the connection that writes its status and counts the writes."""
 
     def __init__(self) -> None:
         self.object: dict[str, Any] = gpunode(None)
@@ -124,7 +125,7 @@ def facts(processes: int, *, drained: bool = False, held: int | None = 0) -> Age
 
 
 def report_of(node: OneGpuNode, known: list[AgentFacts], woken: asyncio.Event) -> StatusReport:
-    """Return a report of the facts that are known last."""
+    """Return a status report. Its facts are the last entry of `known`."""
     return StatusReport(
         node,  # type: ignore[arg-type]
         node="node-1",

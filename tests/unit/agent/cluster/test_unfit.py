@@ -1,4 +1,4 @@
-"""Why a node of pool `scheduler` takes no tenants, so that its agent publishes no GPU."""
+"""Reasons for which a node of pool `scheduler` takes no tenants, so that its agent publishes no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Context overhead: learnt from processes that reserved nothing for it, and sent to later processes."""
+"""Context overhead: estimated from processes that reserved no memory for their contexts, and sent to later
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs of the device plugin are open to tenants only while a holder of ours has them (HG1, HG2)."""
+"""GPUs of the device plugin are open to tenants only while a holder of SharePod has them (HG1, HG2)."""
 
 from __future__ import annotations
 

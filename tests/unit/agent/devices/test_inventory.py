@@ -1,4 +1,4 @@
-"""Inventories: simulated from a file, and from NVML as a stand-in for its module gives it."""
+"""Inventories: simulated GPUs from a file, and GPUs of NVML, whose Python module is a double here."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class FakeNvml:
         self.hang = threading.Event()
         self.hang.set()
         self.hang_at: tuple[str, int] | None = None
-        """The only call that hangs; None: each does."""
+        """The only call that hangs, as (name, number). None: each call hangs."""
         self.counted = 0
         self.count_answers: list[NvmlError] = []
 
@@ -132,7 +132,8 @@ class FakeNvml:
         self._call("init", 0)
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        self.counted += threading.current_thread().name == "nvml"  # and not the listener for Xids
+        # calls by the reading's thread, not by the listener for Xids
+        self.counted += threading.current_thread().name == "nvml"
         if self.count_answers:
             raise self.count_answers.pop()
         return len(self.uuids)
@@ -308,10 +309,11 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_continues(
 
 @pytest.mark.promise("node-driver-hangs")
 async def test_a_reading_that_began_before_a_request_does_not_answer_it(nvml: FakeNvml) -> None:
-    """A process that has come since is not in it: its tenant would count as drained while it computes."""
+    """The earlier reading lacks a process that started since then. With it, the process's tenant would count as drained
+    while it computes."""
     inventory = NvmlInventory(0.2, nvml)
     await inventory.read()
-    nvml.hang_at = "rows", 1  # the processes of the first GPU have been read by then
+    nvml.hang_at = "rows", 1  # it hangs after the processes of the first GPU were read
     nvml.hang.clear()
     assert not (await inventory.read()).fresh
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=1)]}
@@ -325,7 +327,8 @@ async def test_a_reading_that_began_before_a_request_does_not_answer_it(nvml: Fa
     assert not (await inventory.read()).fresh
     nvml.processes = {}
     nvml.hang.set()
-    await until(lambda: all(thread.name != "nvml" for thread in threading.enumerate()))  # it ends between two readings
+    # so that the reading ends before the next one begins
+    await until(lambda: all(thread.name != "nvml" for thread in threading.enumerate()))
     assert (await inventory.read()).processes == ()
 
 
@@ -426,7 +429,7 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
 async def test_samples_next_to_a_step_of_the_clock_are_dropped(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    """Their time stamps could lie outside the turn in which the work ran."""
+    """The time stamps of these samples could lie outside the turn in which the work ran."""
     second = 1_000_000
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=5)]}
     shift, wall = [0.0], time.time_ns
@@ -476,7 +479,7 @@ async def test_an_xid_of_a_gpu_that_is_lost_and_tells_its_uuid_no_more_is_counte
     nvml.broken = {("uuid", 1): 15}
     nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=79))
     assert (await until_xids(inventory, 1)).xids == {GPU1: {79: 1}}
-    nvml.broken = {}  # it was reset, which a restart of the node is to follow
+    nvml.broken = {}  # the GPU was reset; the administrator should now restart the node
     assert (await inventory.read()).gpus[1].health is Health.UNHEALTHY
 
 

@@ -1,4 +1,6 @@
-"""Busy time beyond turns: nothing of one who keeps to its turns, all of one who has none, by samples of any length."""
+"""Busy time beyond turns: none for a tenant that keeps to its turns, all for a tenant without turns, with samples of
+any length.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from unit.agent.client import GPU0
 
 @dataclass
 class Rounds:
-    """Turns of two tenants one after the other without end, each of whole kernels, so that it is longer than its
-    quantum; the turns of the first are reported."""
+    """Alternating turns of two tenants. A turn consists of whole kernels, so it is longer than its quantum. The turns
+    of the first tenant are the reported ones."""
 
     turn: float
     others: float
@@ -60,7 +62,8 @@ def sampled(sample_s: float) -> Driver:
 
 
 def watched(rounds: Rounds, driver: Driver, until: float, beyond: float = 0.0) -> tuple[float | None, float]:
-    """Return when a tenant that is busy in its turns, and for a part of the rest, is reported, and its surcharge."""
+    """Return (moment of the finding, surcharge) for a tenant that is busy in its turns and for a part of the
+    other time."""
     rules, meter, surcharge = FindingRules(FindingThresholds()), BeyondTurnsMeter(), SurchargeMeter()
     now = since = busy = surcharged = 0.0
 

@@ -1,4 +1,4 @@
-"""Offenders: the process that a finding is put down to, and no sibling that does nothing."""
+"""Offenders: the process to which a finding is attributed. An idle sibling process is none."""
 
 from __future__ import annotations
 

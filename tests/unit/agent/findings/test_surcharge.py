@@ -1,4 +1,6 @@
-"""Busy time beyond what a tenant was charged: surcharged once. Never to an honest one: test_beyond_turns.py."""
+"""Surcharge of busy time beyond a tenant's charged time: each second is surcharged once. test_beyond_turns.py shows
+that honest tenants get none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from sharepod.agent.findings.surcharge import CAUGHT_S, IRREGULAR, SLACK_S, TOLE
 
 @pytest.mark.promise("time-liar")
 def test_what_is_busy_beyond_what_was_charged_is_surcharged_once() -> None:
-    """All of it, from the first second on, and each further second at once."""
+    """The surcharge covers all of the time, from the first second on, and then each further second at once."""
     meter = SurchargeMeter()
     found = [meter.observe(now, (0.4 * now,) * len(LENGTHS)) for now in range(101)]
     assert found[:2] == [0, 0], "less than the slack"

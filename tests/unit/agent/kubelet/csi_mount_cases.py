@@ -28,7 +28,7 @@ def case(function: Callable[[Path], Coroutine[None, None, None]]) -> Callable[[P
 
 
 class Node:
-    """A kubelet's pods directory and an agent's state directory."""
+    """Folder of a kubelet's pods, and state directory of an agent."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -46,7 +46,7 @@ class Node:
 
     def target(self, pod: str = "pod-1", name: str = "sharepod-gpu") -> Path:
         parent = self.pods / pod / "volumes" / "kubernetes.io~csi" / name
-        parent.mkdir(parents=True, exist_ok=True)  # the kubelet makes the parent, the driver the target
+        parent.mkdir(parents=True, exist_ok=True)  # the kubelet creates the parent folder, the driver the target
         return parent / "mount"
 
     def volumes(self) -> Volumes:
@@ -101,7 +101,8 @@ async def what_an_interrupted_publish_left_is_put_right(root: Path) -> None:
     node = Node(root)
     source, target = node.tenant(), node.target()
     target.mkdir()
-    # Died between binding and making it read-only, and a second time in the staging directory.
+    # The process was killed after the bind and before the mount was read-only. This happened twice, the second time in
+    # the staging directory.
     staging = node.state / "staging" / "7"
     staging.mkdir(parents=True)
     for where in (target, target, staging):
@@ -136,7 +137,7 @@ async def a_volume_reaches_other_mount_namespaces_read_only(root: Path) -> None:
     source, target = node.tenant(), node.target()
     subprocess.run(["mount", "--bind", node.pods, node.pods], check=True)
     subprocess.run(["mount", "--make-shared", node.pods], check=True)
-    # As the host sees what an agent's container mounts with Bidirectional propagation.
+    # As an agent's container with Bidirectional propagation: the host sees its mounts.
     command = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", "echo ready; read line"]
     host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert host.stdin is not None
@@ -226,7 +227,7 @@ async def a_second_operation_on_a_target_waits_for_the_first(root: Path) -> None
     for second in (volumes.unpublish(target), volumes.publish(target=target, tenant_id="tenant-a", source=source)):
         with pytest.raises(VolumeBusyError):
             await second
-    first.cancel()  # the kubelet gave up: the mount still finishes, and no other call begins before
+    first.cancel()  # the kubelet has given up; the mount must still complete, and no other call may begin before
     await asyncio.gather(first, return_exceptions=True)
     for _ in range(1000):
         try:

@@ -1,4 +1,4 @@
-"""Ledger that a test writes, as the kubelet's plugins read it."""
+"""Ledger with rows that a test sets, in the form in which the kubelet's plugins read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sharepod.api.gpunode import Tenant
 
 
 class LedgerOfTest:
-    """Rows that the test sets. `absent`: why they are not known."""
+    """Rows that the test sets. `absent`: why the ledger is unknown; None if it is known."""
 
     def __init__(self) -> None:
         self.rows: tuple[Tenant, ...] = ()

@@ -1,4 +1,4 @@
-"""CDI devices of GPUs: found as a container runtime would resolve them; foreign files that are broken cost nothing."""
+"""CDI devices of GPUs: found as a container runtime resolves them. Broken files of other vendors have no effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sharepod.api.gpunode import Gpu
 GPUS = tuple(
     Gpu(uuid=f"GPU-1111111{n}-1111-1111-1111-111111111111", index=n, model="A100", memory=40 << 30) for n in range(2)
 )
-# As nvidia-ctk writes it, with names by index and by UUID; shortened.
+# Specification as nvidia-ctk writes it, with names by index and by UUID; shortened.
 GENERATED = f"""
 cdiVersion: 0.5.0
 kind: nvidia.com/gpu
@@ -64,7 +64,7 @@ def test_a_gpu_is_found_by_uuid_else_by_index(folders: tuple[Path, Path]) -> Non
 
 @pytest.mark.promise("node-cdi-toolkit")
 def test_what_nvidia_ctk_writes_is_found_by_uuid(folders: tuple[Path, Path]) -> None:
-    """Written by nvidia-ctk 1.20.1 of two GPUs of NVML's double, whose driver's root was a folder."""
+    """nvidia-ctk 1.20.1 wrote this file for two GPUs of NVML's double, with a folder as the driver's root."""
     shutil.copy(Path(__file__).with_name("nvidia-ctk-1.20.1.yaml"), folders[0] / "nvidia.yaml")
     uuids = [f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}" for n in (1, 2)]
     gpus = tuple(Gpu(uuid=uuid, index=n, model="Simulated", memory=16 << 30) for n, uuid in enumerate(uuids))

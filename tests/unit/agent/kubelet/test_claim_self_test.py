@@ -1,4 +1,4 @@
-"""Self-test of claims on a node: which process counts, and its verdict."""
+"""Self-test of claims on a node: which processes count, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BROUGHT = ("/self-test", "/run/sharepod")
 
 
 class Node:
-    """A folder as /proc, and the self-test that reads it."""
+    """Folder in place of /proc, and the self-test that reads it."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.state = root / "proc", root / "state"
@@ -51,7 +51,7 @@ class Node:
         return self.test.look(self.begun + after_s)
 
     def judge(self, after_s: float) -> tuple[str, str]:
-        """Look so long after the agent's start; return the condition's reason and status."""
+        """Check this many seconds after the agent's start. Return (reason, status) of the condition."""
         self.test.take(self.look(after_s), self.begun + after_s)
         reason, _ = self.test.claims_attach
         return reason.value, reason.status
@@ -131,7 +131,7 @@ def test_another_process_has_no_part_in_it(node: Node, mounted: list[tuple[str, 
 
 
 def test_its_process_has_no_part_in_the_other_self_test(node: Node) -> None:
-    """The GPUs that the process has by its claim are no injection."""
+    """The process has GPUs by its claim, which the other self-test must not mistake for an injection."""
     node.run(7, MARK, BROUGHT)
     other = SelfTest(node.state, accept_injection=False, changed=lambda: None, proc=node.proc)
     assert other.look() is None

@@ -1,4 +1,5 @@
-"""Only the pod that the ledger names, as the kubelet knows it, gets a tenant's volume."""
+"""Admission of volumes: only the pod that the ledger names, by the kubelet's name and UID of it, gets a
+tenant's volume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The driver as the kubelet meets it: over its sockets, found in the plugin registry. Mounting is left out here."""
+"""The CSI driver as the kubelet calls it: over its sockets, found in the plugin registry. These tests make no
+mounts."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ NODE = "node-1"
 
 
 class Bench:
-    """A driver under test and the kubelet's side of it."""
+    """Driver under test, and the kubelet that calls it, played by the test."""
 
     def __init__(self, root: Path, *, state_dir: Path | None = None) -> None:
         self.root = root
@@ -125,7 +126,8 @@ def no_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def bench(no_mounts: None) -> AsyncIterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="shp-") as short:  # sockets' paths end at 107 bytes
+    # a short folder, because the path of a socket has at most 107 bytes
+    with tempfile.TemporaryDirectory(prefix="shp-") as short:
         bench = Bench(Path(short))
         await bench.kubelet.start()
         try:
@@ -379,13 +381,13 @@ async def test_a_socket_left_by_a_killed_agent_is_replaced(bench: Bench, tmp_pat
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a short path: that of a socket has at most 107 bytes."""
+    """Return a folder with a short path, because the path of a socket has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="k") as folder:
         yield Path(folder)
 
 
 def _sockets(root: Path) -> dict[Path, int]:
-    """Return the inodes of all sockets, those under other names for a moment too."""
+    """Return the inodes of all sockets in the folder, including sockets that have another name for a moment."""
     return {path: path.stat().st_ino for path in root.rglob("*.sock*")}
 
 

@@ -1,4 +1,4 @@
-"""The checked-in messages equal the .proto files and have the standards' field numbers."""
+"""The checked-in messages equal the .proto files, and have the field numbers of the standards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_the_checked_in_messages_are_not_stale(tmp_path: Path) -> None:
 
 
 def test_a_publish_request_is_read_as_the_standard_writes_it() -> None:
-    # CSI 1.x: volume_id 1, staging_target_path 3, target_path 4, volume_capability 5, readonly 6, volume_context 8
+    # field numbers of CSI 1.x: volume_id 1, staging_target_path 3, target_path 4, volume_capability 5, readonly 6,
+    # volume_context 8
     request = csi.NodePublishVolumeRequest.FromString(
         b"\x0a\x01v" + b"\x1a\x01s" + b"\x22\x02/t" + b"\x2a\x00" + b"\x30\x01" + b"\x42\x06\x0a\x01k\x12\x01x"
     )

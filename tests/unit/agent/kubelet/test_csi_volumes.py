@@ -1,4 +1,4 @@
-"""Volumes are real mounts, made here in a mount namespace of each test's own."""
+"""Volumes as real mounts. Each test makes them in a mount namespace of its own."""
 
 from __future__ import annotations
 

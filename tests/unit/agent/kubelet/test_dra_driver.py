@@ -1,4 +1,4 @@
-"""The DRA driver as the kubelet meets it: over its sockets, found in the plugin registry; files are real."""
+"""The DRA driver as the kubelet calls it: over its sockets, found in the plugin registry. The files are real."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a12"
 
 
 class ClaimBench:
-    """A driver under test, the files under it, and the kubelet's side of it."""
+    """Driver under test, the files that it writes, and the kubelet that calls it, played by the test."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,13 +55,13 @@ class ClaimBench:
         self._channels: list[Any] = []
 
     def start(self) -> PreparedClaims:
-        """Return the claims as an agent that starts now knows them."""
+        """Return the claims that a newly started agent knows."""
         claims = PreparedClaims(cdi_dir=self.cdi, tenants_dir=self.root / "tenants", state_dir=self.root)
         claims.recover()
         return claims
 
     def start_self_test(self) -> PreparedSelfTests:
-        """Return the claims of the self-test as an agent that starts now knows them."""
+        """Return the claims of the self-test that a newly started agent knows."""
         found = PreparedSelfTests(
             cdi_dir=self.cdi,
             state_dir=self.root,
@@ -129,7 +129,8 @@ def row(uid: str = UID, **changes: Any) -> Tenant:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[ClaimBench]:
-    with tempfile.TemporaryDirectory(prefix="shp-") as root:  # a socket's path is short
+    # a short folder, because the path of a socket has at most 107 bytes
+    with tempfile.TemporaryDirectory(prefix="shp-") as root:
         bench = ClaimBench(Path(root))
         await bench.kubelet.start()
         yield bench

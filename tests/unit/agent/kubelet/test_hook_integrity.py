@@ -1,4 +1,5 @@
-"""Looks at the hook in tenants' processes: who is looked at when, and what a look that does not return costs."""
+"""Checks of the hook in tenants' processes: which process is checked when, and the effect of a check that does
+not return."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sharepod.api.objects import HOOK_FILE
 
 
 class ScriptedIntegrity(HookIntegrity):
-    """Checks with scripted verdicts; a check of a pid in `stuck` returns when the test releases it."""
+    """HookIntegrity with scripted verdicts. A check of a pid in `stuck` returns when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"), TenantMounts(None, ""))
@@ -34,7 +35,7 @@ class ScriptedIntegrity(HookIntegrity):
         return scripted.pop(0) if len(scripted) > 1 else scripted[0]
 
     def settle(self, tenant_id: str, *pids: int) -> dict[int, str]:
-        """Begin a check, wait for its end, and return the findings."""
+        """Start a check, wait until it has ended, and return the findings."""
         self.replaced(tenant_id, set(pids), set())
         running = self._looks[tenant_id].running
         if running is not None:
@@ -95,7 +96,7 @@ def test_a_removed_tenant_is_dropped(integrity: ScriptedIntegrity) -> None:
 
 
 class OldKernel:
-    """Kernel whose `openat2` does not know RESOLVE_CACHED, as Linux 5.6 to 5.11."""
+    """Kernel whose `openat2` does not know RESOLVE_CACHED, as in Linux 5.6 to 5.11."""
 
     def __init__(self) -> None:
         self._real = ctypes.CDLL(None, use_errno=True)

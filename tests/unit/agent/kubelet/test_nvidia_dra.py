@@ -1,4 +1,4 @@
-"""A node whose GPUs NVIDIA's own DRA driver gives away takes no tenants."""
+"""A node on which NVIDIA's own DRA driver allocates GPUs takes no tenants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def root() -> Iterator[Path]:
 
 
 def listening(root: Path, name: str) -> socket.socket:
-    """A driver that waits for the kubelet at a socket of this name."""
+    """Return a socket with this name that listens for the kubelet, as a driver's does."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.bind(str(root / "plugins_registry" / name))
     made.listen(0)
@@ -34,7 +34,7 @@ def listening(root: Path, name: str) -> socket.socket:
 
 
 def ready(root: Path) -> ReadyReason:
-    """The reason of `AgentReady` of an agent that has nothing else to complain of."""
+    """Return the reason of the condition `AgentReady`, for an agent without any other problem."""
     agent = SimpleNamespace(
         unhealthy=lambda: None,
         held_gpus=SimpleNamespace(pool=Pool.DEDICATED, problem=None),
@@ -54,7 +54,7 @@ def test_an_agent_next_to_nvidias_dra_driver_takes_no_tenants_until_the_driver_i
 ) -> None:
     assert ready(root) is ReadyReason.SERVING
     driver = listening(root, name)
-    for _ in range(3):  # more askers than it has taken
+    for _ in range(3):  # more clients than the driver has accepted
         assert ready(root) is ReadyReason.DRA_DRIVER_PRESENT
     driver.close()
     assert (root / "plugins_registry" / name).exists()

@@ -20,7 +20,7 @@ ONE = PluginPod("team", "one")
 
 
 class Kubelet:
-    """A kubelet with these answers on its pod resources socket."""
+    """Kubelet that gives these answers on its pod resources socket."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -28,7 +28,7 @@ class Kubelet:
         self.offers = [GPU0, GPU1]
         self.fails = False
         self.answering = asyncio.Event()
-        """Not set: the kubelet leaves questions unanswered."""
+        """While this is not set, the kubelet does not answer."""
         self.answering.set()
         lister = service(
             podresources.DESCRIPTOR,
@@ -55,7 +55,8 @@ async def kubelet() -> AsyncIterator[Kubelet]:
     with tempfile.TemporaryDirectory(prefix="shp-") as root:
         there = Kubelet(Path(root))
         yield there
-        await there.server.stop(0)  # also after a failure: gRPC waits minutes for a server that is garbage-collected
+        # also after a failure: otherwise gRPC waits for minutes until the server is garbage-collected
+        await there.server.stop(0)
 
 
 def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
@@ -220,7 +221,8 @@ def test_parts_of_gpus_are_named_whatever_their_resource_is_called(resource: str
 
 
 def test_the_kubelets_numbers_are_spoken() -> None:
-    # pod resources v1: PodResources name 1, namespace 2, containers 3; ContainerDevices resource_name 1, device_ids 2
+    # field numbers of pod resources v1: PodResources name 1, namespace 2, containers 3; ContainerDevices resource_name
+    # 1, device_ids 2
     raw = (
         b"\x0a\x17" + b"\x0a\x01p\x12\x01n" + b"\x1a\x0f" + b"\x0a\x01c" + b"\x12\x0a\x0a\x01r\x12\x01x\x1a\x02\x0a\x00"
     )

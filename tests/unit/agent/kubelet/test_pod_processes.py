@@ -1,4 +1,5 @@
-"""Residue of a tenant: found by pod in every layout of cgroups, and by mount; a tenant has none only after a scan."""
+"""Residue of a tenant: found by pod in every cgroup layout, and by mount. Only a scan can show that a tenant
+has none."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ LAYOUTS = {
 
 
 class Proc:
-    """A /proc of the test's making."""
+    """Folder that a test fills in place of /proc."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -56,7 +57,7 @@ class Proc:
         (folder / "stat").write_text(f"{pid} ({name}) {state} {zeros} {threads} 0 0\n")
 
     def mount(self, pid: int, *roots: str, device: str = "8:1", point: str = "/run/sharepod") -> None:
-        """Give a process, in a mount namespace of its own, mounts of these directories of a filesystem."""
+        """Give a process a mount namespace of its own, with mounts of these directories of a filesystem."""
         lines = [f"30 1 {device} {root} {point} ro - ext4 /dev/x rw" for root in ("/", *roots)]
         (self.root / str(pid) / "mountinfo").write_text("\n".join(lines) + "\n")
         (self.root / str(pid) / "ns").mkdir()
@@ -203,7 +204,7 @@ async def test_a_scan_for_one_pod_is_no_result_for_the_next(
     assert residue.residue("tenant-a") is None
     proc.add(7, LAYOUTS["v1 cgroupfs"])
     await volumes.publish(target=target(tmp_path), tenant_id="tenant-a", source=tmp_path)
-    await volumes.unpublish(target(tmp_path))  # no read while it was published
+    await volumes.unpublish(target(tmp_path))  # /proc was not read while the volume was published
     assert residue.residue("tenant-a") == "its pod's processes are being looked for"
     await residue.look()
     assert residue.residue("tenant-a") == "1 process of its pod still runs"

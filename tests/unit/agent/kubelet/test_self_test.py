@@ -1,4 +1,4 @@
-"""Self-test of a node: which process counts, and its verdict."""
+"""Self-test of a node: which processes count, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOOK = "7f00-7f01 r-xp 00000000 08:01 42 /run/sharepod/libsharepod.so\n"
 
 
 class Node:
-    """A folder as /proc, and the self-test that reads it."""
+    """Folder in place of /proc, and the self-test that reads it."""
 
     def __init__(self, root: Path) -> None:
         self.proc = root / "proc"

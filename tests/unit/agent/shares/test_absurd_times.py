@@ -1,4 +1,4 @@
-"""Absurd times, at the far end of their fields: they affect only the client that sends them."""
+"""Absurd times, near the largest values of their fields: they affect only the client that sends them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FAR = 2**64 - 1
 
 
 def played(directory: Path, play: Callable[[TenantRegistry], Awaitable[None]]) -> list[str]:
-    """Run `play` on the agent's event loop: two tenants share one GPU, a third has another GPU. Return the errors of
-    the loop and the ids of tenants with a refused message."""
+    """Run `play` on the agent's event loop. Two tenants share one GPU, and a third has another GPU. Return (errors of
+    the loop, ids of tenants with a refused message)."""
     failed: list[str] = []
 
     async def main() -> None:
@@ -35,7 +35,7 @@ def played(directory: Path, play: Callable[[TenantRegistry], Awaitable[None]]) -
 
 
 async def connected_with_pulse(tenants: TenantRegistry) -> tuple[Client, mmap.mmap]:
-    """Connect a client of the liar that has a pulse page, and map it."""
+    """Connect a client of the tenant that sends false reports. Return it and its mapped pulse page."""
     client = await Client.connect(tenants.directory("liar"), hello=False)
     client.send(protocol.Hello(1, protocol.PULSE_VERSION))
     for _ in range(1000):
@@ -81,7 +81,7 @@ def test_a_pulse_of_another_time_keeps_no_other_tenant_from_a_token(tmp_path: Pa
             held = await liar.granted_anew()
             page[:24] = struct.pack("=QQQ", held.grant_id, ends_at, written)
             other.send(protocol.Want(1))
-            await asyncio.sleep(0.012)  # its silence has been looked at
+            await asyncio.sleep(0.012)  # the agent has checked its silence by now
             liar.send(protocol.Drained(held.grant_id))
             others = await other.granted_anew()
             other.send(protocol.Drained(others.grant_id))

@@ -1,4 +1,4 @@
-"""Tokens of tenants that run concurrently: what the agent reads of their progress, and what it sends them."""
+"""Tokens of tenants that co-run: the agent's readings of their progress, and the frames that it sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GPU = "GPU-0"
 
 
 class Clock:
-    """Nanoseconds that a test moves."""
+    """Clock in nanoseconds, which a test advances."""
 
     def __init__(self) -> None:
         self.now = 1
@@ -24,13 +24,14 @@ class Clock:
 
 
 class EagerProcess:
-    """A process that has work in flight for 0.3 of the time while it holds, always wants more, and drains at once."""
+    """Process that has work in flight for 0.3 of the time while it holds, always wants more time, and drains at
+    once."""
 
     def __init__(self, tokens: Tokens, tenant: str, *, version: int = protocol.VERSION_MAX) -> None:
         self.pid, self.tenant, self.version = ord(tenant), tenant, version
         self.grant: protocol.Grant | None = None
         self.concurrent: set[bool] = set()
-        """Flags of all its grants."""
+        """Values of `concurrent` in all its grants."""
         self.heartbeat: protocol.Heartbeat | None = protocol.Heartbeat(self._pulse)
         self._tokens = tokens
         self._ends_at: int | None = None
@@ -39,7 +40,7 @@ class EagerProcess:
         self._samples = self.launches = 0
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Take a grant or a revocation."""
+        """Handle a grant or a revocation."""
         if isinstance(frame, protocol.Grant):
             self.grant, self._revoked = frame, False
             self.concurrent.add(frame.concurrent)
@@ -48,7 +49,7 @@ class EagerProcess:
             self._revoked = True
 
     def step(self, now: int) -> None:
-        """Run for a millisecond that ends at `now`."""
+        """Run for the millisecond that ends at `now`."""
         self._now = now
         if self.grant is None:
             return
@@ -78,7 +79,8 @@ def tokens(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Tokens]:
 def begin(
     tokens: Tokens, versions: dict[str, int], together: dict[str, list[bool]] | None = None
 ) -> list[EagerProcess]:
-    """Let a process of each tenant connect and want the token. `together`: takes what each tenant's hooks are shown."""
+    """Let a process of each tenant connect and request the token. `together`: called when other tenants begin or cease
+    to hold the tenant's GPUs."""
     processes = []
     for name, version in versions.items():
         tokens.set_tenant(
@@ -98,14 +100,14 @@ def begin(
 
 
 def together_ms(tokens: Tokens, clock: Clock, processes: Sequence[EagerProcess], milliseconds: int) -> int:
-    """Return for how many milliseconds of a run several processes held."""
+    """Return the milliseconds of a run for which several processes held."""
     together = 0
     for _ in range(milliseconds):
         clock.now += MS
         together += sum(process.grant is not None for process in processes) > 1
         for process in processes:
             process.step(clock.now)
-        tokens.set_open(None)  # all that is due is done
+        tokens.set_open(None)  # makes the scheduler carry out all due actions
     return together
 
 
@@ -169,12 +171,12 @@ async def test_counters_of_a_process_that_has_exited_are_not_lost_or_counted_twi
 
 
 async def test_launches_count_to_the_span_in_which_they_were_made(tokens: Tokens, clock: Clock) -> None:
-    """Whatever ends a span: a process that drains, or a reading of the accounts."""
+    """The span ends with the drain of a process, or with a reading of the accounts."""
     processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
     for _ in range(1000):
         for process in processes:
-            clock.now += MS // 2  # readings less than 0.1 ms apart are one
+            clock.now += MS // 2  # readings less than 0.1 ms apart count as one reading
             process.step(clock.now)
             tokens.usage(process.tenant)
             assert tokens._scheduler._tenants[process.tenant].progress.launches == process.launches
-        tokens.set_open(None)  # all that is due is done
+        tokens.set_open(None)  # makes the scheduler carry out all due actions

@@ -1,4 +1,4 @@
-"""Hints: up at once, down by a sweep that goes on while any is up."""
+"""Hints are raised at once, and lowered by a sweep that runs while any hint is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of how the agent's event loop checks signs of life, with real pulse pages and the real clock."""
+"""Checks of signs of life by the agent's event loop, with real pulse pages and the real clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = "GPU-0"
 
 
 class Process:
-    """A client with a pulse page, into which it writes each 0.5 ms while it lives."""
+    """Client with a pulse page, into which it writes each 0.5 ms while it lives."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -56,14 +56,14 @@ class Process:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More patience with silent processes, so that no thread of the test is late on a busy machine."""
+    """Increase the patience with silent processes, because a busy machine may delay a thread of the test."""
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
 
 
 def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]], *, busy: bool = False) -> int:
-    """Let `a` hold what `b` waits for; return how often Python was woken to look. `busy`: a third tenant, whose
-    process lives, holds another GPU that a fourth waits for."""
+    """Let `a` hold a GPU for which `b` waits. Return how often Python was woken for a check. `busy`: a third tenant,
+    whose process lives, holds another GPU for which a fourth waits."""
     barred: list[int] = []
     looks: list[bool] = []
     one, other, third, fourth = (Process(pid) for pid in range(1, 5))
@@ -102,7 +102,7 @@ def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[
 @pytest.mark.promise("time-starved")
 def test_who_holds_after_another_is_watched_although_the_one_before_lives_on() -> None:
     async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
-        await asyncio.sleep(0.02)  # the first is watched by the loop
+        await asyncio.sleep(0.02)  # the loop watches the first tenant by now
         other.stop()
         tokens.drained("a", one, protocol.Drained(one.grant_id, wanting=True))
         await until(lambda: other.grant_id in barred)
@@ -123,12 +123,12 @@ def test_who_holds_after_another_is_watched_while_a_neighbour_of_another_gpu_is(
 
 @pytest.mark.promise("time-starved")
 def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more patience, so that no other is late on a busy machine, and looked at with all."""
+    """The patience is longer than usual, so that a busy machine makes no other tenant seem silent."""
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 300_000_000)
 
     async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
-        await asyncio.sleep(0.4)  # the look that was due since the begin
+        await asyncio.sleep(0.4)  # the check that was due since the begin
         tokens.drained("a", one, protocol.Drained(one.grant_id))
         other.stop()
         await asyncio.sleep(0.02)

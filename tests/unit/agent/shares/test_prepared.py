@@ -1,4 +1,4 @@
-"""Hand-offs that the loop's wait carries out, between processes with sockets of their own."""
+"""Hand-offs that the loop's wait carries out, between processes with real sockets."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from unit.agent.client import GPU0, Client, row, served_in, settings_in, tenants
 
 @dataclass
 class Two:
-    """Two tenants of one GPU: `holder` has the token since a moment ago, and `waiter` waits for it."""
+    """Two tenants of one GPU: `holder` has just got the token, and `waiter` waits for it."""
 
     tenants: TenantRegistry
     holder: Client
     waiter: Client
     grant: protocol.Grant
     read: list[protocol.Drained]
-    """DRAINED frames that Python read."""
+    """DRAINED frames that Python has read."""
     due: list[Action] = field(default_factory=list)
-    """Actions of the scheduler; None: its own."""
+    """Actions that the scheduler returns. None: the scheduler's own."""
 
     @property
     def tokens(self) -> Tokens:
@@ -46,27 +46,27 @@ class Two:
 
     @property
     def held(self) -> int:
-        """Id of the grant that is held."""
+        """Return the id of the grant that is held."""
         return self.grant.grant_id
 
     def client(self, name: str) -> Any:
-        """Return the agent's end of a tenant's connection."""
+        """Return the agent's connection to a tenant's process."""
         [served] = [each for each in served_in(self.tenants) if each.row.id == name]
         [connection] = served._connections
         return connection
 
     def set_tenant(self, name: str) -> None:
-        """Add a tenant of the GPU, or give one the rates that it has."""
+        """Add a tenant of the GPU, or set the rates that it already has."""
         nothing: Any = lambda _value: None  # noqa: E731
         self.tokens.set_tenant(name, (GPU0,), request_milli=0, limit_milli=500, contended=nothing, bar=nothing)
 
     def silence(self) -> None:
-        """Have the holder found silent."""
+        """Let the agent find the holder silent."""
         self.tokens._tokens["a"].silence = Judged()
         self.tokens._listen(False)
 
     def stall(self) -> None:
-        """Have the agent find that it was held up."""
+        """Let the agent find that it has stalled."""
         self.tokens._due = -(10**18)
         self.tokens.gpu_time(GPU0)
 
@@ -82,11 +82,11 @@ class Two:
 
     @property
     def order(self) -> bytes:
-        """Frame with which a holder that wants more is followed, id of the grant and all."""
+        """Return the grant frame, without its id, of the order for a holder that wants more time."""
         return bytes(_place().orders[0].grant)
 
     async def ready(self, *, wanting: bool) -> None:
-        """Wait until a holder that drains now is followed as it is prepared, and for the next tenth of a second."""
+        """Wait until a hand-off is prepared that stays valid for the next tenth of a second, if the holder drains."""
         async with asyncio.timeout(10):
             while True:
                 order, now = _place().orders[0 if wanting else 1], time.monotonic_ns()
@@ -97,7 +97,7 @@ class Two:
 
 
 class Undisturbed:
-    """A scheduler for which nothing is due but what stands in `due`."""
+    """Scheduler in which nothing is due except the actions in `due`."""
 
     def __init__(self, scheduler: Scheduler, due: list[Action]) -> None:
         self._scheduler = scheduler
@@ -107,14 +107,14 @@ class Undisturbed:
         return getattr(self._scheduler, name)
 
     def tick(self, _now: int) -> list[Action]:
-        """Return the due actions, once."""
+        """Return the due actions once, then none."""
         due = self._due.copy()
         self._due.clear()
         return due
 
 
 class Judged(Silence):
-    """A tenant whose work ends in a moment, and that has no processor time."""
+    """Signs of a tenant without processor time, whose work ends soon."""
 
     def judge(self, now: int, _signs: object) -> Silent:
         """Return that."""
@@ -137,7 +137,8 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch, *, pulses: bool)
         drained(self, tenant_id, client, frame)
 
     monkeypatch.setattr(Tokens, "drained", noting)
-    monkeypatch.setattr(tokens_module, "STALL_NS", 3_600_000_000_000)  # however seldom this machine runs the test
+    # so that no delay of a slow machine counts as a stall
+    monkeypatch.setattr(tokens_module, "STALL_NS", 3_600_000_000_000)
     async with tenants_with(settings_in(directory), [row("a"), row("b")]) as tenants:
         connect = connected_with_pulse if pulses else Client.connect
         holder, waiter = [await connect(tenants.directory(name)) for name in "ab"]
@@ -173,7 +174,7 @@ def played(
     *,
     pulses: bool = False,
 ) -> None:
-    """Play with two tenants, on the agent's loop. `pulses`: their processes report when they have processor time."""
+    """Run `play` with two tenants on the agent's loop. `pulses`: True if their processes have pulse pages."""
 
     async def main() -> None:
         async with two(directory, monkeypatch, pulses=pulses) as world:
@@ -280,7 +281,7 @@ def test_nothing_is_taken_from_a_descriptor_that_has_become_anothers(
 
 @contextlib.contextmanager
 def reused(connection: Any, ours: socket.socket) -> Iterator[None]:
-    """Close a connection of the agent's; `ours` has its descriptor number while the context is open."""
+    """Close a connection of the agent. In the block, `ours` has the descriptor number of its socket."""
     number = connection.fileno()
     connection.close()
     other = os.dup2(ours.fileno(), number) if ours.fileno() != number else None
@@ -295,7 +296,7 @@ def reused(connection: Any, ours: socket.socket) -> Iterator[None]:
 def test_one_that_asks_again_changes_nothing_of_what_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each such frame would cost the agent a decision, of which the frame pays nothing."""
+    """Otherwise each such frame would cost the agent a decision, for which the frame does not pay."""
 
     async def play(world: Two) -> None:
         asked: list[str] = []
@@ -366,7 +367,7 @@ CHANGES: dict[str, Callable[[Two], object]] = {
 def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Also without a grant: the only due actions are the test's."""
+    """The hand-off must be dropped even if no grant follows: only the test's actions are due."""
 
     async def play(world: Two) -> None:
         world.tokens._scheduler = cast(Scheduler, Undisturbed(world.tokens._scheduler, world.due))
@@ -379,7 +380,7 @@ def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
 
 
 def test_an_agent_that_ends_hands_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one may have begun."""
+    """The next agent may already serve."""
 
     async def play(world: Two) -> None:
         world.tokens.close()

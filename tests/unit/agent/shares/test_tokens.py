@@ -1,4 +1,4 @@
-"""The token scheduler on the event loop, driven without sockets on a clock that stands still."""
+"""The token scheduler on the event loop, without sockets, on a clock that only the test advances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = "GPU-0"
 
 
 class Clock:
-    """Nanoseconds that a test moves."""
+    """Clock in nanoseconds, which a test advances."""
 
     def __init__(self) -> None:
         self.now = 1
@@ -26,7 +26,7 @@ class Clock:
 
 
 class Process:
-    """A client that keeps the frames that it is sent."""
+    """Client that stores the frames that it is sent."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -39,8 +39,8 @@ class Process:
         self.frames.append(frame)
 
     def beats(self, clock: Clock, *, ends_in_ns: int | None = 0, waits: bool = False) -> None:
-        """Write the pulse page, as a hook does whenever it runs; the process's clock is an hour ahead. `waits`: as one
-        does that was barred lately."""
+        """Write the pulse page, as a hook does whenever it runs. The process's clock is an hour ahead. `waits`: True if
+        the process reports that it waits, as after it was barred."""
         if self.heartbeat is None:
             self.heartbeat = protocol.Heartbeat(lambda: self.pulse)
         ahead = clock.now + 3600 * 1000 * MS
@@ -48,7 +48,7 @@ class Process:
         self.pulse = protocol.Pulse(grants[-1] if grants else 0, 0 if ends_in_ns is None else ahead + ends_in_ns, ahead)
 
     def grants(self) -> list[int]:
-        """Return the ids of the grants that were sent to it; a renewal repeats an id."""
+        """Return the ids of the grants that were sent to it. A renewal repeats an id."""
         return [frame.grant_id for frame in self.frames if isinstance(frame, protocol.Grant)]
 
 
@@ -113,9 +113,9 @@ async def test_a_failure_for_one_tenant_affects_no_other(tokens: Tokens, clock: 
     broken, sound = Broken(1), Process(2)
     tokens.want("a", broken)
     tokens.want("b", sound)
-    tokens.set_open(None)  # both are granted in one turn
+    tokens.set_open(None)  # both processes get their grants in one turn
     assert len(sound.grants()) == 1
-    # The grant that its tenant has not received ends as an undrained grant.
+    # The grant that the tenant has not received yet ends as if it were not drained.
     heir = Process(3)
     tokens.want("heir", heir)
     for _ in range(200):
@@ -177,7 +177,7 @@ async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_l
 async def test_a_process_that_drains_and_wants_more_joins_the_grant_without_end_of_its_sibling(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """A process that had been idle does so if a thread comes while its gate closes."""
+    """A process that was idle does this if one of its threads launches while its gate closes."""
     add(tokens, "a")
     one, sibling = Process(1), Process(2)
     tokens.want("a", one)
@@ -214,7 +214,8 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
 async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblings_present_one(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The work of the process waits for what it would launch next, and a sibling was granted before it asked."""
+    """The work of the process waits for its next launches, and a sibling was granted before the process requested the
+    token."""
     add(tokens, "a", "b")
     one, sibling, other = Process(1), Process(2), Process(3)
     tokens.want("a", one)
@@ -222,7 +223,7 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
     tokens.want("b", other)
     for late in (0, 20 * MS, Parameters().grace_ns):
         clock.now = 1 + Parameters().quantum_max_ns + late
-        tokens.set_connected("b", connected=True)  # whatever happens, all that is due is done
+        tokens.set_connected("b", connected=True)  # makes the scheduler carry out all due actions
     [second] = other.grants()
     tokens.want("a", sibling)
     clock.now += 10 * MS
@@ -273,7 +274,7 @@ async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leave
 
 
 async def preempt(tokens: Tokens, clock: Clock, processes: Sequence[Process], heir: Process) -> int:
-    """Have tenant a preempted, while all its processes hold and `heir` of b wants. Return the grant's id."""
+    """Let tenant a be preempted while all its processes hold and `heir` of tenant b waits. Return the grant's id."""
     add(tokens, "a", "b")
     other = Process(99)
     tokens.want("b", other)
@@ -408,7 +409,7 @@ async def test_an_agent_that_was_stopped_charges_no_tenant_for_it(tokens: Tokens
 
 
 async def looks(tokens: Tokens) -> None:
-    """Let the tokens look at the heartbeats, at the moment of the clock."""
+    """Let the tokens check the signs of life, at the clock's present moment."""
     before = tokens._looks._timer
     await until(lambda: tokens._looks._timer is not before)
 
@@ -416,8 +417,8 @@ async def looks(tokens: Tokens) -> None:
 async def holder_and_waiter(
     tokens: Tokens, clock: Clock, *, ends_in_ns: int | None = 0
 ) -> tuple[Process, Process, list[int]]:
-    """Return a process of `a`, which holds, one of `b`, which waits, and the ids of the grants that are barred. The
-    holder has launched work that ends so long after its last sign of life."""
+    """Return a process of `a` that holds, a process of `b` that waits, and the ids of barred grants. The holder's
+    launched work ends `ends_in_ns` after its last sign of life."""
     barred: list[int] = []
     add(tokens, "a", "b", barred=barred)
     for name in ("a", "b"):
@@ -475,7 +476,7 @@ async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(t
 
 @pytest.mark.promise("time-starved")
 async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: Tokens, clock: Clock) -> None:
-    """Also right after its grant, of which it takes no note."""
+    """This includes a tenant that is stopped right after its grant, before it gave a sign of life under it."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     for _ in range(3):
         clock.now += 6 * MS
@@ -501,7 +502,7 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
 async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
     tokens: Tokens, clock: Clock, stands_still: bool
 ) -> None:
-    """A tenant that was stopped before shows while it waits that it runs, and then has its turn."""
+    """A tenant that was stopped before gives signs of life while it waits. Only then it gets its turn."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     clock.now += 6 * MS
     await looks(tokens)
@@ -530,7 +531,8 @@ async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its
 async def test_a_tenant_that_plays_dead_with_endless_work_keeps_no_other_from_being_found(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The end of its work is its own word. The others are on another GPU."""
+    """The tenant reports the end of its work itself, so the report may be false. The other tenants are on
+    another GPU."""
     _, _, barred = await holder_and_waiter(tokens, clock, ends_in_ns=3600 * 1000 * MS)
     clock.now += 6 * MS
     await looks(tokens)
@@ -662,7 +664,7 @@ async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(to
 
 
 async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tokens: Tokens) -> None:
-    """The gate is barred: the process would give the grant back at once, again and again."""
+    """The gate of the grant is barred, so the process would return the token at once, again and again."""
     add(tokens, "a")
     one, sibling, late = Process(1), Process(2), Process(3)
     tokens.want("a", one)

@@ -1,4 +1,4 @@
-"""Log of turns: what the token scheduler's shell writes into it, and its bound."""
+"""Log of turns: the entries that the tokens add, and its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of sockets: two tenants that are served."""
+"""Fixtures for the tests of sockets: two tenants that are served."""
 
 from __future__ import annotations
 

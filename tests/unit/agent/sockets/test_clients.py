@@ -1,4 +1,4 @@
-"""The socket of a tenant, as processes that keep the protocol meet it."""
+"""The socket of a tenant, with clients that keep to the protocol."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ HOLDER = (
     "s.send(p.encode(p.Reserve(1,0,4<<30)));s.recv(1024);s.send(p.encode(p.Want(1)));s.recv(1024);"
     "print('holds',flush=True);sys.stdin.read()"
 )
-"""A process that holds all of its tenant's memory, and the token."""
+"""Program of a process that holds all of its tenant's memory, and the token."""
 
 
 async def test_a_holder_that_exits_releases_its_token_and_bytes_at_once(tenants: TenantRegistry) -> None:

@@ -1,4 +1,4 @@
-"""Floods: a program that sends too much loses its connection; other tenants notice nothing."""
+"""Floods: a program that sends too much loses its connection. Other tenants are not delayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.served import ServedTenant
 from unit.agent.client import Client, row, served_in, settings_in, tenants_with, until
 
-pytestmark = pytest.mark.alone  # floods are measured by the second
+pytestmark = pytest.mark.alone  # the tests measure rates of floods over seconds
 
 REFUSED = {
     "frames": ClientRefusal.FLOOD,
@@ -47,7 +47,7 @@ async def flooding(tenants: TenantRegistry, how: str) -> AsyncIterator[None]:
 
 
 async def answer_times(client: Client, count: int) -> list[float]:
-    """How long each of so many questions took."""
+    """Return the time that each of `count` queries took."""
     took = []
     for seq in range(1, count + 1):
         begin = time.perf_counter()
@@ -80,7 +80,7 @@ async def test_a_flood_ends_its_senders_connection_and_affects_no_other_tenant(
         [served] = [each for each in served_in(tenants) if each.row.id == "good"]
         assert served.connected == 2
         assert not served.refusals.counts
-        # The flood is a process of its own: where processors are scarce, everything is slower by that.
+        # The flood is a process of its own, so with few processors everything is slower by the time that it takes.
         assert median(during) <= 10 * median(alone) + 0.05
         honest.close()
         late.close()
@@ -106,7 +106,8 @@ async def test_a_flooding_process_waits_and_an_honest_sibling_is_served(tmp_path
 
 @pytest.mark.promise("security-flood-allowance")
 async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharepod.agent.sockets.inbox._STREAK_MAX", 1 << 30)  # no client is disconnected for it
+    # so that no client is disconnected for its streak of frames
+    monkeypatch.setattr("sharepod.agent.sockets.inbox._STREAK_MAX", 1 << 30)
     settings = settings_in(tmp_path, frames_per_s=1000)
     names = ["a", "b", "c", "d"]
     async with tenants_with(settings, [row(name, 250) for name in names]) as tenants:
@@ -132,7 +133,7 @@ async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkey
                     client.send_raw(nothing)
             await asyncio.sleep(0)
         assert all(served.throttled for served in served_in(tenants))
-        # What each has saved up, what one of them may have, and what the last turns take beyond it.
+        # the saved rate of all clients, the rate of one tenant, and the frames that the last turns handle beyond it
         assert 1000 <= handled <= 4 * 250 + 1.5 * 1000 * elapsed
         for client in clients:
             client.close()

@@ -1,4 +1,4 @@
-"""Reading of a tenant's clients that brings more than a turn of the loop has time for."""
+"""Reading more frames from a tenant's clients than one turn of the loop can handle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from unit.agent.client import until
 
 
 class NoTime(FrameBudget):
-    """Budget whose turns are over at once, so that each handles one frame."""
+    """Budget whose turns are over at once, so that each turn handles one frame."""
 
     def begin_turn(self) -> float:
         return 0.0
 
 
 class Reader:
-    """One end of a connection, which notes the frames that it is given."""
+    """Reading end of a connection, which stores the frames that it gets."""
 
     streak = longest_streak = 0
 
@@ -44,7 +44,7 @@ class Reader:
 
 
 class Pair:
-    """A connection: `client` sends, `reader` is read."""
+    """Connection whose end `client` sends, and whose end `reader` is read by the inbox."""
 
     def __init__(self) -> None:
         self.client, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,7 +80,8 @@ async def test_frames_that_a_turn_has_no_time_for_are_handled_in_later_turns(inb
 
 
 async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_ones(inbox: Inbox) -> None:
-    """The next connection gets the descriptor of the closed connection while frames of the latter are still queued."""
+    """The next connection gets the descriptor number of the closed one while frames of the closed one are still
+    queued."""
     removed, following = Pair(), Pair()
     inbox.add(removed.reader)
     removed.send(1, 2, 3)

@@ -1,5 +1,6 @@
-"""Clients that break the protocol, flood, stay silent or come in excess: refused or disconnected, without effect on
-others."""
+"""Clients that break the protocol, flood, stay silent or are too many: each is refused or disconnected, without effect
+on others.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from unit.agent.client import GI, Client, row, served_in, settings_in, tenants_w
 
 
 def open_descriptors() -> int:
-    gc.collect()  # what an earlier test left to be closed must not be closed while someone counts
+    gc.collect()  # so that no descriptor of an earlier test is closed while the test counts descriptors
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 

@@ -1,4 +1,4 @@
-"""Early sockets: a restarted container listens before it loads its code, and only where it may."""
+"""Early sockets: a restarted container listens before it loads its code, if the state directory allows it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ sys.exit(main.main(["--apart"]))
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
-    """A state directory as an agent that was killed leaves it: `a` and `b` had sockets, `released` none."""
+    """Return a state directory as a killed agent leaves it: `a` and `b` had sockets, `released` had none."""
     for name in ("a", "b", "released"):
         (tmp_path / "state" / "tenants" / name).mkdir(parents=True)
     for name in "ab":
@@ -118,7 +118,7 @@ def test_the_agent_continues_with_the_same_sockets(state_dir: Path) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a" * 60, "b" * 60)])
 def test_sockets_of_two_tenants_have_two_names(tmp_path: Path, first: str, second: str) -> None:
-    """The name identifies the socket's tenant to the privileged process; descriptor numbers are reused."""
+    """The privileged process identifies the tenant of a socket by its name, because descriptor numbers are reused."""
     names = []
     for tenant in (first, second):
         (tmp_path / tenant).mkdir()
@@ -141,7 +141,7 @@ def test_while_another_agent_serves_or_is_next_its_sockets_stay(state_dir: Path,
     with _locked(state_dir / lock), _listening(state_dir) as held:
         assert held == {}
         assert (state_dir / "tenants" / "a" / "agent.sock").stat().st_ino == before
-    # Neither lock was left taken.
+    # Both locks must be free now.
     with _locked(state_dir / turn_lock.SERVING), _locked(state_dir / turn_lock.NEXT):
         pass
 
@@ -194,7 +194,7 @@ async def test_a_client_that_connects_during_a_containers_restart_is_served(dire
         await former.logged("tenant is served")
         ends = [os.pidfd_open(pid) for pid in parts(former).values()]
         await former.end(signal.SIGKILL)
-        for end in ends:  # the turn is free once all have exited
+        for end in ends:  # the turn is free once all these processes have exited
             assert await asyncio.to_thread(select.select, [end], [], [], 60.0) != ([], [], [])
             os.close(end)
     program = await Program.start(directory, script=_WAITS_AT_THE_IMPORT.format(go=str(directory / "go")))

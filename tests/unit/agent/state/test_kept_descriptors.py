@@ -27,7 +27,7 @@ def written(text: str) -> int:
 
 
 def read(kept: KeptDescriptors, name: str) -> tuple[str, str] | None:
-    """Claim the descriptor with this name; return its content and mark."""
+    """Take the descriptor with this name. Return its content and mark; None if there is none."""
     found = kept.take(name)
     if found is None:
         return None

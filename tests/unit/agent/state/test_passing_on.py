@@ -1,4 +1,4 @@
-"""Passing on: the standby gets all sockets, and no other work waits for it."""
+"""Passing on: the standby gets all sockets, and no other work is delayed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _standing_by(tmp_path: Path, serving: PassingOn, kept: KeptDescriptors
 
 
 def _open_of(path: Path) -> int:
-    """How many of this process's descriptors open this file."""
+    """Return how many of this process's descriptors refer to this file."""
     status = path.stat()
     count = 0
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
@@ -57,7 +57,7 @@ def test_an_agent_that_ends_before_it_has_taken_everything_passes_that_on_too(tm
 
 
 class Watched(KeptDescriptors):
-    """Descriptors that are looked at whenever one of them comes or goes."""
+    """Dictionary of descriptors that runs a check whenever an entry is added or removed."""
 
     def __init__(self, found: dict[str, KeptDescriptor], look: Callable[[], object]) -> None:
         super().__init__(found)
@@ -75,7 +75,7 @@ class Watched(KeptDescriptors):
 
 @pytest.mark.promise("install-no-gap")
 def test_an_agent_that_ends_while_it_takes_a_socket_over_or_makes_one_anew_passes_that_on(tmp_path: Path) -> None:
-    """A thread reads the disk for milliseconds in between."""
+    """Between the two steps, a thread reads the disk for milliseconds."""
     (tmp_path / "tenants" / "a").mkdir(parents=True)
     left, mark = tenant_socket.listen(tmp_path / "tenants" / "a")
     seen: list[set[str]] = []
@@ -130,7 +130,8 @@ async def test_descriptors_passed_to_an_agent_that_does_not_serve_are_closed(
 
 @pytest.mark.promise("install-no-gap")
 async def test_agents_that_accept_nothing_delay_no_other(tmp_path: Path, serving: PassingOn) -> None:
-    """Stopped ones read nothing: their queues fill. The loop goes on, and who reads has all of it long before."""
+    """Stopped standby agents read nothing, so their queues fill. The loop continues, and agents that read have all
+    sockets long before."""
     kept = KeptDescriptors()
     stopped = []
     for number in range(7):
@@ -163,7 +164,7 @@ async def test_an_agent_that_is_next_and_stopped_keeps_no_other_from_serving(
     monkeypatch.setattr(succession, "_LATE_S", 0.1)
     with Succession(tmp_path) as first, Succession(tmp_path) as stopped, Succession(tmp_path) as third:
         assert first.free()
-        assert turn_lock.taken(stopped._next)  # it is next, and does nothing any more
+        assert turn_lock.taken(stopped._next)  # this standby is next, and takes no further step
         waiting = asyncio.create_task(third.turn())
         await until(lambda: third._looks_at > 0)
         fcntl.flock(first._serving, fcntl.LOCK_UN)  # it has ended
@@ -178,7 +179,7 @@ async def test_an_agent_that_comes_after_the_next_one_leaves_it_the_time_to_serv
     monkeypatch.setattr(succession, "_LATE_S", 3600.0)
     with Succession(tmp_path) as second, Succession(tmp_path) as third:
         assert turn_lock.taken(second._next)
-        waiting = asyncio.create_task(third.turn())  # no agent serves at its first check
+        waiting = asyncio.create_task(third.turn())  # at its first check, no agent serves
         await until(lambda: third._looks_at > 0)
         assert second.free()
         assert not waiting.done()

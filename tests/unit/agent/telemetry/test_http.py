@@ -1,4 +1,4 @@
-"""The agent's HTTP: its answers, and what floods and silent connections cost."""
+"""The agent's HTTP server: its answers, and the effect of floods and silent connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from unit.agent.in_process import started
 
 @asynccontextmanager
 async def served_http(agent: Agent) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
-    """Serve the agent over HTTP; give a function from a request to its whole answer, empty if closed unanswered."""
+    """Serve the agent over HTTP. Yield a function from a request to its whole answer. The answer is empty if the
+    connection was closed without one."""
     http = await endpoints.serve(agent, None)
 
     async def ask(request: bytes) -> bytes:
@@ -104,7 +105,7 @@ async def test_an_address_has_eight_connections_at_a_time(directory: Path, monke
 async def test_silent_connections_from_everywhere_do_not_keep_a_probe_out(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.web.http_server._OPEN_EACH", 1000)  # one address stands for many
+    monkeypatch.setattr("sharepod.web.http_server._OPEN_EACH", 1000)  # so that one address can represent many
     monkeypatch.setattr("sharepod.web.http_server._ASKS_AT_ONCE", 1e6)
     monkeypatch.setattr("sharepod.web.http_server._WITHIN_S", 60.0)
     question = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -114,7 +115,7 @@ async def test_silent_connections_from_everywhere_do_not_keep_a_probe_out(
         assert not any(each.done() for each in silent)
         for _ in range(20):
             silent += [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
-            await asyncio.sleep(0.02)  # they are there before the probe: none of its places is free
+            await asyncio.sleep(0.02)  # these connections exist before the probe, so none of its places is free
             assert (await ask(question)).endswith(b"ok\n")
         assert any(each.done() for each in silent), "the oldest made room"
         await asyncio.gather(*(_cancelled(each) for each in silent))

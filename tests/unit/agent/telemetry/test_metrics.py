@@ -1,4 +1,4 @@
-"""Metrics of the agent: the documented families and no others, the same names for every kind of tenant."""
+"""Metrics of the agent: exactly the documented families, with the same names for every kind of tenant."""
 
 from __future__ import annotations
 

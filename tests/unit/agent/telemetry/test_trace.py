@@ -1,4 +1,4 @@
-"""Traces: what a GPU and its tenants did, from the log of turns, and over HTTP."""
+"""Traces of a GPU and its tenants, made from the log of turns, and served over HTTP."""
 
 from __future__ import annotations
 

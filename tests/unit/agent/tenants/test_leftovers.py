@@ -1,4 +1,4 @@
-"""Directories of released tenants: removed once nothing of the tenant is left, and not before."""
+"""Directories of released tenants: removed once nothing of the tenant is left, not earlier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharepod.agent.tenants.leftovers import Leftovers
 
 
 class Disk:
-    """The state directory, as far as removing goes."""
+    """State directory of which only the removal of directories is played."""
 
     def __init__(self) -> None:
         self.directories = {"a", "b"}

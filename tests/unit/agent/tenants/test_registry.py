@@ -1,4 +1,4 @@
-"""The node's ledger put in force on the node: directories, files, reports."""
+"""The node's ledger, applied on the node: directories, files, reports."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ async def test_many_tenants_are_opened_by_few_calls_some_while_those_before_them
 
     def serve_slowly(registry: TenantRegistry, one: Tenant, files: TenantFiles | OSError) -> None:
         if len(registry.rows()) == 1:
-            next_asked.wait(10)  # in a thread of its own, which a busy machine may keep waiting
+            next_asked.wait(10)  # in another thread, because a busy machine may delay it
         serve(registry, one, files)
 
     monkeypatch.setattr(StateDir, "open_all", counted)

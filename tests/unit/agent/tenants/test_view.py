@@ -1,4 +1,4 @@
-"""Views of tenants: values that a reader can rely on while the tenants change."""
+"""Views of tenants: their values stay the same while the tenants change."""
 
 from __future__ import annotations
 

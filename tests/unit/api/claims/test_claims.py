@@ -1,4 +1,4 @@
-"""ResourceClaims read into requests, and refusals with their advice."""
+"""ResourceClaims as requests, and their refusals with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXCLUSIVE = {"sharepod.dev/gpu-mode": "Exclusive"}
 
 
 def claim(*requests: dict[str, Any], annotations: dict[str, str] | None = None, **devices: Any) -> dict[str, Any]:
-    """A claim of these requests; of one for 0.4 and 4 GiB without any."""
+    """Return a claim with these requests. Without any, it has one for 0.4 and 4 GiB."""
     listed = list(requests) or [request()]
     metadata = {"name": "share", "annotations": annotations or {}}
     return {"metadata": metadata, "spec": {"devices": {"requests": listed, **devices}}}

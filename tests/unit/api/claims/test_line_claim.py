@@ -1,4 +1,4 @@
-"""Claims that admission adds to plain Pods with a line: nothing else changes, and asking twice is asking once."""
+"""Claims that admission adds to plain Pods with a line: nothing else changes, and a second call changes nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ENTRY = {"name": "sharepod", "resourceClaimTemplateName": "sharepod"}
 
 
 def patched(pod: dict[str, Any]) -> dict[str, Any]:
-    """The Pod with its patch."""
+    """Return the Pod with its patch applied."""
     return merged(pod, with_claim(pod))
 
 
 def merged(pod: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """The Pod as a merge patch changes it."""
+    """Return the Pod after a merge patch."""
 
     def merge(old: Any, change: Any) -> Any:
         if not isinstance(change, dict):

@@ -1,4 +1,4 @@
-"""Claims that kube-scheduler allocates: the share in their results, and refused results."""
+"""Claims that kube-scheduler allocates: the share in their results, and results that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of SharePods' Pods: their content, and objects with their mark."""
+"""Claims of SharePods' Pods: their content, and other objects that resemble them."""
 
 from __future__ import annotations
 

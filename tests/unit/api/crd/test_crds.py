@@ -1,4 +1,4 @@
-"""The generated schemas: structural, without what a CRD cannot hold, and in step with the models."""
+"""The generated schemas: they are structural, contain nothing that a CRD cannot have, and match the models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE = {"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.api.resource.
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema within a schema, with its path."""
+    """Yield (path, schema) of every schema inside a schema."""
     yield path, schema
     for name, field in schema.get("properties", {}).items():
         yield from nodes(field, f"{path}.{name}")

@@ -1,4 +1,4 @@
-"""Pods of holders: what the kubelet, kube-scheduler and autoscalers read of them."""
+"""Pods of holders: the fields that the kubelet, kube-scheduler and autoscalers read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volumes that admission adds to plain Pods with a line: nothing else changes, and asking twice is asking once."""
+"""Volumes that admission adds to plain Pods with a line: nothing else changes, and a second call changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain Pods' resource lines read into requests, and refusals with their advice."""
+"""Resource lines of plain Pods as requests, and their refusals with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UUID = "GPU-5a9e0001-0000-4000-8000-000000000001"
 
 
 def container(milli: Any = None, mib: Any = None, name: str = "main", **fields: Any) -> dict[str, Any]:
-    """A container with a line, as the API server shows it: requests are filled in from limits."""
+    """Return a container with a line, as the API server returns it: requests equal limits."""
     limits = {key: value for key, value in ((MILLI, milli), (MEMORY, mib)) if value is not None}
     return {"name": name, "resources": {"limits": limits, "requests": dict(limits)}, **fields}
 
@@ -31,7 +31,7 @@ def pod(
 
 
 def line(milli: int | str, mib: int | str | None = None, **annotations: str) -> ClaimRequest:
-    """The request of a Pod of one container with this line; annotations by key, with `_` for `-`."""
+    """Return the request of a Pod with one container with this line. Annotations are given by key, with `_` for `-`."""
     annotated = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
     return lower(pod(container(milli, mib), annotations=annotated))
 

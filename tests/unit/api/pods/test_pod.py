@@ -1,4 +1,4 @@
-"""The Pod that is made for a SharePod sees its GPUs and no others, wherever the user's spec tries to lead it."""
+"""The Pod that is built for a SharePod sees its own GPUs and no others, whatever the user's spec contains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ FROM_ANNOTATION = "annotation sharepod.dev/gpus"
 
 
 def env(container: dict[str, Any]) -> list[tuple[str, str | None]]:
-    """Return the variables; a variable that the kubelet reads from our annotation is `FROM_ANNOTATION`."""
+    """Return (name, value) of the variables. For a variable that the kubelet reads from SharePod's annotation, the
+    value is `FROM_ANNOTATION`."""
     ours = {"fieldRef": {"fieldPath": "metadata.annotations['sharepod.dev/gpus']"}}
     return [
         (variable["name"], FROM_ANNOTATION if variable.get("valueFrom") == ours else variable.get("value"))
@@ -151,7 +152,8 @@ def test_a_runtime_class_of_the_users_own_stays_beside_a_claim() -> None:
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi"])
 def test_nvidias_runtime_class_does_not_stay_beside_a_claim(name: str) -> None:
-    """Under it an image that sets NVIDIA_VISIBLE_DEVICES has all GPUs of the node, whatever the claim requests."""
+    """With this runtime class, an image that sets NVIDIA_VISIBLE_DEVICES gets all GPUs of the node, whatever the claim
+    requests."""
     spec = build_pod(sharepod(runtimeClassName=name), PodSettings(runtime_class=""), "one-0badcafe")["spec"]
     assert "runtimeClassName" not in spec
 
@@ -335,9 +337,8 @@ def test_the_gate_opens_in_one_patch_with_the_pin_and_the_gpus() -> None:
 
 
 def matches(spec: dict[str, Any], name: str, labels: dict[str, str]) -> bool:
-    """Evaluate, as kube-scheduler does, required node affinity with the operator In: terms are ORed, an empty one
-    matches nothing.
-    """
+    """Evaluate required node affinity with the operator In as kube-scheduler does: one matching term is enough, and an
+    empty term matches nothing."""
     required = spec.get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED)
     if required is None:
         return True

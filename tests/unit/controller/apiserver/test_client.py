@@ -1,4 +1,4 @@
-"""The client: every failure has a type, every wait has a timeout, and a standby does not write."""
+"""The client of the API server: every failure has a type, every wait has a timeout, and a standby does not write."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_a_call_that_was_not_begun_is_made_again_when_the_server_says(monk
 @pytest.mark.parametrize("dry_run", [True, False])
 async def test_an_eviction_of_a_pod_with_two_budgets_is_refused_though_it_is_answered_with_201(dry_run: bool) -> None:
     async def answer(_: web.Request) -> web.Response:
-        # As Kubernetes answers it: registry/core/pod/storage/eviction.go returns a Status of failure, and no error.
+        # Kubernetes' answer (registry/core/pod/storage/eviction.go): status 201 with a Status of failure, not an error.
         message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
         return web.json_response({"kind": "Status", "status": "Failure", "message": message, "code": 500}, status=201)
 
@@ -225,7 +225,7 @@ async def test_an_eviction_of_a_pod_with_two_budgets_is_refused_though_it_is_ans
 
 @pytest.mark.parametrize("status", [400, 403, 500])
 async def test_an_eviction_that_a_webhook_denies_is_refused_as_by_a_budget(status: int) -> None:
-    """OpenKruise's PodUnavailableBudgets do so, which belong to tenants, too."""
+    """OpenKruise's PodUnavailableBudgets deny evictions in this way. Tenants can create them."""
     message = 'admission webhook "pub.example" denied the request: no more pods may be unavailable'
 
     async def answer(_: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The recorder of Events: what one object, one reason and one namespace can have written, whatever happens."""
+"""The recorder of Events: its bounds for one object, one reason and one namespace."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sharepod.kube import Json, UnavailableError
 
 
 def about(namespace: str, name: str = "a") -> ObjectFacts:
-    """An object, as far as an Event names it."""
+    """Return an object's facts as far as an Event names it."""
     return cast(ObjectFacts, SimpleNamespace(namespace=namespace, name=name, uid=f"{namespace}/{name}"))
 
 
 @dataclass
 class World:
-    """A recorder, its clock, and an API server that is slow or refuses by namespace."""
+    """A recorder, its clock, and an API server that is slow or refuses, by namespace."""
 
     now: float = 1000.0
     slow: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class World:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Write in the background, and all that waits before the block ends."""
+        """Write Events in the background. All Events that wait are written before the block ends."""
         task = asyncio.create_task(self.events.run())
         try:
             yield

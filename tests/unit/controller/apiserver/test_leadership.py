@@ -1,4 +1,4 @@
-"""Leadership: at most one acts, whatever the clocks, the delays and the losses are."""
+"""Leadership: at most one process acts, for any clocks, delays and losses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from unit.controller.fakes import FakeServer, unavailable
 
 DURATION, DEADLINE, RETRY = 15.0, 10.0, 2.0
 _SURELY = 5
-"""Steps of which one at least has had an answer."""
+"""Number of steps of which at least one surely had an answer."""
 
 
 class World:
-    """One server, true time, and processes that read it through clocks with an offset of their own."""
+    """One server, the true time, and processes that read it through clocks with offsets of their own."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -82,7 +82,7 @@ async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends(
     await one.step()
     assert one.acting()
     world.now += 0.2
-    assert not one.acting()  # without any task having run
+    assert not one.acting()  # although no task has run since
     await one.step()
     assert world.lost == ["one"]
 
@@ -90,7 +90,7 @@ async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends(
 @pytest.mark.promise("operator-renewed-late")
 @pytest.mark.parametrize("slow_s", [0.0, 3.0], ids=["between-tries", "while-the-api-server-answers"])
 async def test_a_leader_that_renews_too_late_starts_from_scratch(slow_s: float) -> None:
-    """All is looked at again: what it was about to write after the deadline was refused and forgotten."""
+    """All work is reconsidered, because writes that the operator tried after the deadline were refused and dropped."""
     world = World()
     one = world.process("one")
     await one.step()
@@ -158,7 +158,7 @@ async def test_a_leader_that_ends_gives_up_the_lease_at_once() -> None:
 @pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.parametrize("seed", range(80))
 async def test_never_two_act_at_once(seed: int, deleted: bool) -> None:
-    """`deleted`: the Lease is deleted once, after each process has seen it."""
+    """`deleted`: True if the Lease is deleted once, after each process has seen it."""
     chance = random.Random(seed)
     world = World()
     processes = [world.process(name, offset=chance.uniform(-1e6, 1e6)) for name in ("one", "two", "three")]
@@ -172,7 +172,7 @@ async def test_never_two_act_at_once(seed: int, deleted: bool) -> None:
         acted.update(acting)
 
     async def pass_time(_call: str) -> None:
-        """A call takes a while, and now and then is lost: before it took effect, or after."""
+        """Let a call take some time. Some calls are lost, before or after they take effect."""
         for _ in range(chance.choice((0, 0, 1, 4))):
             world.now += chance.uniform(0.0, 2.0)
             check()
@@ -216,7 +216,7 @@ async def test_the_lease_says_who_holds_it_and_how_often_it_changed_hands() -> N
 
 
 def seen(world: World) -> Json:
-    """The Lease as a watch brings it."""
+    """Return the Lease as a watch shows it."""
     return world.server.objects[("leases", "n", "sharepod-operator")]
 
 

@@ -1,4 +1,4 @@
-"""The reflector against an API server with each fault of watches: its cache equals the server's objects."""
+"""The reflector, against an API server with each fault of watches: its cache equals the server's objects."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from sharepod.kube import Json, UnavailableError, connection
 from structlog.testing import capture_logs
 
 PATIENCE_S = 30.0
-"""Longest wait for something that a busy machine may take long for; nothing waits for it to pass."""
+"""Longest wait in seconds for an event that a busy machine may delay. No test waits for it to pass."""
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 
 
 class Names:
-    """A mirror that keeps the version and generation of each object, and the error of each unreadable object."""
+    """Mirror that stores the version and generation of each object, and the error of each unreadable object."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[str, int, int]] = {}
@@ -63,7 +63,7 @@ class Names:
 
 
 class World:
-    """An API server, a client of it, and a reflector of SharePods that runs."""
+    """An API server, a client of it, and a running reflector of SharePods."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -98,14 +98,15 @@ class World:
                 await asyncio.sleep(0.005)
 
     async def shows(self, *names: str) -> None:
-        """Wait until exactly these objects are known."""
+        """Wait until the mirror has exactly these objects."""
         try:
             await self.until(lambda: self.mirror.names() == sorted(names))
         except TimeoutError:
             raise AssertionError(f"{self.mirror.names()} instead of {sorted(names)}") from None
 
     def lists(self) -> int:
-        """Lists of everything so far: the check before a watch asks for one object."""
+        """Return the number of lists of everything so far. The check before a watch lists only one object, and does not
+        count."""
         return len([call for call in self.server.made("list", "sharepods") if call.query["limit"] != "1"])
 
 
@@ -122,7 +123,7 @@ async def running(world: World) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """A world whose reflector does not run yet; pauses are short."""
+    """Yield a world whose reflector does not run yet. Pauses are short."""
     monkeypatch.setattr(reflectors, "_BACKOFF", Backoff(0.01, 0.05))
     monkeypatch.setattr(reflectors, "_NOT_SERVED_S", 0.05)
     async with api_server() as server:
@@ -132,7 +133,7 @@ async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def world(idle: World) -> AsyncIterator[World]:
-    """A world whose reflector has listed the SharePods a and b."""
+    """Yield a world whose reflector has listed the SharePods a and b."""
     idle.create("a")
     idle.create("b")
     async with running(idle):
@@ -192,7 +193,8 @@ async def test_a_list_that_expires_on_the_way_begins_again(idle: World) -> None:
 async def test_pages_that_do_not_arrive_in_time_are_smaller_from_there_on(
     idle: World, monkeypatch: pytest.MonkeyPatch, per_object_s: float, sizes: list[int]
 ) -> None:
-    """An API server before 1.33 sends no byte of a page before it has encoded it: `per_object_s` for each object."""
+    """An API server before 1.33 sends no byte of a page before it has encoded the whole page, here in `per_object_s`
+    for each object."""
     names = [f"s{number:02}" for number in range(35)]
     for name in names:
         idle.create(name)
@@ -221,7 +223,7 @@ async def test_pages_that_do_not_arrive_in_time_are_smaller_from_there_on(
 async def test_a_page_whose_answer_breaks_off_after_a_while_is_asked_for_as_a_smaller_one(
     idle: World, monkeypatch: pytest.MonkeyPatch, after_s: float, sizes: list[int]
 ) -> None:
-    """An API server ends an answer after 60 s: the same page would break off each time."""
+    """An API server ends an answer after 60 s, so the same page would break off each time."""
     names = [f"s{number:02}" for number in range(35)]
     for name in names:
         idle.create(name)
@@ -493,7 +495,7 @@ async def test_a_sight_ages_while_nothing_is_heard(idle: World) -> None:
 
 
 async def test_a_list_drops_nothing_that_is_younger_than_it(idle: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer to a write may arrive while a list is read that was begun before."""
+    """The answer to a write may arrive while an older list is still being read."""
     idle.create("a")
     page = idle.client.page
 

@@ -1,4 +1,4 @@
-"""Freshness of watches: whether placement may use a cache, readiness, and when a restart can help."""
+"""Freshness of watches: whether placement may use a cache, readiness, and whether a restart can help."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def test_readiness_names_the_kinds_that_are_not_listed_and_why() -> None:
 @pytest.mark.parametrize(
     ("failure", "failed_s", "answered_s", "healthy"),
     [
-        (None, 0.0, 1.0, False),  # nothing has failed and nothing is tried: it hangs
+        (None, 0.0, 1.0, False),  # no try has failed and none is running: the watch hangs
         (None, 0.0, None, False),
-        (UNAVAILABLE, 1.0, None, True),  # the API server is away
+        (UNAVAILABLE, 1.0, None, True),  # the API server does not answer
         (UNAVAILABLE, 1.0, BELIEF_S + 1, True),
-        (UNAVAILABLE, BLIND_S, BELIEF_S + 1, False),  # it is not even tried any more
-        (UNAVAILABLE, 1.0, 1.0, False),  # the API server answers everything but this
+        (UNAVAILABLE, BLIND_S, BELIEF_S + 1, False),  # the reflector does not even try any more
+        (UNAVAILABLE, 1.0, 1.0, False),  # the API server answers all calls except this watch
         (NotFoundError("LIST", 404, "", ""), 1.0, 1.0, True),  # the CRD comes later
         (ForbiddenError("LIST", 403, "", ""), 1.0, 1.0, True),
-        (UnauthorizedError("LIST", 401, "", ""), 1.0, 1.0, True),  # which ends the process by itself
+        (UnauthorizedError("LIST", 401, "", ""), 1.0, 1.0, True),  # the process ends for this error anyway
     ],
 )
 def test_a_process_is_unhealthy_only_where_a_restart_can_help(

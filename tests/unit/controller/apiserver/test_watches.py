@@ -1,4 +1,5 @@
-"""The watches of all kinds together: what they make known, when they are believed, and when they have caught up."""
+"""The watches of all kinds together: what they put into the state, when they count as fresh, and when they have
+caught up."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 
 
 class World:
-    """All watches of an API server, on a clock that a test turns."""
+    """All watches of an API server, on a clock that a test advances."""
 
     def __init__(self, server: ApiServer) -> None:
         self.now = 1000.0
@@ -110,7 +111,7 @@ async def test_all_kinds_are_made_known(world: World) -> None:
 
 
 @pytest.mark.promise("operator-unreadable-object")
-@pytest.mark.parametrize("served", [True, False])  # a CRD is not, for the first seconds of an API server
+@pytest.mark.parametrize("served", [True, False])  # a CRD is not served in the first seconds of an API server
 async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_the_others(
     world: World, served: bool
 ) -> None:
@@ -122,7 +123,7 @@ async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_t
         backup = storage.backup()
         row = {"id": "t", "namespace": "n", "podName": "t", "gpus": ["GPU-1"], "requestMilli": 400, "limitMilli": 400}
         storage.update(*where, lambda item: item | {"spec": {"pool": "dedicated", "tenants": [row | {"memory": 1}]}})
-        for number in range(20):  # the Leases see later versions than the GPUNodes
+        for number in range(20):  # so the Leases see later versions than the GPUNodes
             world.create("leases", f"before-{number}", "system", spec={})
         while not next(iter(world.state.gpunodes)).rows or len(world.leases) < 20:  # noqa: ASYNC110 - the test polls
             await asyncio.sleep(0.01)
@@ -132,7 +133,7 @@ async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_t
         while world.watches.gpunodes.listed is not served:  # noqa: ASYNC110 - the test polls
             await asyncio.sleep(0.01)
         storage.restore(backup)
-        for number in range(10):  # as many as hide it from the GPUNodes, not from the Leases
+        for number in range(10):  # enough writes that the GPUNodes do not notice, but the Leases do
             world.create("nodes", f"after-{number}", labels={POOL_LABEL: "dedicated"}, spec={})
         world.server.cut_watches()
         while not world.replaced:  # noqa: ASYNC110 - the test polls

@@ -1,4 +1,4 @@
-"""The queue of keys: no key twice at a time, none forgotten, failures tried again."""
+"""The work queue: no key is worked on twice at a time, no key is lost, and failures are retried."""
 
 from __future__ import annotations
 

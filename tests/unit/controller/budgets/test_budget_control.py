@@ -30,7 +30,8 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
 class Server:
-    """API server with GPUBudgets: writes have preconditions, and fail on request, before or after they take effect."""
+    """API server with GPUBudgets. Writes have preconditions. A test can make them fail before or after they
+    take effect."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Json] = {}
@@ -85,7 +86,7 @@ class Recorder:
 
 
 class OperatorProcess:
-    """One process of the operator: it reads what the server has, and looks."""
+    """One process of the operator: it reads the server's objects and makes one round."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -135,7 +136,8 @@ class World:
         self.had: dict[tuple[str, str], int] = {}
         self.written: dict[tuple[str, str], ConsumedTotal] | None = {}
         self.holds_milli = 0
-        """Request of a tenant of namespace `a` on node n0 since before the last report."""
+        """Request of a tenant of namespace `a` on node n0, which it has had since before the last report. In
+        thousandths."""
         self.reported_at = "2026-01-01T00:00:01.000Z"
         self._version = 0
 
@@ -206,7 +208,8 @@ def test_a_budget_that_reservations_spend_between_two_reports_is_noticed_within_
 
 
 async def _until_spent(world: World, loop: VirtualTimeLoop) -> float:
-    """Return the seconds until new SharePods of the namespace wait. The agent reports each minute, a second late."""
+    """Return the seconds until new SharePods of the namespace must wait. The agent reports each minute, one
+    second late."""
     began = loop.time()
     process = OperatorProcess(world)
     running = loop.create_task(process.control.run())
@@ -240,7 +243,7 @@ async def test_whoever_is_killed_whenever_each_millisecond_is_charged_once(steps
     world.server.put("b1", "a", {"gpuSeconds": 10_000_000})
     one = OperatorProcess(world)
     await one.look()
-    other = OperatorProcess(world)  # has read the old object, and writes later
+    other = OperatorProcess(world)  # this process has read the old object, and writes later
     for what, how in steps:
         if what == "consume":
             world.consume("a", how, node=f"n{how % 2}")

@@ -13,7 +13,7 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 
 def node(name: str, **held_ms: int) -> GpuNodeFacts:
-    """Return a node that reports this much of namespaces."""
+    """Return a node that reports this consumption of namespaces."""
     reported = tuple(
         Consumption(
             series=f"{name}-{namespace}",
@@ -34,7 +34,7 @@ def test_a_total_is_what_is_written_or_what_is_reported_where_that_is_more() -> 
 
 
 def reserving_node(name: str, at: str, milli: int) -> GpuNodeFacts:
-    """Return a node whose tenant of namespace `a` has had its row since 00:00:10."""
+    """Return a node with a tenant of namespace `a` that has had its row since 00:00:10."""
     status = GPUNodeStatus(consumption_at=at, gpus=(Gpu(uuid="GPU-1", index=0, model="T", memory=1),))
     row = SimpleNamespace(id="t", namespace="a", gpus=("GPU-1", "GPU-2"), request_milli=milli)
     seen = TenantStatus(id="t", counted_since="2026-01-01T00:00:10.000Z")

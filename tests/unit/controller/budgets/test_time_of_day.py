@@ -1,4 +1,4 @@
-"""Budgets go by the API server's clock where this machine's is wrong."""
+"""Budgets use the API server's clock if this machine's clock is wrong."""
 
 from __future__ import annotations
 

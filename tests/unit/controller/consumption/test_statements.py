@@ -1,4 +1,4 @@
-"""Statements: consumption is written once, whenever the operator dies and whichever process leads."""
+"""Statements: consumption is written exactly once, whenever the operator dies and whichever process leads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Died(Exception):  # noqa: N818 - what happens to a process
 
 
 class Dying:
-    """Client of a process that dies at its write of this number: before it is made, or before it is answered."""
+    """Client of a process that dies at the write with this number: before the write takes effect, or before its answer
+    arrives."""
 
     def __init__(self, client: Client, at: int, *, made: bool) -> None:
         self._client = client
@@ -74,7 +75,7 @@ def series(name: str, namespace: str, held: int, **changes: object) -> Json:
 
 
 async def report(client: Client, node: str, *entries: Json, at: str = "2026-02-01T01:00:00.000Z") -> GpuNodeFacts:
-    """Let an agent report; return what the operator then knows of the GPUNode."""
+    """Let an agent report. Return the GPUNode as the operator then knows it."""
     body = {"status": {"consumption": list(entries), "consumptionAt": at}}
     with contextlib.suppress(AlreadyExistsError):
         await client.create(GPUNODES, {"metadata": {"name": node}, "spec": {"pool": "dedicated"}})
@@ -140,7 +141,7 @@ async def test_a_node_whose_clock_is_years_ahead_keeps_its_namespaces_months_fro
 
 
 async def test_a_statement_that_is_full_of_months_to_come_has_the_present_one_in_their_place(client: Client) -> None:
-    """A statement of an operator before this one, written for a node whose clock was ahead."""
+    """An earlier version of the operator wrote this statement for a node whose clock was ahead."""
     nothing = dict.fromkeys(("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds"), 0)
     model = nothing | {"model": "T", "memoryMebibyteSeconds": 0}
     months = [{"month": month, "models": [model]} for month in ["2026-01", *(f"2099-{n:02}" for n in range(1, 13))]]

@@ -1,4 +1,4 @@
-"""SharePods, Pods and conditions for the tests of a tenant's next step, and the step itself."""
+"""SharePods, Pods and conditions for the tests of a tenant's next step, and the call that returns the step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def step(
 
 
 def made(**fields: Any) -> SharePodFacts:
-    """A SharePod whose Pod was made."""
+    """Return a SharePod whose Pod was created."""
     return sharepod(status={"podUID": "pod-1", **fields})
 
 
@@ -32,5 +32,5 @@ ENDED = {"podUID": "pod-1", "node": "node-a", "cause": "Drained", "retryAt": "19
 
 
 def between(**status: Any) -> SharePodFacts:
-    """A SharePod whose last run ended and is followed by another."""
+    """Return a SharePod whose last run has ended and is followed by another run."""
     return sharepod(status={"lastEnd": ENDED, **status}, spec={"restartPolicy": "Always"})

@@ -1,4 +1,5 @@
-"""The resources of the line that a node advertises: enough for what the ledger has room for, and for what runs."""
+"""The amounts of the line's resources that a node advertises: enough for the ledger's room and for the Pods
+that run."""
 
 from __future__ import annotations
 

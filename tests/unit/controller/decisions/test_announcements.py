@@ -1,4 +1,4 @@
-"""Which Events a status is worth: each thing once, in its words, unless it had ceased to be so."""
+"""Events that a status causes: each fact causes one Event, and another only if it had ceased to be true."""
 
 from __future__ import annotations
 

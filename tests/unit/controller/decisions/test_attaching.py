@@ -1,4 +1,4 @@
-"""How the GPUs of new Pods are attached, by setting, API server and nodes."""
+"""The way of attachment for the GPUs of new Pods, by setting, API server and nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ GPU = {"uuid": "GPU-1", "index": 0, "model": "T", "memory": 1 << 34, "health": "
 def node(
     name: str, status: str | None = "True", *, shown: str | None = "Attached", message: str = "", **more: Any
 ) -> GpuNodeFacts:
-    """A GPUNode whose agent reports whether it attaches by claims, and its self-test; None: no report."""
+    """Return a GPUNode whose agent reports whether claims can be attached, and the result of its self-test. None: no
+    report."""
     conditions = [] if status is None else [{"type": "CDIDevices", "status": status, "reason": "R", "message": message}]
     if shown is not None:
         of = {"Attached": "True", "NotAttached": "False"}.get(shown, "Unknown")

@@ -1,4 +1,4 @@
-"""The next step for one claim, case by case, and what no order of events makes of it."""
+"""The next step for one claim, case by case, and results that no order of events may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequels of the ends of runs, by cause and restartPolicy, and the pauses before them."""
+"""Consequences of the ends of runs, by cause and restartPolicy, and the pauses before the next run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Holders in the ledger: seen before they are Held, one way from there, and none given back in use (HR1 to HR3)."""
+"""Rows of holders: the agent sees a holder before it is Held, states change in one direction, and no GPU in use is
+returned (HR1 to HR3).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next step for a tenant from nothing to an open gate, and while its Pod is not bound or does not start."""
+"""The next step for a tenant: from no object to an open gate, and while its Pod is not bound or does not start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sharepod.controller.state.facts.sharepod_facts import unreadable_sharepod
 from unit.controller.decisions.lifecycle_steps import GATED, NEVER_BOUND, REFUSED, made, step
 from unit.controller.objects import pod, reserved, row, sharepod, sharepod_object
 
-# From nothing to an open gate
+# From no object to an open gate
 
 
 def test_the_pod_comes_first_and_asks_for_a_place_behind_its_gate() -> None:
@@ -99,7 +99,8 @@ def test_a_gated_pod_that_carries_less_than_is_asked_for_by_now_is_taken_back(li
     rows = reserved(pod_uid="pod-1")
     assert isinstance(step(sharepod(), waits), TakeBackPod)
     assert isinstance(step(sharepod(), waits, rows), TakeBackPod), "no gate is opened for an uncounted Pod"
-    more = pod(gated=True, line={MILLI: "500", MEMORY: "4096"})  # a share that was lowered, a LimitRange's default
+    # the share was lowered, and a LimitRange added a default
+    more = pod(gated=True, line={MILLI: "500", MEMORY: "4096"})
     assert step(sharepod(), more) == Place()
     assert isinstance(step(sharepod(), more, rows), OpenGate)
     assert step(sharepod(), pod(gated=True)) == Place(), "lines were not in use when it was made"

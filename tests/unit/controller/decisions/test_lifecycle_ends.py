@@ -1,4 +1,4 @@
-"""The next step for a tenant that ends: how it ended, its release, what hangs, its deletion."""
+"""The next step for a tenant that ends: the cause, the release, ends that hang, the deletion."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase,
     found = step(made(), ended, reserved())
     assert isinstance(found, Finish)
     assert (found.phase, found.reason) == (phase, reason)
-    # The same for a Pod that is only known from its last cached version.
+    # The same for a Pod of which only the last cached version is known.
     conclusion = step(made(), None, reserved(), lost=ended)
     assert conclusion == found
 
@@ -91,7 +91,7 @@ def test_a_bound_pod_without_a_reservation_ends_its_sharepod() -> None:
     assert isinstance(step(made(phase="Failed"), pod(node="node-a", phase="Running")), DeletePod)
 
 
-# The end of the end
+# The last steps of an end
 
 
 @pytest.mark.promise("operator-ttl")

@@ -1,4 +1,4 @@
-"""Promises of the next step for a tenant that hold in every situation."""
+"""Promises of a tenant's next step that hold in every situation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ _SHAREPODS = st.none() | st.builds(
     lambda phase, uid, valid, deleting, policy, last: sharepod(
         status={
             "phase": phase,
-            **({"podUID": uid} if uid and uid != last else {}),  # one write empties one and sets the other
+            # the same write sets one of the two fields and empties the other
+            **({"podUID": uid} if uid and uid != last else {}),
             **({"lastEnd": {**ENDED, "podUID": last}} if last else {}),
         },
         spec={"restartPolicy": policy} | ({} if valid else {"gpu": {"request": 1.4}}),

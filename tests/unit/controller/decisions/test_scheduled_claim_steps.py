@@ -28,7 +28,7 @@ POD = {"resource": "pods", "name": "p", "uid": "pod"}
 def claim(
     *, allocated: bool = True, pods: bool = True, hold: bool = False, milli: int = 400, **metadata: Any
 ) -> ClaimFacts:
-    """A claim as it is read. `pods`: it is reserved for the Pod. `hold`: for the operator."""
+    """Return a claim's facts. `pods`: Pods for which it is reserved. `hold`: True if it has the operator's entry."""
     consumed = {"timeMilli": str(milli), "limitMilli": "1k", "memory": "1Gi", "tenants": "1"}
     result = {"request": "gpu", "driver": SCHEDULER_DRIVER, "pool": "node-a", "device": device_name(UUID)}
     entries = [*([POD] if pods else []), *([hold_entry("node-a", "node-uid")] if hold else [])]
@@ -151,8 +151,8 @@ def test_an_unreadable_row_or_claim_decides_nothing() -> None:
 
 @dataclass
 class Life:
-    """One claim, named by successive Pods, with all components that act on it. The process outlives a force-deleted
-    Pod."""
+    """One claim that successive Pods name, with all components that act on it. The process of a Pod outlives a forced
+    deletion."""
 
     allocated: bool = False
     reserved: bool = False
@@ -160,12 +160,12 @@ class Life:
     pod: str = "waits"
     """waits, runs or deleted."""
     row: str = ""
-    """decided, written, releasing; empty: there is none."""
+    """State of the row: decided, written or releasing. Empty: there is no row."""
     unused: bool = False
     process: bool = False
     drained: bool = False
     refused: bool = False
-    """kube-scheduler has refused the Pod that waits for `bind_timeout`."""
+    """True if kube-scheduler has refused the waiting Pod for `bind_timeout`."""
     log: list[str] = field(default_factory=list)
 
     def snapshot(self) -> ClaimSnapshot:
@@ -190,7 +190,7 @@ class Life:
             self.allocated = self.reserved = True
 
     def _unreserves(self) -> None:
-        """kube-scheduler gives the Pod up, and removes the unused allocation."""
+        """Give up the Pod and remove the unused allocation, as kube-scheduler does."""
         if self.pod == "waits":
             self.reserved = False
             self.allocated = self.hold and self.allocated
@@ -215,7 +215,7 @@ class Life:
         self.pod, self.unused, self.refused = "deleted", self.unused and not self.reserved, False
 
     def _collects(self) -> None:
-        """kube-controller-manager removes the entry of a deleted Pod."""
+        """Remove the entry of a deleted Pod, as kube-controller-manager does."""
         if self.pod == "deleted" and self.reserved:
             self.reserved = False
             self.allocated = self.hold
@@ -257,7 +257,7 @@ _ACTORS = (
 
 
 _HELD = ("schedules", "operates", "writes", "binds", "operates", "starts")
-"""How a Pod comes to run with a claim that is held: few orders at random get there."""
+"""Steps after which a Pod runs with a claim that the operator holds. Few random orders lead to this state."""
 
 
 @settings(max_examples=600)

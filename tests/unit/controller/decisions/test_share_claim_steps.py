@@ -1,4 +1,4 @@
-"""Steps for the claim of a SharePod's Pod: made, allocated, freed."""
+"""Steps for the claim of a SharePod's Pod: created, allocated, freed."""
 
 from __future__ import annotations
 

@@ -48,12 +48,13 @@ def placed(own: SharePodFacts, its_pod: PodFacts | None, **fields: Any) -> Statu
 
 
 def unreported(own: SharePodFacts) -> StatusInputs:
-    """Inputs of one whose agent has reported nothing yet."""
+    """Return the inputs of a SharePod whose agent has not reported yet."""
     return inputs(own, node="node-a", row=row())
 
 
 def compose(own: SharePodFacts, its: StatusInputs, finish: Finish | None = None) -> SharePodStatus:
-    """The composed status as the API reads it: whatever is composed is valid, and nothing of it is left out."""
+    """Compose the status and read it as the API server does. This checks that the status is valid and no field of it is
+    dropped."""
     composed = composing.compose(own, its, finish)
     status = SharePodStatus.model_validate(composed)
     assert status.dump() == composed
@@ -106,7 +107,7 @@ def test_a_condition_keeps_its_time_until_its_status_turns() -> None:
 
 
 def test_one_whose_pod_is_gone_and_cannot_be_made_again_does_not_wait_for_room() -> None:
-    """Its Pod waited for room, and was deleted when a quota had become smaller."""
+    """Its Pod waited for room, and was deleted after a quota had become smaller. So it does not wait for room now."""
     blocked = Blocked(BlockedReason.FORBIDDEN, "exceeded quota", until=1.0)
     own = again(compose(sharepod(), inputs(sharepod(), pod(gated=True), refusal=REFUSAL)))
     assert condition(compose(own, inputs(own, pod(gated=True), refusal=REFUSAL)), "Ready") == ("False", "NoRoom")
@@ -300,7 +301,7 @@ TOTALS = SharePodConsumption(since="2026-01-01T00:00:00.000Z", counted_since="x"
 
 
 def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
-    """Inputs that differ in one thing each."""
+    """Return, by name, inputs that differ from the usual inputs in one field each."""
     own = sharepod()
     failed = Gpu(uuid="GPU-0", index=0, model="T", memory=1 << 34, health=Health.UNHEALTHY, reason="Xid 79")
     found: dict[str, tuple[StatusInputs, Finish | None]] = {
@@ -381,7 +382,7 @@ def test_the_first_usage_is_that_of_a_connected_tenant_and_the_last_goes_with_it
 @pytest.mark.promise("operator-usage-known")
 @pytest.mark.parametrize("was", [None, Usage(held_milli=400, memory=100)])
 def test_usage_that_the_agent_does_not_know_yet_is_not_written(was: Usage | None) -> None:
-    """Neither is memory alone: what stands there is from one moment."""
+    """Memory without usage is not written either, so that all values in the status are of one moment."""
     assert not usage_moved(was, TenantStatus(id=TENANT, connected=True, memory=row().memory), row())
 
 

@@ -1,4 +1,4 @@
-"""Tests of this folder run on a virtual clock."""
+"""Fixtures of this folder: tests run on a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from unit.virtual_time import VirtualTimeLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Return the one event loop of these tests."""
+    """Return the only event loop for these tests, by name."""
     return {"virtual-time": VirtualTimeLoop}

@@ -1,4 +1,4 @@
-"""The head of queue: GPUs reserved for a tenant that has waited long, and for how long."""
+"""The head of the queue: how long GPUs are reserved for a tenant that has waited long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharepod.placement.state.types import Taint
 from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World, deciding
 
 BRIEF_S = 700.0
-"""Seconds for which the world `brief` reserves GPUs for the head of queue at first."""
+"""Seconds for which the fixture `brief` first reserves GPUs for the head of the queue."""
 LOOK_S = 1.0
 """Seconds between two checks of the reservation."""
 
@@ -71,7 +71,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
 
 @pytest.fixture
 async def brief() -> AsyncIterator[World]:
-    """A world in which GPUs are kept for `BRIEF_S` at first."""
+    """Yield a world in which the first reservation lasts `BRIEF_S`."""
     async with deciding(World(lasts=BRIEF_S)) as each:
         yield each
 
@@ -163,7 +163,7 @@ async def test_what_is_kept_for_one_is_kept_from_its_own_namespace_too(world: Wo
 
 
 async def runs_of(world: World, namespace: str, seconds: float) -> None:
-    """Let enough tenants of a namespace run for these seconds that their run times are known."""
+    """Let enough tenants of a namespace run for this many seconds, so that their run times are learned."""
     for number in range(10):
         await world.want(f"{namespace}-{number}", 0.9, namespace=namespace)
         await world.later(seconds)

@@ -1,4 +1,4 @@
-"""Idle debt: idle time of the head of queue is paid off before GPUs are reserved again."""
+"""Idle debt: GPUs are reserved again only after the idle time of earlier reservations was paid off."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_no_pause_is_longer_than_a_day_and_in_the_long_run_no_more_stands_idle(
     debt.gpus = 10
     for seconds, wants in steps:
         kept = wants and debt.paid_in_s() == 0
-        seconds = min(seconds, LONGEST_PAUSE_S * ratio)  # a pass that costs less than the longest pause pays off
+        # a pass that takes less than the longest pause pays off idle debt
+        seconds = min(seconds, LONGEST_PAUSE_S * ratio)
         now += seconds
         debt.count(now, 10.0 if kept else 0.0)
         idle += 10.0 * seconds if kept else 0.0

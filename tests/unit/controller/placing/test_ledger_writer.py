@@ -1,4 +1,4 @@
-"""The ledger's writer: several operators at once, events late and answers lost, and still no GPU is promised twice."""
+"""The ledger writer with several operators, late events and lost answers: no GPU is assigned twice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def node() -> Json:
 
 
 class Operator:
-    """A cluster state and a writer on one server, which hear of writes when `deliver` is called."""
+    """A cluster state and a ledger writer on one server. The state gets the events of writes when `deliver` is
+    called."""
 
     def __init__(self, server: FakeServer) -> None:
         self.state = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0))
@@ -113,7 +114,7 @@ def start(server: FakeServer) -> None:
 
 
 def begin() -> tuple[FakeServer, Operator]:
-    """A ledger without tenants, and an operator that has read it."""
+    """Return a server with an empty ledger, and an operator that has read it."""
     server = FakeServer()
     start(server)
     operator = Operator(server)
@@ -157,7 +158,7 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
             operator = chance.choice(operators)
             what = chance.random()
             if what < 0.35:
-                # A few names for both, so that both place the same tenant, too.
+                # Both operators use the same few names, so that they also place the same tenant.
                 operator.reserve(f"t{chance.randrange(6)}", chance.choice(GPUS), chance.choice((300, 400, 600)))
             elif what < 0.5 and operator.rows():
                 operator.writer.remove(NODE, chance.choice(sorted(operator.rows())))
@@ -233,7 +234,7 @@ async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
 
 
 def _raise(operator: Operator, milli: int) -> None:
-    """Another share for tenant `one`."""
+    """Change the share of tenant `one`."""
     answer = resize(
         operator.state.cluster,
         TenantId("one"),

@@ -1,4 +1,4 @@
-"""The placement loop: who is tried when, and in which order."""
+"""The placement loop: which tenants are tried when, and in which order."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_member_that_waits_goes_elsewhere_once_its_group_has_ended(world
     await world.settle()
     assert "follower" not in world.placed, "its group is on a"
     await world.want("full-a", 0.2)
-    world.state.cluster.remove_node("a")  # no node has got room: that the group has ended is all that has changed
+    world.state.cluster.remove_node("a")  # no node has more room; the only change is that the group has ended
     await world.leaves("first")
     assert world.placed["follower"] == "b"
 
@@ -153,9 +153,9 @@ async def test_nothing_is_decided_while_this_process_does_not_lead(world: World)
 async def test_whose_turn_comes_as_this_process_ceases_to_lead_has_it_again_once_it_leads(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same holds where it sees too little to decide for a while."""
+    """The same holds if the watches are too old for a decision for a while."""
     world.node("a")
-    answers = iter([True, False])  # before the pass, and at the turn
+    answers = iter([True, False])  # (result before the pass, result at the tenant's turn)
     monkeypatch.setattr(world.loop, "_may_act", lambda: next(answers, True))
     await world.want("waits", 0.5)
     assert world.placed == {}
@@ -379,7 +379,7 @@ async def test_one_that_the_cap_on_excluded_gpus_stops_is_placed_once_its_namesp
 async def test_a_burst_is_decided_by_weights_once_so_many_have_come_that_there_are_any(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without weights each decision looks at each GPU of the cluster."""
+    """Without weights, each decision examines each GPU of the cluster."""
     for number in range(20):
         world.node(f"n{number}", gpus=8)
     by_weights: list[bool] = []

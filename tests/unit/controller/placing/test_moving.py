@@ -19,7 +19,8 @@ from unit.controller.preempting_world import Playing, playing
 async def scattered(
     *, mover: dict[str, Any] | None = None, priority: int = 0, **options: Any
 ) -> AsyncIterator[Playing]:
-    """Two GPUs: `mover` has 0.4 of node a, `fixed` 0.5 of node b. A request of 0.8 fits once the mover is on b."""
+    """Yield a world with two GPUs: `mover` has 0.4 of node a, `fixed` 0.5 of node b. A request of 0.8 has a place once
+    the mover is on b."""
     async with playing(**{"moves": 600.0, **options}) as world:
         gpu: dict[str, Any] = {"request": 0.4, "memory": "1Gi", "movable": True, "restart": "Always"} | (mover or {})
         await world.runs("mover", **gpu, priority=priority)
@@ -31,7 +32,7 @@ async def scattered(
 
 
 def moves(world: Playing) -> list[tuple[tuple[str, ...], str]]:
-    """The moves that have begun: who moves, and to which node."""
+    """Return the moves that have begun: (moving tenants, their new node)."""
     return [(item.plan.evict, item.plan.move_to.node) for item in world.begun if item.plan.move_to is not None]
 
 

@@ -1,4 +1,6 @@
-"""Moves and preemptions amid arrivals, ends, refusals and crashes: nothing is promised twice, nothing stays kept."""
+"""Moves and preemptions among random arrivals, ends, refusals and crashes: no share is assigned twice, and no
+reservation remains.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from unit.controller.preempting_world import Playing, playing
 
 
 class _Life:
-    """Random life of a few nodes. Evictions are accepted at once; the test ends and restarts Pods."""
+    """Random life of a few nodes. Evictions are accepted at once. The test ends Pods and lets them return."""
 
     def __init__(self, world: Playing, chance: random.Random) -> None:
         self.world = world
@@ -22,7 +24,7 @@ class _Life:
         self.seen: Counter[str] = Counter()
 
     async def step(self) -> None:
-        """Let one thing happen, and see what follows."""
+        """Play one random event and its consequences."""
         what = self.chance.choice(("comes", "comes", "comes", "leaves", "leaves", "pod ends", "back", "back", "crash"))
         match what:
             case "comes":
@@ -63,7 +65,7 @@ class _Life:
         assert world.state.cluster.overcommits() == ()
 
     async def quiet(self) -> None:
-        """Let all that ends end, and all that comes back wait for its place."""
+        """Let all tenants that are ending end, and wait for places for all that return."""
         for _ in range(8):
             for tenant in sorted(self.ending):
                 await self._pod_ends(tenant)

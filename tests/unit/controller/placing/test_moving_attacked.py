@@ -1,4 +1,4 @@
-"""Abuse of moving, and unlucky moves: excess restarts and useless reservations."""
+"""Abuse of moving, and unfavourable moves: the tests bound restarts and useless reservations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from unit.controller.preempting_world import Playing, playing
 
 @asynccontextmanager
 async def three_movers(**options: Any) -> AsyncIterator[Playing]:
-    """Three nodes with a mover of 0.4, and three with one of 0.55 that stays: any mover makes room for 0.8."""
+    """Yield three nodes with a mover of 0.4, and three with a tenant of 0.55 that stays. The move of any mover makes
+    room for 0.8."""
     async with playing(**{"moves": 600.0, **options}) as world:
         world.remove_node("a")
         for number in range(3):
@@ -32,7 +33,7 @@ async def three_movers(**options: Any) -> AsyncIterator[Playing]:
 
 
 async def goes_by_the_next_look(world: Playing, *, ends_by: str | bool = True) -> None:
-    """Each mover that was chosen is evicted, and the loop looks again for a minute."""
+    """Evict each chosen mover, so that it ends within the given time, and run the loop for a minute."""
     for _ in range(4):
         for (tenant,), _ in moves(world):
             world.deletes(tenant, ends_by=ends_by)
@@ -66,7 +67,7 @@ async def test_one_whose_room_goes_to_another_has_nobody_else_moved_for_it_befor
         await world.later(2)
         ((mover,), _) = moves(world)[0]
         world.deletes(mover, ends_by="2026-01-01T00:10:40Z")
-        await world.want("higher", 0.9, memory="1Gi", priority=9)  # for it the other mover would be evicted
+        await world.want("higher", 0.9, memory="1Gi", priority=9)  # the other mover would be evicted for this request
         await world.ends(mover)
         await world.later(30)
         assert "waits" not in world.placed
@@ -123,14 +124,14 @@ async def test_best_effort_stays_where_nobody_is_evicted() -> None:
 
 
 class Replicas:
-    """Pods of one ReplicaSet, each with a claim of 0.4 from its template, that may be moved."""
+    """Pods of one ReplicaSet that may be moved, each with a claim of 0.4 from its template."""
 
     def __init__(self, world: Playing) -> None:
         self.world = world
         self._version = 1
 
     async def want(self, name: str, milli: int = 400, *, node: str | None = None) -> None:
-        """A Pod is made with its claim; `node`: it runs there."""
+        """Create a Pod with its claim. `node`: node on which it runs."""
         state = self.world.state
         self._version += 1
         common = {"namespace": "n", "resourceVersion": str(self._version)}

@@ -19,7 +19,7 @@ KEYS = st.lists(
 
 
 def turns_of(names: Iterable[str], *, priority: int = 0, standing: int = 0) -> list[tuple[QueueKey, WaitingTenant]]:
-    """Waiting tenants, in the order of their creation; a name begins with its namespace."""
+    """Return waiting tenants in the order of their creation. The begin of a name is its namespace."""
     named = enumerate(names)
     return [((-priority, standing, f"{age:03}", name[0], name), WaitingTenant(name, 0.0)) for age, name in named]
 
@@ -54,7 +54,7 @@ def test_one_that_comes_later_waits_for_one_of_each_other_namespace() -> None:
 
 
 def group_of(keyed: Iterable[tuple[QueueKey, WaitingTenant]]) -> RequestGroup:
-    """A request group of these, all refused at version 1."""
+    """Return a request group of these tenants, all of which were refused at version 1."""
     group, waiting = RequestGroup("asks", 1), []
     for key, each in keyed:
         each.key, each.refused_at_version = key, 1

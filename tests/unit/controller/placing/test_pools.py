@@ -1,4 +1,4 @@
-"""The pool of a node while its label names another one."""
+"""The pool of a node while its label names another pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ROW = Tenant(id="t", namespace="n", gpus=("GPU-0",), request_milli=1, limit_mill
 
 
 def ledger(pool: Pool, *, reason: str = "", seen: int = 0, **spec: Any) -> GpuNodeFacts:
-    """A ledger of generation 4. `reason`: of the agent's condition. `seen`: generation that the agent has in force."""
+    """Return a ledger of generation 4. `reason`: reason of the agent's condition. `seen`: generation that the agent has
+    applied."""
     body: dict[str, Any] = dict(manifest("node-a", GPUNodeSpec(pool=pool, **spec)))
     body["metadata"] |= {"uid": "u", "generation": 4, "resourceVersion": "1"}
     conditions = [{"type": "SlicesPublished", "status": "False", "reason": reason}] if reason else []

@@ -1,4 +1,6 @@
-"""Preemption of Pods with grace periods of hours: they are evicted last, and one set of them for each that waits."""
+"""Preemption of Pods with grace periods of hours: they are evicted last, and at most one set of them for each pending
+request.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ HOUR = 3600
 
 
 async def low_ones(world: Playing, *graces: int, priority: int = 0) -> None:
-    """One tenant of low priority with each grace period, each on a node of its own."""
+    """Place one tenant of low priority for each grace period, each on a node of its own."""
     for number, grace in enumerate(graces):
         if number:
             world.node(f"n{number}")
@@ -22,7 +24,7 @@ def evicted(world: Playing) -> list[tuple[str, ...]]:
 
 
 async def goes_slowly(world: Playing, ends_by: str) -> None:
-    """Each that is evicted goes by then, and the loop looks again for a minute."""
+    """Let each evicted tenant end by its given time, and run the loop for a minute."""
     for _ in range(4):
         for (tenant,) in evicted(world):
             world.deletes(tenant, ends_by=ends_by)
@@ -77,5 +79,5 @@ async def test_one_whose_eviction_was_not_taken_is_chosen_again() -> None:
         await world.want("high", 0.3, priority=9, memory="12Gi")
         await world.later(5)
         assert evicted(world) == [("low0",)]
-        await world.later(150)  # the API server takes no evictions
+        await world.later(150)  # the API server refuses evictions in this time
         assert evicted(world) == [("low0",), ("low0",)]

@@ -1,4 +1,4 @@
-"""Request groups: requests that ask the same, by age and by explanation, in every order of arrival and departure."""
+"""Request groups: their order by age and by explanation, for every order of arrivals and departures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = st.lists(
 
 
 def first_to_explain(members: list[WaitingTenant], version: int) -> float | None:
-    """Time at which the next tenant to be explained was last explained."""
+    """Return the time at which the tenant that is explained next was last explained. None if it never was."""
     return min((each.explained_at for each in members if each.explained_version != version), default=None)
 
 
@@ -45,7 +45,8 @@ def test_a_lot_knows_its_oldest_and_who_waits_longest_for_an_explanation(steps: 
         elif step == "again" and waiting.group is group:
             waiting.explained_at, waiting.explained_version = NEVER, None
             group.not_explained(waiting)
-        elif step == "oldest" and (oldest := group.oldest) is not None:  # as it is tried and refused
+        # as if the oldest tenant were tried and refused
+        elif step == "oldest" and (oldest := group.oldest) is not None:
             group.remove(oldest)
             group.add([oldest])
         members = [each for each in everyone.values() if each.group is group]

@@ -1,4 +1,5 @@
-"""Equal requests of one namespace: each gets the same place as without request groups."""
+"""Request groups change no result: each of several equal requests of one namespace gets the same place as
+without groups."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _REQUESTS = (0.9, 0.6, 0.3)
 
 
 class _Life:
-    """Random life of a small world, which is the same for one seed whatever the loop decides as one."""
+    """Random life of a small world. One seed gives the same events, whether or not the loop uses request groups."""
 
     def __init__(self, world: World, chance: random.Random, namespaces: str) -> None:
         self.world = world
@@ -30,7 +31,7 @@ class _Life:
         self.versions = 1
 
     async def step(self, number: int) -> dict[str, str]:
-        """Let one thing happen; return who was placed where."""
+        """Play one random event. Return the node of each tenant that was placed."""
         world, chance = self.world, self.chance
         what = chance.choice(
             ("come", "come", "leave", "leave", "changes", "gives up", "node", "order", "retry", "time")
@@ -109,7 +110,7 @@ async def test_each_request_gets_the_same_place_as_without_request_groups(
         refused(self, version)
 
     monkeypatch.setattr(RequestGroup, "refused", counted)
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one slice per pass, whatever the machine's speed
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # so that a pass is one slice, whatever the machine's speed
     together = await _history(seed)
     assert max(groups) > 2
     monkeypatch.setattr(WaitingTenant, "is_like_others", property(lambda _waiting: False))
@@ -124,7 +125,7 @@ async def test_each_request_gets_the_same_place_as_without_request_groups(
 async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pass(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one slice per pass, whatever the machine's speed
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # so that a pass is one slice, whatever the machine's speed
     indexed = await _history(seed, namespaces="mnn")
     start_pass = WaitingQueue.start_pass
 

@@ -1,4 +1,4 @@
-"""Many equal requests in one queue: they are answered as one, and each gets its own place."""
+"""Many equal requests in one queue: one decision refuses all of them, and each still gets its own place."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ async def test_a_pass_costs_one_step_per_request_group(monkeypatch: pytest.Monke
 
 @pytest.mark.promise("security-flood")
 async def test_what_a_pass_does_does_not_grow_with_those_who_ask_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # how many turns others get takes the machine's time
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # otherwise the number of slices would depend on the machine's speed
 
     async def calls(many: int) -> int:
-        """Calls of functions in the passes after a share has ended, while so many wait."""
+        """Return the number of function calls in the passes after a share has ended, while `many` tenants wait."""
         async with playing() as world:
             await world.runs("full", 0.6, memory="1Gi")
             for number in range(many):
@@ -121,7 +121,7 @@ async def test_what_a_pass_does_does_not_grow_with_those_who_ask_the_same(monkey
             for name in ("small", "other"):
                 await world.want(name, 0.1, memory="1Gi")
             await world.later(5)
-            await world.ends("small")  # with the looks of each second
+            await world.ends("small")  # including the checks of each second
             counted = 0
 
             def count(_frame: FrameType, event: str, _argument: object) -> None:
@@ -143,11 +143,12 @@ async def test_what_a_pass_does_does_not_grow_with_those_who_ask_the_same(monkey
 async def test_what_comes_before_the_decision_for_one_that_comes_does_not_grow_with_those_that_ask_otherwise(
     alike: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # how many turns others get takes the machine's time
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # otherwise the number of slices would depend on the machine's speed
 
     async def calls(many: int) -> int:
-        """Calls of functions from the moment at which room appears and one of another namespace comes until there is a
-        decision for it, while so many wait of which `alike` ask the same."""
+        """Return the number of function calls from the moment at which there is room and a tenant of another namespace
+        arrives until that tenant is decided. While it arrives, `many` tenants wait, of which `alike` have equal
+        requests."""
         async with playing() as world:
             await world.runs("full", 0.6, memory="1Gi")
             for number in range(many * alike):
@@ -155,7 +156,7 @@ async def test_what_comes_before_the_decision_for_one_that_comes_does_not_grow_w
             for name in ("small", "other"):
                 await world.want(name, 0.1, memory="1Gi")
             await world.later(20)
-            await world.ends("small")  # with the looks of each second
+            await world.ends("small")  # including the checks of each second
             counted, decided = 0, False
             placed = world.loop._on_decided
 
@@ -207,13 +208,13 @@ async def test_one_that_asks_for_less_by_now_is_tried_though_no_room_has_appeare
             await world.want(f"waits-{number}", 0.9, memory="1Gi")
         await world.later(6)
         _asks_for(world, "waits-1", 0.4, version=2)
-        world.loop.want_place("waits-1")  # the reconciler does, at each change of a tenant that waits
+        world.loop.want_place("waits-1")  # the reconciler calls this at each change of a waiting tenant
         await world.settle()
         assert set(world.placed) == {"full", "waits-1"}
 
 
 def _asks_for(world: World, tenant: str, request: float, version: int) -> None:
-    """Have a SharePod ask for another request than before."""
+    """Give a SharePod another request than before."""
     spec = {"gpu": {"request": request, "memory": "1Gi"}}
     world.state.put_sharepod(sharepod_object(uid=tenant, name=tenant, version=version, spec=spec))
 
@@ -224,7 +225,7 @@ async def test_one_that_asks_for_less_twice_before_it_is_tried_again_is_tried_fo
         await world.runs("full", 0.6, memory="1Gi")
         for number in range(3):
             await world.want(f"waits-{number}", 0.9, memory="1Gi")
-        await world.later(2)  # an explanation, which would see it, is not due yet
+        await world.later(2)  # the next explanation, which would find the change, is not due yet
         for tenant, request, version in (("waits-1", 0.8, 2), ("waits-2", 0.8, 2), ("waits-2", 0.4, 3)):
             _asks_for(world, tenant, request, version)
             world.loop.want_place(tenant)
@@ -244,15 +245,16 @@ async def test_those_lined_up_with_one_that_asks_for_more_by_now_are_tried_all_t
         for number in range(3):
             await world.want(f"waits-{number}", 0.9, memory="1Gi")
         await world.later(6)
-        _asks_for(world, "waits-0", 1.0, 2)  # and its reconciler has not looked yet
-        monkeypatch.setattr(world.loop._explanations, "work_out", nothing)  # which would find that there is room
+        _asks_for(world, "waits-0", 1.0, 2)  # its reconciler has not run yet
+        # otherwise the explanation would find that there is room
+        monkeypatch.setattr(world.loop._explanations, "work_out", nothing)
         await world.ends("full")
         assert set(world.placed) == {"small", "waits-1"}
 
 
 @pytest.fixture
 async def resting() -> AsyncIterator[World]:
-    """A world whose loop rests for very long after each try."""
+    """Yield a world whose loop pauses for very long after each try."""
     world = World(rests=1e9)
     deciding = asyncio.create_task(world.loop.run())
     yield world
@@ -312,7 +314,7 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
 async def test_changed_reasons_are_rewritten_fifty_a_second_and_other_namespaces_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # one pass takes the machine's time
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # otherwise the length of a pass would depend on the machine's speed
     async with playing() as world:
         await world.runs("full", 0.6, memory="1Gi")
         for number in range(300):

@@ -1,4 +1,4 @@
-"""Turns that other tasks get between two slices of the placement loop's work."""
+"""Slices of the placement loop's work: other tasks run between two slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharepod.controller.placing import slices
 
 
 class Others:
-    """Another task, which counts its turns; at turn `comes` a request arrives."""
+    """Another task, which counts its turns. A request arrives in turn `comes`."""
 
     def __init__(self) -> None:
         self.turns = 0

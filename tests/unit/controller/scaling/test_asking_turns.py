@@ -1,4 +1,4 @@
-"""Turns of shares that ask for nodes: limits, times, pauses."""
+"""Turns of shares that request nodes: limits, times, pauses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMITS = AskingLimits(most=3, per_namespace=2, after_s=30, for_s=900)
 
 
 def short(*tenants: str) -> list[tuple[str, str]]:
-    """Tenants with the namespace that is their first letter."""
+    """Return (tenant, namespace) pairs. The namespace is the tenant's first letter."""
     return [(tenant, tenant[0]) for tenant in tenants]
 
 

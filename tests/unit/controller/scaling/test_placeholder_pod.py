@@ -1,4 +1,4 @@
-"""Pods of placeholders: what they ask for, what they keep away from, and which shares have none."""
+"""Pods of placeholders: their requests, the Pods that they exclude, and shares that get no placeholder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placeholders over the API server double: created, marked and removed, across restarts."""
+"""Placeholders over the API server double: created, marked and removed, also across restarts of the operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def there(world: World) -> list[Json]:
 
 
 async def without_room(world: World) -> None:
-    """The SharePod `one` waits with reason NoRoom: its node's agent sees no GPU fit for it."""
+    """Let the SharePod `one` wait with reason NoRoom, because its node's agent reports no suitable GPU."""
     world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=[small()]), status=True)
     await world.gated(gpu={"memory": "8Gi"})
     world.place()
@@ -112,7 +112,7 @@ async def test_a_next_leader_makes_no_more_than_the_limit_beside_those_that_it_k
     other = world.sharepod("two", gpu={"memory": "8Gi"})
     await world.look(other)
     await world.until_answered(other)
-    world.memos.of(world.tenant).refusal = None  # of the first one it has decided nothing yet
+    world.memos.of(world.tenant).refusal = None  # the new operator has not decided about the first tenant yet
     follower = placeholders(world, placeholders=1)
     await follower.look()
     assert there(world) == [pod]

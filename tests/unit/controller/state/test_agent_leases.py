@@ -1,4 +1,4 @@
-"""Liveness of agents: by observed changes of their Leases, not by their clocks."""
+"""Liveness of agents: it follows from observed changes of their Leases, not from the agents' clocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def test_an_agent_is_alive_for_as_long_after_each_change_as_its_lease_lasts() ->
         assert world.agents.alive("a")
         world.agents.put(world.lease(renewed=world.wall))
     world.pass_time(19)
-    world.agents.put(world.lease(renewed=world.wall - datetime.timedelta(seconds=19)))  # the same again is no change
+    # the same Lease once more is no change
+    world.agents.put(world.lease(renewed=world.wall - datetime.timedelta(seconds=19)))
     world.pass_time(2)
     assert not world.agents.alive("a")
 
@@ -90,7 +91,7 @@ def test_a_moment_without_an_agent_is_told_of_if_somebody_has_seen_it() -> None:
         world.agents.put(world.lease(node, renewed=world.wall))
     assert world.agents.changed(["a", "b"]) == ["a", "b"]
     world.pass_time(21)
-    assert not world.agents.alive("a")  # reported to a waiting tenant, for example
+    assert not world.agents.alive("a")  # so a waiting tenant, for example, gets this as a reason
     for node in ("a", "b"):
         world.agents.put(world.lease(node, renewed=world.wall))
     assert world.agents.changed(["a", "b"]) == ["a"]

@@ -1,4 +1,4 @@
-"""Work per change of claims and of the Pods that use them: it grows with the change only, also for hostile objects."""
+"""Work per change of claims and of the Pods that use them: it grows only with the change, also for hostile objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sharepod.controller.state.facts.claim_facts import MADE_FOR, MAX_CLAIMS, cl
 Json = dict[str, Any]
 _versions = count(1)
 _MANY = 400
-"""Entries of a Pod and, elsewhere, claims or Pods: Kubernetes bounds the first by the size of an object alone."""
+"""Number of entries of a Pod, or of claims or Pods. Kubernetes bounds the entries of a Pod only by the size of
+an object."""
 
 
 def claim(name: str, *, owner: str | None = None) -> Json:
@@ -29,7 +30,7 @@ def claim(name: str, *, owner: str | None = None) -> Json:
 
 
 def pod(uid: str, entries: int, *, template: str | None = None, containers: int = 1, listed: int = 0) -> Json:
-    """A Pod of which each container lists the last `listed` of its entries."""
+    """Return a Pod. Each of its containers lists the last `listed` of its entries."""
     names = [f"entry-{number}" for number in range(entries)]
     used = [{"name": name} for name in names[entries - listed :]]
     claims: list[Json] = [
@@ -48,7 +49,7 @@ def pod(uid: str, entries: int, *, template: str | None = None, containers: int 
 
 
 def steps(work: Callable[[], object]) -> int:
-    """Return how many functions of Python were entered, each turn of a generator counted, while some work was done."""
+    """Return how many Python functions were entered while some work was done. Each step of a generator counts."""
     entered = 0
 
     def note(_frame: object, event: str, _argument: object) -> None:
@@ -67,8 +68,8 @@ def steps(work: Callable[[], object]) -> int:
 @pytest.mark.promise("operator-claim-hostile", "operator-one-object-one-owner")
 @pytest.mark.parametrize("entries", [MAX_CLAIMS, _MANY])
 def test_to_read_a_pod_costs_what_its_lists_have_and_not_their_product(entries: int) -> None:
-    """One Pod of a megabyte, with 2,048 entries and 62 containers that list half of them, took two seconds each time
-    that it changed: a user who may create Pods could stop the operator."""
+    """Otherwise a user who may create Pods could stop the operator: a Pod of a megabyte, with 2,048 entries and 62
+    containers that list half of them, took two seconds at each change."""
     few = steps(lambda: claim_pod_facts(pod("p", entries, containers=1, listed=2)))
     more = steps(lambda: claim_pod_facts(pod("p", entries, containers=60, listed=2)))
     assert more - few < 60 * 40, "each container is looked at once, however many claims the Pod has"
@@ -93,7 +94,8 @@ def test_a_claim_that_comes_is_told_to_those_that_it_may_be_placed_with_once_eac
 
 @pytest.mark.promise("operator-claim-hostile", "operator-one-object-one-owner")
 def test_claims_that_are_said_to_be_of_a_pod_cost_nothing_for_each_of_its_entries() -> None:
-    """Any user may write owner references: each of a Pod's entries was compared with each claim that names it."""
+    """Any user may write owner references. Without the bound, each entry of a Pod was compared with each claim that
+    names the Pod as its owner."""
 
     def cost(claims: int) -> int:
         seen = ClaimsSeen(lambda uid: None)

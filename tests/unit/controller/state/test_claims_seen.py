@@ -1,4 +1,4 @@
-"""Claims and the Pods that use them: users of a claim, use since its reservation, and the cache."""
+"""Claims and the Pods that use them: the users of a claim, its use since its reservation, and the cache."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_annotations_of_others_are_not_kept_and_ours_are() -> None:
 
 
 def line_claim(name: str, owner: str | None) -> Any:
-    """A claim as kube-controller-manager makes it from the template without sizes."""
+    """Return a claim as kube-controller-manager creates it from the template without sizes."""
     made = claim(name, owner=owner, **{"resource.kubernetes.io/pod-claim-name": "sharepod"})
     exactly = {"deviceClassName": "sharepod.dev", "allocationMode": "ExactCount", "count": 1}
     made["spec"] = {"devices": {"requests": [{"name": "line", "exactly": exactly}]}}
@@ -147,7 +147,7 @@ def line_claim(name: str, owner: str | None) -> Any:
 
 
 def line_pod(uid: str, made: str | None, milli: str = "400", node: str | None = None, **annotations: str) -> Any:
-    """A Pod with a line, whose status names the claim `made`."""
+    """Return a Pod with a line. Its status names the claim `made`."""
     found = pod(uid, node=node)
     found["metadata"]["annotations"] = annotations
     found["spec"]["containers"][0]["resources"] = {"limits": {"sharepod.dev/gpu-milli": milli}}
@@ -158,7 +158,7 @@ def line_pod(uid: str, made: str | None, milli: str = "400", node: str | None = 
 
 
 def size(seen: ClaimsSeen, name: str = "l") -> int | str | None:
-    """The thousandths that a claim is for, the reason that it is for none, or None while that is not known."""
+    """Return the thousandths of a claim, the reason why it has none, or None while this is not known."""
     known = seen.claims.get(name)
     assert known is not None
     if known.request is not None:
@@ -270,8 +270,8 @@ def test_a_pod_whose_name_another_has_by_now_uses_no_claim_and_lacks_none(seen: 
 def test_a_claim_for_a_line_that_says_a_size_of_its_own_is_for_nothing_until_it_is_made_again(
     claim_first: bool, seen: ClaimsSeen
 ) -> None:
-    """A template named `sharepod` may be older than the policy that keeps that name: by its claims each Pod got a share
-    of another size than its line."""
+    """A template named `sharepod` may be older than the policy that reserves this name. With its claims, each Pod would
+    get a share of another size than its line."""
     changed: list[str] = []
     seen.on_claim_lacking = changed.append
     sized = claim("l", owner="p", **{"resource.kubernetes.io/pod-claim-name": "sharepod"})
@@ -305,7 +305,7 @@ def test_another_claim_of_a_pod_with_a_line_has_its_own_size(seen: ClaimsSeen) -
 
 
 def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen: ClaimsSeen) -> None:
-    """Any user may write owner references with any uid: they identify a claim until the Pod's status names it."""
+    """Any user may write owner references with any uid. They identify a claim only until the Pod's status names it."""
     mine = pod("p")
     mine["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shares"}]
     seen.put_pod(mine)
@@ -321,7 +321,7 @@ def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen
 
 
 def test_a_claim_whose_class_is_not_ours_is_told_of_once_its_share_of_our_gpus_is_taken_back() -> None:
-    """A class of an administrator's own may select devices of pool `scheduler`."""
+    """An administrator's class may select devices of pool `scheduler`."""
     changed: list[str] = []
     seen = ClaimsSeen(changed.append)
     result = {"request": "gpu", "driver": "scheduler.sharepod.dev", "pool": "node-a", "device": "gpu-0"}

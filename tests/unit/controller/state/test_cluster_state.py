@@ -59,9 +59,8 @@ def gpunode_object(*rows: str, version: int = 1, **gpu: object) -> Json:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_late_and_repeated_news_change_nothing(seed: int) -> None:
-    """Two SharePods of one name, one after the other, each through several versions; every event comes late, twice, or
-    by a list.
-    """
+    """Two SharePods have the same name, one after the other, and several versions each. Every event arrives late,
+    twice, or by a list."""
     chance = random.Random(seed)
     history: list[tuple[str, Json]] = []
     version = 0
@@ -78,7 +77,7 @@ def test_late_and_repeated_news_change_nothing(seed: int) -> None:
             state.drop_sharepod(item["metadata"]["uid"])
         else:
             state.put_sharepod(copy.deepcopy(item))
-        for _ in range(chance.randrange(3)):  # a list that was begun earlier
+        for _ in range(chance.randrange(3)):  # results of a list that began earlier
             earlier = history[chance.randrange(number + 1)]
             if earlier[0] == "put":
                 state.put_sharepod(copy.deepcopy(earlier[1]))

@@ -30,7 +30,7 @@ _LARGE: list[Json] = [
     {"containers": [{"name": "c", "args": ["x" * 20_000, "\ud800"]}]},
     {"containers": [{"name": "c", "env": [{"name": f"V{number}"} for number in range(200)]}]},
 ]
-"""Specs of SharePods that are larger than most."""
+"""Specs of SharePods that are larger than the specs of most users."""
 
 
 @pytest.mark.promise("operator-large-sharepods")
@@ -72,7 +72,7 @@ def test_a_change_between_values_that_are_equal_for_python_is_noticed(one: objec
 
 
 def nested(levels: int) -> Json:
-    """Return a map in a map, and so on."""
+    """Return maps nested this many levels deep."""
     deep: Json = {}
     for _ in range(levels):
         deep = {"a": deep}
@@ -170,7 +170,7 @@ def test_a_pod_with_lists_beyond_what_is_looked_at_is_still_read() -> None:
 
 
 def _named(*names: str) -> Json:
-    """A term that names nodes, each in a requirement of its own, as the API server demands."""
+    """Return a term of node affinity that names nodes, each in a requirement of its own, as the API server demands."""
     return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]} for name in names]}
 
 

@@ -1,4 +1,4 @@
-"""Pods whose owner writes their status: a forged status affects only its owner."""
+"""Pods whose owner writes their status: a forged status affects only this owner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_pod_started_before_it_was_created(reported: str, counts: str) -> Non
 @pytest.mark.promise("security-pod-status")
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_says_it_has_ended_gives_its_share_to_nobody_while_its_agent_sees_its_processes(phase: str) -> None:
-    """Its SharePod ends with it, and its share goes once the agent has nothing left of it."""
+    """The SharePod ends with its Pod. Its share is released only once the agent has found no process of it."""
     ended, owner = pod(phase=phase, node="node-a"), sharepod(status={"podUID": "pod-1", "phase": phase})
     assert step(owner, ended, reserved()) == BeginRelease("node-a")
     assert step(owner, ended, reserved(releasing=True)) == Wait()

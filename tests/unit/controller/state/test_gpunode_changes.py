@@ -15,7 +15,8 @@ SEEN = {"id": TENANT, "connected": True, "heldMilli": 400, "memory": GIB, "enfor
 
 
 def reporting(*, written: bool = True) -> tuple[list[str], Callable[..., None]]:
-    """Return the list of changed tenants, and a function that takes the next report. `written`: usage 400 is stored."""
+    """Return (list of changed tenants, function that takes the next report). `written`: True if usage 400 is already
+    stored."""
     changed: list[str] = []
     state: ClusterState = new_state()
     state.put_node(node_object())

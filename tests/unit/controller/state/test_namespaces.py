@@ -1,4 +1,4 @@
-"""Namespaces from their watch: terminating namespaces, and the labels of all."""
+"""Namespaces as their watch shows them: namespaces in deletion, and the labels of all."""
 
 from __future__ import annotations
 

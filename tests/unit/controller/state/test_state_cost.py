@@ -21,7 +21,7 @@ def state() -> ClusterState:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The requests of SharePods of which was worked out what they ask."""
+    """Return the requests of SharePods that were computed so far."""
     requests: list[float] = []
     effective = dialects.effective
 
@@ -102,7 +102,7 @@ def test_a_ledger_reads_only_its_own_node(state: ClusterState, monkeypatch: pyte
 
 
 def sharing(state: ClusterState, number: int) -> None:
-    """Take in a SharePod that runs, as a watch shows it, with its Pod and its row of the ledger."""
+    """Add a running SharePod to the state, as a watch shows it, with its Pod and its row."""
     tenant, name, node, gpu = f"{number:08x}-5f1e-4a77", f"p{number}", f"node-{number}", f"GPU-{number:08x}-9c04-4a77"
     kinds = ("Placed", "PodReady", "Ready", "Enforced")
     about = {"status": "True", "reason": "Reserved", "lastTransitionTime": f"2026-01-01T00:00:{number % 60:02d}Z"}
@@ -119,7 +119,7 @@ def sharing(state: ClusterState, number: int) -> None:
 
 
 def read(raw: Json) -> Json:
-    """Return an object as it comes from a server: it has no text in common with another."""
+    """Return an object as a server sends it: it shares no string object with another."""
     found: Json = orjson.loads(orjson.dumps(raw))
     return found
 

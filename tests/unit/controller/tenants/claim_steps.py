@@ -1,4 +1,4 @@
-"""Steps of one ResourceClaim that its tests share."""
+"""Steps with one ResourceClaim that several tests share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "message": "0/2 node
 
 
 async def placed(world: World, *claims: str, pod: str = "user") -> None:
-    """Wait until the claims have their rows, decided on by their leader."""
+    """Wait until the claims have their rows. Their leader's decision covers all of them."""
     for claim in claims or ("share",):
         await world.look_at_claim(claim)
     wanted = {world.claim_uid(claim) for claim in claims or ("share",)}
@@ -23,7 +23,7 @@ async def placed(world: World, *claims: str, pod: str = "user") -> None:
 
 
 async def allocated(world: World, **claim: Any) -> None:
-    """A claim that a Pod waits for, with its row and its allocation."""
+    """Create a claim with a row and an allocation, for which a Pod waits."""
     world.claim(**claim)
     world.pod_with("share")
     await placed(world)
@@ -32,14 +32,14 @@ async def allocated(world: World, **claim: Any) -> None:
 
 
 async def running(world: World) -> None:
-    """A claim whose Pod runs."""
+    """Create a claim whose Pod runs."""
     await allocated(world)
     world.binds()
     await world.look_at_claim()
 
 
 async def lets_go(world: World, claim: str = "share") -> None:
-    """The second part of taking an allocation back, after kube-scheduler could see the first."""
+    """Make the second part of an allocation's removal, which follows once kube-scheduler could see the first part."""
     await world.look_at_claim(claim)
     world.now += LOOK_AGAIN_S
     await world.look_at_claim(claim, times=2)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of acting."""
+"""Fixtures for the tests of the reconcilers."""
 
 from __future__ import annotations
 

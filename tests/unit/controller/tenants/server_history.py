@@ -1,4 +1,4 @@
-"""History of one tenant's objects as an API server has stored them."""
+"""History of one tenant's objects, as the API server double has stored them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unit.controller.acting_world import World
 
 
 def versions(world: World, plural: str, what: Any) -> list[int]:
-    """The versions at which `what` first held of each object of a kind, in order."""
+    """Return the versions at which `what` was first true of each object of a kind, in order."""
     return [
         change.version
         for change in world.server.storage.history
@@ -17,5 +17,5 @@ def versions(world: World, plural: str, what: Any) -> list[int]:
 
 
 def gates(world: World, pod: str = "one") -> list[str]:
-    """The scheduling gates of a Pod."""
+    """Return the names of a Pod's scheduling gates."""
     return [gate["name"] for gate in (world.read("pods", pod) or {})["spec"].get("schedulingGates", ())]

@@ -1,4 +1,5 @@
-"""One ResourceClaim from its first look to its allocation, over an API server that refuses and loses answers."""
+"""One ResourceClaim from its first reconciliation to its allocation, with an API server that refuses and loses
+answers."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ async def test_the_echo_of_an_own_write_is_no_refusal(world: World) -> None:
     world.claim()
     world.pod_with("share")
     await placed(world)
-    await world.claims.reconcile(world.claim_uid())  # it has not seen its own writes again
+    await world.claims.reconcile(world.claim_uid())  # the watch has not shown its own writes yet
     await world.claims.reconcile(world.claim_uid())
     await world.look_at_claim(times=2)
     assert world.claim_uid() in world.rows()
@@ -131,7 +132,7 @@ async def test_a_successor_finds_the_row_by_the_claims_uid_and_goes_on(world: Wo
     world.pod_with("share")
     await placed(world)
     world.memos.clear()
-    world.state.seen_claims.forget_unused()  # another process: it knows nothing of what this one has decided
+    world.state.seen_claims.forget_unused()  # as in a new process, which does not know the earlier decisions
     await world.look_at_claim()
     uid = world.claim_uid()
     await world.until(lambda: world.rows()[uid]["state"] == "Releasing")
@@ -159,7 +160,8 @@ async def test_a_row_of_a_claim_that_no_list_has_shown_yet_stays(world: World) -
     seen = world.state.seen_claims
     seen.drop_claim(world.claim_uid())
     assert world.state.is_claim(world.claim_uid()), "its row names it"
-    world.server.unserved.add("resourceclaims")  # a GET returns 404 as for a deleted claim
+    # a GET of a kind that is not served returns 404, as for a deleted claim
+    world.server.unserved.add("resourceclaims")
     await world.claims.reconcile(world.claim_uid())
     ((_, row),) = world.state.cluster.reservations_of(TenantId(world.claim_uid()))
     assert not row.releasing

@@ -1,4 +1,4 @@
-"""The end of one ResourceClaim's share: used, taken back, given to the next Pod, deleted."""
+"""The end of one ResourceClaim's share: released after use, withdrawn, given to the next Pod, deleted."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_ba
 
 
 async def placed_after_refusal(world: World, why: str) -> None:
-    """Place a Pod's claim after kube-scheduler has refused the Pod for this reason."""
+    """Place the claim of a Pod after kube-scheduler has refused the Pod for this reason."""
     world.node()
     world.claim()
     world.pod_with("share")
@@ -243,7 +243,7 @@ async def test_an_allocation_that_kube_scheduler_has_just_given_to_a_pod_is_not_
     world.pod_with("share", name="next")
     consumer = {"resource": "pods", "name": "next", "uid": "u"}
     world.change("resourceclaims", "share", lambda item: item["status"].update(reservedFor=[consumer]), status=True)
-    await world.claims.reconcile(world.claim_uid())  # it has not seen the next pod
+    await world.claims.reconcile(world.claim_uid())  # the watch has not shown the next Pod yet
     assert world.allocation() is not None
 
 
@@ -252,7 +252,7 @@ async def test_a_deleted_claim_gives_its_share_back(world: World) -> None:
     await allocated(world)
     world.delete("pods", "user")
     world.delete("resourceclaims", "share")
-    world.deallocates()  # kube-controller-manager, which removes the finalizer too
+    world.deallocates()  # as kube-controller-manager does, which also removes the finalizer
     world.change("resourceclaims", "share", lambda item: item["metadata"].update(finalizers=[]))
     assert world.read("resourceclaims", "share") is None
     await world.look_at_claim()

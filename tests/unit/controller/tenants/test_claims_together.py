@@ -195,7 +195,7 @@ async def test_a_container_with_two_claims_gets_an_event_that_one_is_the_most(wo
 
 @pytest.mark.promise("operator-claim-most")
 async def test_a_pod_with_more_claims_than_are_placed_together_gets_none_and_each_says_so(world: World) -> None:
-    """Reported at the first reconciliation, also where some of its claims do not exist."""
+    """The refusal is reported at the first reconciliation, even if some of the claims do not exist yet."""
     world.node("node-a", gpus=8)
     names = [f"c{number}" for number in range(MAX_CLAIMS + 1)]
     for name in names[1:]:
@@ -211,8 +211,8 @@ async def test_a_pod_with_more_claims_than_are_placed_together_gets_none_and_eac
 async def test_of_more_pods_than_a_claim_can_be_given_to_the_first_are_told(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each reconciliation wrote an Event for each of them: 2,000 Pods on a claim that fits nowhere cost 50 ms
-    whenever one of them changed."""
+    """Without the bound, each reconciliation wrote an Event for each of these Pods: with 2,000 Pods on a claim that has
+    no place, each change of one Pod took 50 ms."""
     monkeypatch.setattr(claim_reconciler, "MOST_TOLD", 3)
     world.node("node-a")
     world.claim(memory="900Gi")

@@ -1,4 +1,4 @@
-"""Reads of the API server before a share is reassigned, against a server that is ahead of the watches."""
+"""Live reads that precede the reassignment of a share, with a server that is ahead of the watches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unit.controller.state.test_cluster_state import gpunode_object, new_state, 
 
 
 class Operator:
-    """All that works on tenants and nodes, on one server, without loops that run."""
+    """All parts that work on tenants and nodes, on one server. Their loops do not run."""
 
     def __init__(self) -> None:
         self.server, self.state = FakeServer(), new_state()

@@ -1,4 +1,6 @@
-"""Eviction of pods whose share is not enforced: by policy, after a while, at a bounded rate, against any budget."""
+"""Eviction of pods whose share is not enforced: by policy, after a delay, at a bounded rate, and despite any
+PodDisruptionBudget.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ RUNNING = pod(node="node-a", phase="Running")
 
 
 def seen_with(*reasons: str) -> TenantStatus:
-    """Return the report of a tenant with these findings."""
+    """Return an agent's report of a tenant with these findings."""
     return TenantStatus(
         id=TENANT, enforced=True, findings=tuple(Finding(reason=each, message=each) for each in reasons)
     )
@@ -34,7 +36,7 @@ def seen_with(*reasons: str) -> TenantStatus:
 
 @dataclass
 class World:
-    """An evictor with a clock that the test turns, and an API server that counts."""
+    """An evictor with a clock that the test advances, and an API server that counts evictions."""
 
     policy: str = "Evict"
     budget: bool = False
@@ -232,7 +234,7 @@ async def test_a_budget_delays_the_eviction_and_cannot_prevent_it() -> None:
 
 
 class Recorder:
-    """An API server that takes Events."""
+    """API server that accepts Events."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

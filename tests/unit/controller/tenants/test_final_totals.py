@@ -1,4 +1,4 @@
-"""Final totals of a SharePod: whatever happens during the release, they are written before its row is removed."""
+"""Final totals of a SharePod: they are written before its row is removed, whatever happens during the release."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_refused_status_keeps_no_share(world: World, status: int) -> Non
     for _ in range(20):
         world.server.fail("patch", "sharepods", refusal=Refused(status, "Invalid", "a policy does not like it"))
     for _ in range(3):
-        with suppress(ApiError):  # the status itself is tried again
+        with suppress(ApiError):  # the status write itself is retried
             await world.look()
     await world.until(lambda: world.tenant not in world.rows())
 

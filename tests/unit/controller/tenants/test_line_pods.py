@@ -1,4 +1,6 @@
-"""A plain Pod that is its own tenant, from its first look until nothing is left, over the API server double."""
+"""A plain Pod that is its own tenant, from its first reconciliation until nothing of it is left, over the API server
+double.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def line_pod(
     line: Json = LINE,
     **spec: Any,
 ) -> str:
-    """Create a Pod with a line, as admission makes it; its uid, which is the tenant."""
+    """Create a Pod with a line as admission changes it. Return its uid, which is the tenant's id."""
     containers = [{"name": "main", "image": "i", "resources": {"limits": line, "requests": line}}]
     metadata: Json = {"name": name, "annotations": annotations or {}}
     if owner is not None:
@@ -46,7 +48,7 @@ def line_pod(
 
 
 async def opened(world: World, **options: Any) -> str:
-    """The uid of a Pod whose gate is open."""
+    """Create a Pod whose gate is open; return its uid."""
     tenant = line_pod(world, **options)
     await world.look()
     await world.until(lambda: tenant in world.rows())
@@ -101,7 +103,7 @@ async def test_one_deleted_behind_its_gate_gives_its_row_back(world: World) -> N
     tenant = line_pod(world)
     await world.look()
     await world.until(lambda: tenant in world.rows())
-    world.delete("pods")  # nothing runs yet, so it is deleted at once
+    world.delete("pods")  # no container runs yet, so the Pod is deleted at once
     await world.look()
     await world.until(lambda: world.rows()[tenant]["state"] == "Releasing")
     world.report({"id": tenant, "drained": True})
@@ -145,7 +147,7 @@ async def test_one_that_fits_nowhere_on_its_node_is_taken_back_and_the_next_one_
 
 
 def of_job(world: World, finalizers: list[str], api: str = "batch/v1") -> None:
-    """Make the Pod one of a Job."""
+    """Make the Pod a Pod of a Job."""
     owner = {"apiVersion": api, "kind": "Job", "name": "j", "uid": "job", "controller": True}
     change = {"ownerReferences": [owner], "finalizers": finalizers}
     world.change("pods", "one", lambda item: item["metadata"].update(change))

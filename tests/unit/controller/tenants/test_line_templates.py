@@ -1,4 +1,4 @@
-"""Templates of resource lines: created where a Pod waits for one, also after deletion, and corrected."""
+"""Templates of resource lines: created where a Pod waits for one, created again after deletion, and corrected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Templates:
 
 
 def made() -> tuple[LineTemplates, _Templates, ClaimsSeen]:
-    """The reconciler, its API server, and a Pod in namespace `a` that waits for its claim."""
+    """Return the reconciler, its API server, and a state with a Pod in namespace `a` that waits for its claim."""
     seen, server = ClaimsSeen(lambda _: None), _Templates()
     seen.put_pod(line_pod("p", None))
     client: Any = server
@@ -142,7 +142,7 @@ async def test_a_namespace_that_ends_gets_none(refusal: ApiError) -> None:
 
 
 def looks_after(templates: LineTemplates, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the pauses after which a namespace is looked at again, as they are set."""
+    """Return the delays with which a namespace is scheduled again, in order."""
     pauses: list[float] = []
     monkeypatch.setattr(templates.queue, "add_after", lambda _namespace, seconds: pauses.append(seconds))
     return pauses

@@ -1,4 +1,4 @@
-"""A run that ends and is followed by another, over the API server in memory."""
+"""A run that ends and is followed by another run, over the API server in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cordon(world: World, name: str) -> None:
 
 
 async def drain(world: World) -> str:
-    """Drain the node of the SharePod as `kubectl drain` does; return the node."""
+    """Drain the node of the SharePod, as `kubectl drain` does; return the node."""
     node = node_of(world)
     cordon(world, node)
     world.change("pods", "one", lambda item: item["status"].update(conditions=[DRAINED]), status=True)
@@ -46,7 +46,8 @@ async def drain(world: World) -> str:
 
 
 async def comes_back(world: World, node: str) -> None:
-    """The kubelet ends the Pod, the agent confirms; the SharePod runs again."""
+    """End the Pod as the kubelet does, confirm the release as the agent does, and wait until the SharePod runs
+    again."""
     world.pod_gone()
     await world.look()
     await world.look()
@@ -84,7 +85,7 @@ async def test_a_drained_sharepod_runs_again_on_another_node_under_its_name(worl
 
 
 async def ends_by_force(world: World, node: str) -> None:
-    """The Pod is deleted with no grace; its row becomes Releasing."""
+    """Delete the Pod without a grace period, and wait until its row is Releasing."""
     world.delete("pods")
     world.pod_gone()
     for _ in range(3):
@@ -93,7 +94,7 @@ async def ends_by_force(world: World, node: str) -> None:
 
 
 async def runs_again(world: World, node: str) -> None:
-    """The next run is placed on the node, and runs."""
+    """Wait until the next run is placed on the node and runs."""
     for _ in range(2):
         await world.look()
     await world.until(lambda: world.rows(node).get(world.tenant, {}).get("state") == "Reserved")
@@ -117,7 +118,7 @@ async def test_an_agents_report_on_one_run_releases_no_other(world: World) -> No
     await world.until(lambda: world.tenant not in world.rows(node))
     await runs_again(world, node)
     world.now += 3600
-    await ends_by_force(world, node)  # the agent's reports do not reach the API server: the last one stands
+    await ends_by_force(world, node)  # the agent's reports do not reach the API server, so the last report stays
     for _ in range(4):
         await world.look()
     assert world.rows(node)[world.tenant]["state"] == "Releasing"

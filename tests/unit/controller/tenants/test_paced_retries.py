@@ -1,4 +1,4 @@
-"""Retries of refused Pods by namespace: a few each second, none forgotten, more at once when one is taken."""
+"""Retries of refused Pods by namespace: a few each second, none dropped, and more at once after a success."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Evictions for preemptions: confirmed first, one at a time, only while the preemptor waits, without names."""
+"""Evictions for preemptions: confirmed first, one at a time, only while the preemptor waits. Messages name no tenant of
+others.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ _WAITS = PlacementRequest(
 
 @dataclass
 class World:
-    """A preemptor over a cluster state; it stands in for the API server, the Events and the loop's preemptions."""
+    """A preemptor over a cluster state. It also plays the API server, the Events and the loop's preemptions."""
 
     protected: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
@@ -43,9 +45,9 @@ class World:
     given_up: list[str] = field(default_factory=list)
     notes: list[tuple[str, str, str]] = field(default_factory=list)
     preemptions: dict[str, OngoingPreemption] = field(default_factory=dict)
-    """By the tenant that waits."""
+    """By the waiting tenant: its preemption."""
     hangs: set[str] = field(default_factory=set)
-    """Namespaces whose evictions are never answered."""
+    """Namespaces whose evictions the API server never answers."""
 
     def __post_init__(self) -> None:
         self.state = ClusterState(PODS, cast(Any, None))
@@ -88,7 +90,7 @@ class World:
         self.preemptions[tenant] = OngoingPreemption(replace(_WAITS, tenant=TenantId(tenant)), plan, 0.0)
         self.preemptor.begin(self.preemptions[tenant])
 
-    # What it stands in for
+    # Played parts
 
     @property
     def moving(self) -> World:

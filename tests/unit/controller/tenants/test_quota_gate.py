@@ -1,4 +1,4 @@
-"""Raises of a share beyond what its Pod carries: the quotas of the namespace that stand against them."""
+"""Raises of a share above the amounts of its Pod's line: which quotas of the namespace prevent them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unit.controller.objects import pod, reserved, sharepod
 
 
 class Pages(Client):
-    """API server that lists one quota a page."""
+    """API server that lists one quota per page."""
 
     def __init__(self, *quotas: Json) -> None:
         self._quotas = quotas
@@ -26,7 +26,7 @@ class Pages(Client):
 
 
 class Circle(Client):
-    """API server whose second page is followed by the second."""
+    """API server whose second page is followed by the second page again."""
 
     def __init__(self) -> None:
         self.pages = 0

@@ -1,4 +1,4 @@
-"""One tenant over an API server and a kube-scheduler that refuse: names taken, policies, quotas, ledgers, nodes."""
+"""One tenant that the API server or kube-scheduler refuses: names that are taken, policies, quotas, ledgers, nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DENIALS = [
     Refused(422, "Invalid", _WEBHOOK, fields=("spec",)),
     Refused(500, "InternalError", _SILENT),
 ]
-"""Ways in which policies and webhooks deny a Pod."""
+"""Answers by which policies and webhooks deny a Pod."""
 
 
 async def test_a_taken_name_is_reported_and_reserves_no_share(world: World) -> None:
@@ -200,7 +200,7 @@ async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(worl
 
 
 async def refused(world: World) -> tuple[str, str]:
-    """A Pod that kube-scheduler has refused for long enough; its uid and node."""
+    """Create a Pod that kube-scheduler has refused for `bind_timeout`. Return its uid and node."""
     for name in ("node-a", "node-b"):
         world.node(name)
     await world.placed()
@@ -220,7 +220,7 @@ async def refused(world: World) -> tuple[str, str]:
 
 @pytest.mark.promise("operator-not-started")
 async def test_a_pod_that_no_scheduler_has_looked_at_is_not_refused_by_one(world: World) -> None:
-    """The API server's word on the gate stays in the Pod's condition after the gate is open."""
+    """The API server's message about the gate stays in the Pod's condition after the gate is open."""
     world.node("node-a")
     await world.placed()
     await world.look()
@@ -276,7 +276,7 @@ async def test_whenever_the_operator_dies_while_it_takes_a_pod_back_no_run_was_l
                 if pod is not None and pod["metadata"]["uid"] != uid:
                     break
             successor.now += 10
-            await asyncio.sleep(0.01)  # its ledger's writer has its turn
+            await asyncio.sleep(0.01)  # the ledger writer runs in this time
         status = successor.status()
         assert status["phase"] != "Failed", status
         assert (successor.read("pods") or {})["metadata"]["uid"] not in ("", uid)

@@ -1,4 +1,6 @@
-"""The end of one tenant: the record, the confirmation and the live read before its share is reassigned."""
+"""The end of one tenant: the record of its end, the agent's confirmation, and the live read precede the reassignment of
+its share.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ async def test_a_sharepod_survives_a_while_in_which_its_kind_is_not_served(world
 
 
 async def test_the_end_of_a_sharepod_is_confirmed_once_and_that_of_its_pod_was_seen(world: World) -> None:
-    """A deletion takes five looks: each had asked for the SharePod again."""
+    """A deletion takes five reconciliations. Without the cache, each of them would read the SharePod again."""
     world.node()
     await world.running()
     world.delete("sharepods")
@@ -128,7 +130,7 @@ async def test_the_end_of_a_sharepod_is_confirmed_once_and_that_of_its_pod_was_s
 
 
 async def test_a_pod_that_has_left_the_watch_but_was_not_deleted_is_asked_for(world: World) -> None:
-    """A watch also sends DELETED for a Pod that only lost its label."""
+    """A watch also sends DELETED for a Pod that has only lost its label."""
     world.node()
     await world.running()
     world.delete("sharepods")

@@ -1,4 +1,4 @@
-"""A claim that kube-scheduler allocates, from its allocation to its end, over an API server in this process."""
+"""A claim that kube-scheduler allocates, from its allocation to its end, over the API server double."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from unit.controller.acting_world import NAMESPACE, World
 async def scheduled(
     world: World, name: str = "share", pod: str = "user", *, milli: int = 400, binds: bool = True
 ) -> str:
-    """A claim that kube-scheduler has allocated to a Pod; its uid. `binds`: it has bound the Pod, too."""
+    """Create a claim that kube-scheduler has allocated for a Pod; return its uid. `binds`: True if it has also bound
+    the Pod."""
     uid = world.claim(name, milli, deviceClassName="scheduler.sharepod.dev")
     world.pod_with(name, name=pod)
     given(world, name, milli=milli)
@@ -21,7 +22,7 @@ async def scheduled(
 
 
 def of_pool(world: World, pool: str = "scheduler") -> None:
-    """A node of a pool, by its label and its ledger."""
+    """Put a node into a pool: its label and its ledger."""
     world.node()
     world.change("nodes", "node-a", lambda item: item["metadata"]["labels"].update({"sharepod.dev/pool": pool}))
     world.change("gpunodes", "node-a", lambda item: item["spec"].update(pool=pool))
@@ -36,7 +37,7 @@ def given(world: World, name: str = "share", *, milli: int = 400) -> None:
 
 
 def entries(world: World, name: str = "share") -> list[str]:
-    """The resources of the entries in `status.reservedFor`."""
+    """Return the resources of the entries in the claim's `status.reservedFor`."""
     status: Json = (world.read("resourceclaims", name) or {}).get("status") or {}
     return [item["resource"] for item in status.get("reservedFor") or ()]
 
@@ -123,7 +124,8 @@ async def test_where_the_device_plugin_gives_the_gpus_away_nothing_is_entered_be
 
 @pytest.mark.promise("operator-scheduler-pool-hold")
 async def test_a_share_that_is_entered_once_its_pod_is_on_the_node_ends_in_two_steps(world: World) -> None:
-    """The claim is being deleted, so there is no hold, and the watch of claims shows the end before that of Pods."""
+    """The claim is being deleted, so it has no hold. The watch of claims shows the end before the watch of Pods
+    does."""
     of_pool(world)
     uid = world.claim("share", 400, deviceClassName="scheduler.sharepod.dev")
     world.pod_with("share", name="user")

@@ -1,4 +1,4 @@
-"""A SharePod whose Pod's GPUs are attached by a claim: who makes it, when it is allocated, and what can go wrong."""
+"""A SharePod whose Pod's GPUs are attached by a claim: creation and allocation of the claim, and faults."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ async def test_an_operator_that_dies_after_any_write_is_followed_by_one_that_goe
         for _ in range(6):
             with suppress(NotLeadingError):
                 await first.look()
-            await asyncio.sleep(0.01)  # its ledger's writer has its turn
+            await asyncio.sleep(0.01)  # the ledger writer runs in this time
         async with acting(first.server, first, attach="claims") as second:
             for _ in range(30):
                 second.renew()
@@ -299,7 +299,7 @@ async def test_an_operator_that_dies_after_any_write_is_followed_by_one_that_goe
 async def test_kube_scheduler_that_does_not_take_an_allocated_claim_is_told_of(
     world: World, message: str, own: list[Json], reported: bool
 ) -> None:
-    """Not where the Pod has claims of its own: the same words may be about them."""
+    """No report if the Pod has other claims, because kube-scheduler's message may be about them."""
     denied: list[str] = []
     world.tenants.share_claims.on_denied = denied.append
     world.node()

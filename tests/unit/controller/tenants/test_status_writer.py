@@ -1,4 +1,4 @@
-"""Writes of a SharePod's status: content, moment, and version that they are against."""
+"""Writes of a SharePod's status: their content, their time, and the version that they require."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def writes(world: World) -> int:
 
 @pytest.fixture
 def compositions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The SharePods whose status was composed, in order."""
+    """Return the SharePods whose status was composed, in order."""
     composed: list[str] = []
     compose = status.compose
 
@@ -42,7 +42,7 @@ def compositions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def waits_for(world: World, message: str) -> None:
-    """The Pod's container waits for something: a change of a condition and of nothing else."""
+    """Report that the Pod's container waits for this reason. Only a condition changes by this."""
     waiting = {"name": "main", "state": {"waiting": {"reason": "Pulling", "message": message}}}
     world.pod_phase("Running", containerStatuses=[waiting])
     await world.look()
@@ -146,7 +146,7 @@ async def test_every_write_names_the_object_and_version_it_is_for(world: World) 
 async def test_a_finding_is_reported_once_and_again_when_it_returns(world: World) -> None:
     finding: Json = {"reason": "Overtaken", "message": "its work did not end with its turn"}
     for findings in ([finding], [finding], [], [finding]):
-        world.now += 601  # the same Event may be written again
+        world.now += 601  # after this time the same Event may be written again
         world.renew()
         world.report({"id": world.tenant, "enforced": True, "connected": True, "findings": findings})
         await world.look()
@@ -171,7 +171,7 @@ async def test_a_status_is_composed_again_only_when_an_input_has_changed(world: 
 async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SharePod is edited, and the watch reports it, before the write's answer is handled."""
+    """The SharePod is edited, and the watch shows that, before the answer to the write is handled."""
     apply = world.client.apply_status
 
     async def edited_meanwhile(*args: Any) -> Json:
@@ -189,7 +189,7 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
 
 
 async def test_a_status_that_cannot_be_applied_is_merged(world: World) -> None:
-    """Server-side apply sets a list to null whose last entry is removed and that has another owner too."""
+    """Server-side apply sets a list to null if its last entry is removed and another manager also owns it."""
     world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "status.gpus: Invalid value: null"))
     world.now += 1
     await waits_for(world, "one")
@@ -227,7 +227,7 @@ async def test_what_another_manager_has_left_in_the_status_is_taken_out_and_orde
 @pytest.mark.promise("time-progress-shown")
 async def test_progress_is_shown_and_written_again_once_it_has_moved_by_five_points(world: World) -> None:
     async def reports(progress: int) -> str:
-        """Progress that was written of what an agent reports."""
+        """Let an agent report this progress. Return the progress that was written."""
         world.now += world.settings.usage_interval
         seen = {"connected": True, "heldMilli": 220, "progressMilli": progress, "memory": 1 << 20}
         world.report({"id": world.tenant, **seen})
@@ -240,7 +240,7 @@ async def test_progress_is_shown_and_written_again_once_it_has_moved_by_five_poi
 @pytest.mark.promise("operator-usage")
 async def test_usage_at_rest_is_not_written_and_a_drift_is_once_it_is_five_points(world: World) -> None:
     async def reports(held: int, memory: int = 1 << 20) -> int:
-        """Usage that was written of what an agent reports."""
+        """Let an agent report this usage. Return the usage that was written."""
         world.now += world.settings.usage_interval
         world.report({"id": world.tenant, "connected": True, "heldMilli": held, "memory": memory})
         await world.look()

@@ -1,4 +1,4 @@
-"""Namespaces take turns at the operator's writers: one whose writes hang leaves some to the others."""
+"""Namespaces take turns at the operator's writers. A namespace whose writes hang leaves some writers to the others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WRITERS = 4
 
 
 def pods(world: World, namespace: str) -> list[Json]:
-    """The Pods of a namespace on the server."""
+    """Return the Pods of a namespace on the server."""
     return world.server.storage.select(world.kind("pods"), namespace)
 
 
 async def begun(world: World, hangs: Callable[[Call], bool], count: int) -> None:
-    """Wait until so many calls that hang have arrived."""
+    """Wait until `count` calls that hang have arrived."""
     async with asyncio.timeout(PATIENCE_S):
         while sum(map(hangs, world.server.calls)) < count:  # noqa: ASYNC110 - no write to wait for
             await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ async def test_a_slow_webhook_on_one_namespace_does_not_hold_the_writers_of_othe
 async def test_slow_webhooks_on_many_namespaces_do_not_hold_the_writers_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each of the slow namespaces alone has more Pods to create than there are writers."""
+    """Each of the slow namespaces has more Pods to create than there are writers."""
     async with acting_world(writers=WRITERS) as world:
         monkeypatch.setattr(world.client, "_write_timeout", 10 * PATIENCE_S)
         answers = asyncio.Event()

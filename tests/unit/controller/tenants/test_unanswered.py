@@ -1,4 +1,6 @@
-"""Creations of Pods without an answer: reported, and given more time, but never too many at once."""
+"""Creations of Pods that get no answer: they are reported and get longer timeouts, but only a few are made at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def hangs(call: Call) -> bool:
 
 
 async def asks(world: World) -> None:
-    """Send another request again and again, like the renewal of a Lease."""
+    """Send other requests continuously, like the renewal of a Lease."""
     while True:
         await world.client.get(NODES, "node-a")
         await asyncio.sleep(0.05)
@@ -43,7 +45,7 @@ async def test_a_pod_whose_webhook_is_slower_than_a_write_is_told_and_created_ne
     world.now = world.memo.blocked.until
     world.renew()
     looking = asyncio.create_task(world.tenants.reconcile(world.tenant))
-    with suppress(TimeoutError):  # longer than the write before was waited for
+    with suppress(TimeoutError):  # longer than the timeout of the last write
         await asyncio.wait_for(asyncio.shield(looking), 0.8)
     assert not looking.done()
     late.set()
@@ -75,7 +77,7 @@ async def test_a_gate_whose_webhook_is_slower_than_a_write_opens_at_the_second_t
     assert world.rows(), "its share stays: the gate may have opened"
     world.renew()
     looking = asyncio.create_task(world.tenants.reconcile(world.tenant))
-    with suppress(TimeoutError):  # longer than the first try was waited for
+    with suppress(TimeoutError):  # longer than the timeout of the first try
         await asyncio.wait_for(asyncio.shield(looking), 0.8)
     assert not looking.done()
     late.set()

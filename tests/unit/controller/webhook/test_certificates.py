@@ -36,7 +36,8 @@ DAY = datetime.timedelta(days=1)
 
 
 class _Server:
-    """API server with the Secret and the webhook's configuration. `history`: each state of trust and Secret."""
+    """API server with the Secret and the webhook's configuration. `history`: the trusted certificates and the Secret
+    after each write."""
 
     def __init__(self) -> None:
         self.secret: Json | None = {"metadata": {"uid": "s", "resourceVersion": "1"}}
@@ -84,7 +85,7 @@ class _Server:
 
 
 class World:
-    """A keeper, or several, over one API server, on clocks that the test holds."""
+    """One or more keepers of certificates over one API server, on clocks that the test sets."""
 
     def __init__(self) -> None:
         self.server = _Server()
@@ -94,7 +95,7 @@ class World:
 
     @staticmethod
     def now_is() -> datetime.datetime:
-        """The time of day, for certificates that a client of today looks at."""
+        """Return the time of day, for certificates that a client checks today."""
         return datetime.datetime.now(datetime.UTC)
 
     def keeper(self, *, leads: bool = True) -> CertificateKeeper:
@@ -104,7 +105,7 @@ class World:
         )
 
     async def settle(self, *keepers: CertificateKeeper) -> None:
-        """Let keepers check as often as a renewal takes; the served certificate is trusted at each moment (W1)."""
+        """Let keepers run as often as a renewal needs. At each moment the served certificate must be trusted (W1)."""
         for _ in range(8):
             for keeper in keepers:
                 await keeper.look()
@@ -135,7 +136,7 @@ async def test_it_is_renewed_while_a_third_of_its_life_is_left_and_another_leade
     assert first._served == before, "not yet"
     assert metrics.WEBHOOK_CERTIFICATE_ENDS._value.get() == (BEGAN + LIFE).timestamp()
     world.at = BEGAN + LIFE * 0.7
-    await first.look()  # makes the next one, and dies
+    await first.look()  # this keeper creates the next certificate, and dies
     assert first._served == before
     await world.settle(second)
     assert second._served not in (None, before)
@@ -314,7 +315,7 @@ def test_an_unreadable_secret_counts_as_absent() -> None:
     assert held({"data": whole}) == Held(pair, None)
     mixed = {**whole, "tls.key": base64.b64encode(other.key).decode()}
     der = bytearray(base64.b64decode(b"".join(pair.certificate.split(b"\n")[1:-2])))
-    der[der.index(b"\xa0\x03\x02\x01\x02") + 4] = 9  # a version that X.509 does not have
+    der[der.index(b"\xa0\x03\x02\x01\x02") + 4] = 9  # a version that X.509 does not define
     strange = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
     assert held({"data": {**whole, "tls.crt": base64.b64encode(strange).decode()}}) == Held(None, None)
     assert strange not in trusted(bundle_of(Held(pair, None), [strange], BEGAN))

@@ -1,4 +1,4 @@
-"""Turns of reviews: one at a time, addresses by turns, with room for others between, and bounded in bytes."""
+"""Turns of reviews: one review at a time, addresses in turn, other tasks run in between, and bytes are bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_request_that_gives_up_delays_no_other() -> None:
     cancelled.cancel()
     turns.end()
     await last
-    for _ in range(3):  # at each moment, also that in which its turn comes
+    for _ in range(3):  # at each moment, including the moment of its turn
         await turns.begin("a")
         late = asyncio.create_task(turns.begin("b"))
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Reviews as Kopf gets them: a patch of the reduced Pod is a valid patch of the whole Pod."""
+"""Reviews as Kopf gets them: a patch of the reduced Pod is also a valid patch of the whole Pod."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def review(pod: Any) -> dict[str, Any]:
 
 
 def patched(pod: dict[str, Any], by: dict[str, Any], *, volume: bool = False) -> dict[str, Any]:
-    """The Pod with the patch that Kopf makes of it when it is shown `by`."""
+    """Return the Pod after the patch that Kopf creates when it is given the review `by`."""
     patch = with_volume(by, "nvidia") if volume else with_claim(by)
     operations = kopf.Patch(patch, body=kopf.Body(by)).as_json_patch()
     return dict(jsonpatch.apply_patch(copy.deepcopy(pod), operations))
@@ -83,7 +83,7 @@ def patched(pod: dict[str, Any], by: dict[str, Any], *, volume: bool = False) ->
 @pytest.mark.promise("operator-line-webhook-bounded")
 @given(_pods)
 def test_the_patch_of_what_is_left_is_one_of_the_whole_pod(pod: dict[str, Any]) -> None:
-    pod = {"metadata": {}, **pod}  # an API server always sends it
+    pod = {"metadata": {}, **pod}  # the API server always sends this field
     assert patched(pod, left_of(review(pod))["request"]["object"]) == patched(pod, pod)
     left = left_of(review(pod), volume=True)["request"]["object"]
     assert patched(pod, left, volume=True) == patched(pod, pod, volume=True)

@@ -1,4 +1,4 @@
-"""Webhook server: answers reviews over the certificate that is trusted; whatever else is sent costs its sender."""
+"""Webhook server: it answers reviews with the certificate that is trusted. All other input affects only its sender."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def review(**fields: Any) -> dict[str, Any]:
-    """A review of a new, empty Pod."""
+    """Return a review of a new, empty Pod."""
     pods = {"group": "", "version": "v1", "resource": "pods"}
     return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": {}, **fields}}
 
@@ -109,7 +109,8 @@ async def test_an_invalid_review_fills_no_log(asking: Asking) -> None:
 
 @pytest.mark.promise("operator-line-webhook-bounded")
 async def test_what_kopf_would_remember_or_compare_at_length_is_not_shown_to_it(asking: Asking) -> None:
-    """Kopf keeps a memo for each uid of an object that is not new, and compares Pods in time that grows with them."""
+    """Kopf stores a memo for each uid of an object that is not new, and compares Pods in time that grows with
+    their size."""
     others: list[dict[str, Any]] = [{"operation": "UPDATE"}, {"subResource": "status"}, {"uid": 5}, {"object": None}]
     for fields in (*others, {"resource": {}}):
         status, _ = await asking.ask(json.dumps(review(**fields)).encode())

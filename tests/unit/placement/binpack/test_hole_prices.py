@@ -1,4 +1,4 @@
-"""Values of holes: the requests that will arrive to fill them, and no more."""
+"""Values of holes: they depend on the requests that will arrive to fill the holes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharepod.placement.binpack.hole_prices import Floats, Ints, ShadowPrices
 
 
 def hole_values(prices: ShadowPrices, shares: Mapping[DemandClass, float], free: Ints) -> Floats:
-    """Run the slices to their end."""
+    """Run all slices; return the values of holes."""
     slices = prices.hole_values(shares, free)
     while True:
         try:
@@ -24,7 +24,7 @@ def hole_values(prices: ShadowPrices, shares: Mapping[DemandClass, float], free:
 
 
 def _demand(**shares: float) -> dict[DemandClass, float]:
-    """By `m810=0.3`: thousandths and share."""
+    """Return a demand from arguments such as `m810=0.3`: thousandths of a request, and its share of the arrivals."""
     return {DemandClass(1, int(name[1:]), MemoryShare.IN_PROPORTION, 1000): share for name, share in shares.items()}
 
 

@@ -1,4 +1,4 @@
-"""Binpack and labels: the free part of a GPU under a label is worth that label's demand."""
+"""Binpack and labels: the free part of a GPU with an exclusion label is worth the demand of that label."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def learned(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) ->
 
 
 def gpus_of(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> dict[str, str]:
-    """Place these requests in turn: the GPU of each, by tenant."""
+    """Place these requests in turn. Return the GPU of each, by tenant."""
     found: dict[str, str] = {}
     for request in requests:
         answer = cluster.engine.find(request)
@@ -65,7 +65,7 @@ def test_sixteen_labels_of_two_take_sixteen_gpus() -> None:
 
 
 def test_of_the_gpus_of_a_label_the_fullest_is_taken_whatever_others_ask_for() -> None:
-    """Others ask for halves: of a GPU without a label it would cost much to break one."""
+    """The other requests are for halves, so it would cost much to use a part of a GPU without a label."""
     cluster = cluster_of(node("node-a", 1), node("node-b", 1))
     put(cluster, ask("emptier", 300, exclusion="x", uuids=["GPU-node-a-0"]))
     put(cluster, ask("fuller", 500, exclusion="x", uuids=["GPU-node-b-0"]))
@@ -102,7 +102,8 @@ def test_one_without_a_label_joins_its_like_and_leaves_empty_gpus_to_labels() ->
 
 
 def test_gpus_that_keep_a_label_off_go_to_those_without_it() -> None:
-    """Two GPUs with equal room: the plain request takes the GPU that the label's next member cannot use."""
+    """Two GPUs have equal room. The request without a label gets the GPU that the next member of the label
+    cannot use."""
     cluster = cluster_of(node("node-a", 1), node("node-b", 1))
     put(cluster, ask("plain", 500, uuids=["GPU-node-a-0"]))
     put(cluster, ask("member", 500, anti_affinity="apart", uuids=["GPU-node-b-0"]))
@@ -124,7 +125,7 @@ def test_gpus_full_of_interactive_tenants_go_to_others() -> None:
 
 
 def test_an_interactive_tenant_that_leaves_room_for_others_takes_the_hole_that_fits_best() -> None:
-    """On GPU B it would leave a hole that the next request fills, on GPU A a sliver."""
+    """On GPU B the request would leave a hole that the next request fills, on GPU A only a sliver."""
     cluster = ClusterWithEngine(interactive_per_gpu=2)
     cluster.upsert_node(node("node-a", 1))
     cluster.upsert_node(node("node-b", 1))
@@ -194,7 +195,7 @@ def test_numbers_of_labels_that_nobody_has_any_more_are_given_again() -> None:
 
 
 def test_the_demand_without_a_label_is_added_up_once() -> None:
-    """A decision asks for it; a cluster may have thousands of labels."""
+    """A decision needs the sum, and a cluster may have thousands of labels."""
 
     class Shares(dict[LabelKey, float]):
         asked = 0
@@ -236,7 +237,7 @@ def test_a_gpu_beside_whose_tenants_there_is_room_is_found_whatever_labels_came_
 
 @pytest.mark.parametrize("tenant", ["anti-affinity", "interactive"])
 def test_a_decision_does_not_look_at_each_gpu_that_keeps_it_off(tenant: str) -> None:
-    """Counted in lines of Python: C looks at all GPUs."""
+    """The work is counted in lines of Python, because C examines all GPUs."""
 
     def asked(name: str, **fields: Any) -> PlacementRequest:
         request = ask(name, 300, anti_affinity="x" if tenant == "anti-affinity" else None, **fields)
@@ -274,7 +275,7 @@ def test_a_decision_does_not_look_at_each_gpu_that_keeps_it_off(tenant: str) -> 
 
 
 def test_who_keeps_a_label_off_is_known_without_a_look_at_every_combination() -> None:
-    """Labels come and go, numbers are reused, and new labels are requested."""
+    """Labels appear and disappear, numbers are reused, and new labels are requested."""
     rng, combinations = random.Random(7), LabelCombinations()
     labels = [("team", f"label-{number}") for number in range(12)]
     held: dict[int, frozenset[LabelKey]] = {}

@@ -1,4 +1,4 @@
-"""Binpack with a known demand: the requests that it keeps room for."""
+"""Binpack with a learned demand: the requests for which it keeps room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, no
 
 
 def learn(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> None:
-    """Let these requests arrive many times and leave, so that the demand is learned."""
+    """Let these requests arrive many times, and end again, so that the demand is learned."""
     for _ in range(100):
         for request in requests:
             cluster.engine.packing.arrived(request)
@@ -41,7 +41,7 @@ def test_a_scarce_model_is_left_to_those_who_ask_for_it() -> None:
 
 @pytest.mark.parametrize("milli", [250, 400, 500, 1000])
 def test_two_gpus_of_a_node_are_left_to_requests_of_two(milli: int) -> None:
-    """One GPU with room for two copies of such a request is still one GPU."""
+    """A GPU with room for two copies of such a request still counts as one GPU."""
     cluster = cluster_of(node("node-a", 2), node("node-b", 1))
     pair, single = ask("pair", milli, count=2), ask("single", 1000)
     learn(cluster, [pair, single])
@@ -50,7 +50,7 @@ def test_two_gpus_of_a_node_are_left_to_requests_of_two(milli: int) -> None:
 
 @pytest.mark.parametrize("leave", [False, True], ids=["no tenant leaves", "tenants leave"])
 def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_four(leave: bool) -> None:
-    """Neither node has room for four now. One tenant less, and node-a has."""
+    """Neither node has room for four now. If one tenant ends, node-a has."""
     cluster = cluster_of(node("node-a", 4), node("node-b", 4))
     for uuid in ("GPU-node-a-0", "GPU-node-b-0", "GPU-node-b-1"):
         put(cluster, ask(uuid, 1000, uuids=[uuid]))
@@ -65,7 +65,7 @@ def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_f
 
 @pytest.mark.parametrize("leave", [False, True], ids=["no tenant leaves", "tenants leave"])
 def test_the_largest_node_is_left_to_a_job_that_fills_it_though_none_has_come_yet(leave: bool) -> None:
-    """For all arrivals so far the nodes differ only in CPU."""
+    """For all requests that have arrived so far, the nodes differ only in CPU."""
     cluster = cluster_of(node("node-a", 4, cpu=128_000), node("node-b", 4, cpu=96_000), node("node-c", 4, cpu=96_000))
     small = ask("small", 500, pod=PodNeeds(resources=Resources(4_000)))
     if leave:
@@ -143,7 +143,7 @@ def test_nodes_that_come_and_go_are_seen_by_the_next_decision() -> None:
 
 @pytest.mark.promise("placement-bounded")
 def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_the_same() -> None:
-    """Most nodes are only guessed at then; none that has room is overlooked."""
+    """Most nodes then have only an estimated score. No node that has room may be overlooked."""
     chance = random.Random(3)
     names = [f"node-{number:03}" for number in range(300)]
     cluster = cluster_of(*(node(name, 4) for name in names))
@@ -180,9 +180,9 @@ def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
 def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     disturb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.placement.binpack.scores._SCORED_AT_ONCE", 1)  # a slice for each node, two at most
+    monkeypatch.setattr("sharepod.placement.binpack.scores._SCORED_AT_ONCE", 1)  # one slice for each node, at most two
     if disturb == "fewer nodes":
-        monkeypatch.setattr("sharepod.placement.binpack.scores._SUMMED_AT_ONCE", 1)  # a slice for each node
+        monkeypatch.setattr("sharepod.placement.binpack.scores._SUMMED_AT_ONCE", 1)  # one slice for each node
     cluster = cluster_of(*(node(f"node-{number}", 4) for number in range(6)))
     packing, rng = cluster.engine.packing, random.Random(5)
     kinds = [ask("t", rng.choice([100, 300, 600, 900]), pod=PodNeeds(resources=Resources(n * 500))) for n in range(40)]
@@ -201,7 +201,7 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
             cluster.remove_node(f"node-{step // 3}")
             cluster.upsert_node(node(f"new-{step}", 8))
         elif disturb == "fewer nodes" and packing._scorer._number > known:
-            known = packing._scorer._number + 9  # the sums have begun: all arrays are rebuilt, for one node, once
+            known = packing._scorer._number + 9  # after the sums have begun, all arrays are rebuilt once, for one node
             for number in range(1, 6):
                 cluster.remove_node(f"node-{number}")
             cluster.upsert_node(node("node-0", 8))

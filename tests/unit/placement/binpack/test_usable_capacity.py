@@ -1,4 +1,4 @@
-"""Weights of the demand: the value of room that is reserved, and the part of its holes that a node's CPU serves."""
+"""Weights of the demand: the value of reserved room, and the part of its holes that a node's CPU serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _class(count: int, milli: int, cpu: int, models: tuple[str, ...] = ()) -> De
 
 
 def _weights(shares: dict[DemandClass, float], copies: dict[DemandClass, float], idle: float) -> dict[str, list[float]]:
-    """Return the weights by model ("" for one first seen later), of the classes in order."""
+    """Return the weights of the classes in order, by model. "" stands for a model that is first seen later."""
     usable = UsableCapacity(shares, models=["a", "b"], sizes=[Bytes(1 << 30)])
     for _ in usable.weigh_by_scarcity(np.array([copies[known] for known in shares]), idle):
         pass

@@ -1,4 +1,4 @@
-"""Whole nodes of the largest kind are expected to be asked for."""
+"""Requests for whole nodes of the largest kind count as demand before the first one arrives."""
 
 from __future__ import annotations
 

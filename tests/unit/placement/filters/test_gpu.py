@@ -1,4 +1,4 @@
-"""GPU filters: labels, exclusivity, time, memory, and several at once."""
+"""GPU filters: labels, mode Exclusive, time, memory, and several GPUs at once."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def test_binpack_does_not_strand_time_where_memory_would_be_gone() -> None:
     cluster = cluster_of(node("node-a", 2))
     put(cluster, ask("a", 500, memory=60 * GI, uuids=[A0]))
     put(cluster, ask("b", 450, memory=36 * GI, uuids=[A1]))
-    # On GPU 0 it would leave 0.3 of the time with no memory to use it.
+    # On GPU 0 the request would leave 0.3 of the time without memory to use it.
     assert put(cluster, ask("t", 200, memory=20 * GI)).gpus == (A1,)
 
 

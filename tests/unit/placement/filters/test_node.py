@@ -1,4 +1,4 @@
-"""Node filters: the checks of kube-scheduler, made before the Pod is created."""
+"""Node filters: kube-scheduler's checks, made before the Pod is created."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_a_reservation_counts_with_what_its_pod_will_need_until_the_pod_is_seen(
     put(cluster, ask("first", 100, pod=PodNeeds(resources=Resources(3_000))))
     second = ask("second", 100, pod=PodNeeds(resources=Resources(1_500)))
     refused(cluster, second)
-    # For example, an admission webhook made the pod larger: the observed size counts, once.
+    # The pod is larger than its request, for example because an admission webhook changed it. The observed size counts,
+    # once.
     cluster.set_pod_usage("node-a", "pod-of-first", Resources(2_500), tenant=TenantId("first"))
     put(cluster, second)
 

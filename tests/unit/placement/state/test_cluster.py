@@ -1,4 +1,4 @@
-"""The accounts: rows decided, written, read and reverted, and no share assigned twice."""
+"""The accounts: rows that are decided, written, read and reverted. No share is assigned twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Needs of pods, counted as kube-scheduler counts them."""
+"""Needs of pods, summed as kube-scheduler sums them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the ledger and the reservations they are made from."""
+"""Rows of the ledger, and the reservations from which they are made."""
 
 from __future__ import annotations
 

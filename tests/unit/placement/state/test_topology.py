@@ -1,4 +1,4 @@
-"""Several GPUs for one tenant are near each other."""
+"""Topology: several GPUs of one tenant are near each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLICIES = list(PlacementPolicy)
 
 
 def linked(name: str, count: int, pairs: Mapping[tuple[int, int], str], numa: Sequence[int] = ()) -> NodeState:
-    """A node whose GPUs are connected by `pairs` of indexes; only one side names each link."""
+    """Return a node whose GPUs are connected by `pairs` of indexes. Only one GPU of a pair names the link."""
     states = []
     for index in range(count):
         links = tuple((GpuUuid(f"GPU-{name}-{other}"), kind) for (one, other), kind in pairs.items() if one == index)

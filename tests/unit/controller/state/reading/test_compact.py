@@ -1,4 +1,4 @@
-"""Compact forms: equal to their input, and smaller."""
+"""Compact forms of objects: equal to their input, and smaller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of day in objects, compared with the library's."""
+"""Timestamps of objects, read as the standard library reads them."""
 
 from __future__ import annotations
 
