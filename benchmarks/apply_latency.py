@@ -36,7 +36,8 @@ _CONTAINER = {"name": "main", "image": "test", "resources": {"requests": {"cpu":
 
 @dataclass(slots=True)
 class Seen:
-    """Times at which the client saw each Pod of one namespace created and bound, by name; monotonic seconds."""
+    """Times at which the client saw each Pod of one namespace created and bound, by the Pod's name. In
+    monotonic seconds."""
 
     made: dict[str, float] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
@@ -66,7 +67,8 @@ def follow(api: Api, namespace: str, seen: Seen) -> Callable[[], None]:
 
 
 def measure(api: Api, path: str, namespace: str, bodies: list[Object], rate: float) -> tuple[list[float], list[float]]:
-    """Create the objects at `rate` a second; return seconds from each request until its Pod was created, and bound."""
+    """Create the objects at `rate` a second. Return for each object the seconds from its request until its Pod was
+    created, and until its Pod was bound."""
     seen, sent = Seen(), dict[str, float]()
     end = follow(api, namespace, seen)
     try:
@@ -85,13 +87,13 @@ def measure(api: Api, path: str, namespace: str, bodies: list[Object], rate: flo
 
 
 def cpu_of(pid: int) -> float:
-    """Processor time of a process so far, in seconds."""
+    """Return the processor time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Return a percentile of seconds, in milliseconds."""
+    """Return a percentile of durations in seconds, converted to milliseconds."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
 
 

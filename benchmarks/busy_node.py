@@ -27,11 +27,11 @@ TENANT_MILLI, BUSY_MILLI = 500, 1000
 BUSY_PER_PROCESSOR = 3
 SETTLE_S = 3.0
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
-"""Where a cgroup with a weight can be made: version 1, version 2."""
+"""Folders in which a cgroup with a weight can be made: of cgroups version 1, and of version 2."""
 
 
 class Pods:
-    """Cgroups of pods, under one common cgroup. Context manager, which removes the cgroups at its end."""
+    """Cgroups of pods, below one common cgroup. A context manager: the cgroups are removed when it ends."""
 
     def __init__(self) -> None:
         mounted = [root for root in ROOTS if (root / "cgroup.procs").exists()]
@@ -52,7 +52,8 @@ class Pods:
                 pod.rmdir()
 
     def add(self, name: str, milli: int, pid: int) -> None:
-        """Move a process, with its threads, into a pod that requests so many thousandths of a processor."""
+        """Move a process, with its threads, into the cgroup of a pod that requests `milli` thousandths of a
+        processor."""
         pod = self._root / name
         pod.mkdir()
         self._pods.append(pod)
@@ -79,7 +80,7 @@ class Pods:
 
 @contextlib.contextmanager
 def busy(pods: Pods, count: int) -> Iterator[None]:
-    """Run so many programs that use all available processor time."""
+    """Run `count` programs that use all available processor time."""
     programs = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(count)]
     try:
         for number, program in enumerate(programs):

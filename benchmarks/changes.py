@@ -50,11 +50,11 @@ LEAST_OFF = 0.03
 STEP_S = 0.05
 WATCHED_S = 4.0
 _KILLED_AT_ONCE = (MOST_KILLED - 1) // 2
-"""Number of agents, of two processes each, that may be killed within `WITHIN_S`."""
+"""Number of agents that may be killed within `WITHIN_S`. An agent is two processes."""
 
 
 Seen = list[tuple[float, dict[str, int]]]
-"""Time of a sample, and the GPU time of each tenant until then."""
+"""Time of a sample, and the GPU time of each tenant up to that sample."""
 
 
 def rows(requests: Mapping[str, float]) -> list[dict[str, object]]:
@@ -68,16 +68,15 @@ def points(part: float) -> float:
 
 
 class Meter:
-    """GPU time of each tenant. It includes the GPU time of programs that have ended, which the simulated device
-    forgets.
-    """
+    """Meter of the GPU time of each tenant. It includes the GPU time of programs that have ended, which the simulated
+    device forgets."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._most: dict[str, int] = {}
 
     def read(self) -> dict[str, int]:
-        """Read the nanoseconds up to now."""
+        """Return the GPU time of each tenant up to now, in nanoseconds."""
         devices = self._node.devices()
         for label in {client.label for client in devices.clients}:
             self._most[label] = max(self._most.get(label, 0), devices.busy_ns(label))
@@ -94,7 +93,7 @@ def watch(meter: Meter, seconds: float) -> Seen:
 
 
 def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -> float | None:
-    """Return the largest error of a share over `seconds` from `begin`. None if this time was not sampled."""
+    """Return the largest error of a tenant's share over `seconds` from `begin`. None if this time was not sampled."""
     first = next((busy for at, busy in seen if at >= begin), None)
     last = next((busy for at, busy in seen if at >= begin + seconds), None)
     if first is None or last is None:
@@ -105,12 +104,13 @@ def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -
 
 
 def seconds_off(seen: Seen, wanted: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Return the begin and the error of each second."""
+    """Return the begin of each second, and the largest error of a tenant's share in that second."""
     return [(at, found) for at, _ in seen if (found := off(seen, at, 1.0, wanted)) is not None]
 
 
 def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: float) -> float:
-    """Return the seconds from `begin` until shares were right. The whole sampled time if they never were."""
+    """Return the seconds from `begin` until the shares were right. If they never were, return the whole sampled
+    time."""
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 
@@ -122,9 +122,8 @@ CASES = {
 
 
 def turns(case: str, times: int) -> Iterator[int]:
-    """Yield the numbers of the turns of a case. Wait before a turn if the agent's supervisor would otherwise give
-    up.
-    """
+    """Yield the number of each repetition of a case. Before a repetition, wait if another kill would make the agent's
+    supervisor give up."""
     for turn in range(times):
         if case == "agent killed" and turn and turn % _KILLED_AT_ONCE == 0:
             time.sleep(WITHIN_S)
@@ -132,7 +131,7 @@ def turns(case: str, times: int) -> Iterator[int]:
 
 
 def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Program], usual: float) -> dict[str, float]:
-    """Replace the present agent by another agent."""
+    """Replace the running agent by another agent. Return the measured figures."""
     logged = len(node.log())
     label = f"a.greedy.{time.monotonic()}"
     greedy = node.launch("a", "--memory", str(LIMIT - HELD + (1 << 20)), "--seconds", "1", label=label, quiet=True)

@@ -38,10 +38,10 @@ PROMISES = {
 }
 
 _SECONDS_A_FAULT = 6.0
-"""Approximate seconds of a fault and the pause after it. SharePods arrive during this time."""
+"""Approximate seconds that a fault takes, with the pause after it. SharePods arrive during this time."""
 _RESTORED = 1 / 8
-"""Part of the limit that is reserved for the restored etcd."""
-_AGENT_LEASE = 120  # seconds; a thousand agents' Leases are renewed one after the other
+"""Part of the time limit that is reserved for the time after etcd was restored."""
+_AGENT_LEASE = 120  # seconds that an agent's Lease lasts: one process renews a thousand of them, one after the other
 
 
 def main() -> int:

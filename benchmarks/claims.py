@@ -46,7 +46,7 @@ def pods_path(namespace: str) -> str:
 
 
 def plain(name: str, on: str, **options: Any) -> Object:
-    """A Pod on nodes labelled `test=ON`."""
+    """Return a Pod that runs on nodes with the label `test=ON`."""
     return pod_body(name, nodeSelector={"test": on}, **options)
 
 
@@ -110,7 +110,7 @@ def latency(world: World, count: int, rate: float) -> list[Row]:
 
 
 def at_once(writes: list[Callable[[], object]]) -> None:
-    """Make these writes at the same moment."""
+    """Make these writes to the API server at the same moment."""
     start, failures = threading.Barrier(len(writes)), list[BaseException]()
 
     def run(write: Callable[[], object]) -> None:
@@ -129,9 +129,8 @@ def at_once(writes: list[Callable[[], object]]) -> None:
 
 
 def bursts(world: World, audit: Audit, rounds: int, *, sharepods: int) -> list[Row]:
-    """Measure rounds of 16 shares of half a GPU, created at once. `sharepods`: number of them that are SharePods; the
-    others are Pods with claims.
-    """
+    """Measure `rounds` rounds of 16 shares of half a GPU, all created at once. `sharepods`: number of them that are
+    SharePods; the others are Pods with claims."""
     name = f"burst{sharepods}"
     nodes = world.nodes(name, _GPUS // 2)
     namespace = world.cluster.namespace(name)

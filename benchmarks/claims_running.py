@@ -47,7 +47,8 @@ def running(times: int) -> list[Row]:
             if case == "SharePod by claim":
                 system.settings = {"SHAREPOD_ATTACH": "claims"}
                 system.restart_operator()
-            took = [_once(system, path, body) for _ in range(times + 1)][1:]  # the first one warms up
+            # the first repetition warms up caches, and is not counted
+            took = [_once(system, path, body) for _ in range(times + 1)][1:]
             print(f"{case}: {' '.join(f'{each:.2f}' for each in took)} s", file=sys.stderr, flush=True)
             for part in (50, 99):
                 rows.append(Row(case, f"created_to_running_p{part}", "ms", percentile(took, part)))

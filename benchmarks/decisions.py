@@ -22,7 +22,7 @@ from results import ROOT, Row, write
 
 COMPILED = ROOT / "build" / "compiled"
 CASES = ((2, 1), (10, 1), (50, 1), (240, 8))
-"""Tenants and the GPUs that they are spread over."""
+"""Cases: number of tenants, and number of GPUs to which they are distributed."""
 MS = 1_000_000
 QUANTUM_FLOOR_NS = 1 * MS
 _WARM = 2000
@@ -30,7 +30,7 @@ _TIMEOUT_S = 120
 
 
 def play(tenants: int, gpus: int, seconds: float) -> list[float]:
-    """Return the duration in seconds of each decision, over `seconds` of this machine's time."""
+    """Return the duration of each decision, in seconds. The simulation runs for `seconds` of this machine's time."""
     from sharepod.timeshare import Action, Scheduler, TokenGrant
 
     scheduler, now = Scheduler(), 0

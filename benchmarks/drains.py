@@ -52,7 +52,7 @@ _TIMEOUT = 90.0
 
 @dataclass(slots=True)
 class Sight:
-    """Pod as the API has shown it; times in monotonic seconds."""
+    """Pod as the API has shown it. Times are in monotonic seconds."""
 
     name: str
     node: str | None = None
@@ -63,7 +63,8 @@ class Sight:
 
 
 class Watched:
-    """Watch of one collection, in a thread; `take` gets each object, and whether it was deleted."""
+    """Watch of one collection, in a thread. The thread calls `take` with each object, and with whether the object was
+    deleted."""
 
     def __init__(self, cluster: Cluster, path: str, take: Callable[[Object, bool], None]) -> None:
         self._cluster = cluster
@@ -88,7 +89,7 @@ class Watched:
 
 @dataclass
 class Load:
-    """Client of one case, in a thread with its own event loop: `rate` requests a second until `stop`."""
+    """Client of one case, in a thread with its own event loop. It sends `rate` requests a second until `stop`."""
 
     rate: float
     endpoints: Callable[[], list[str]]
@@ -106,7 +107,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more requests, and wait for pending requests."""
+        """Stop sending requests, and wait until pending requests have been answered."""
         self._stopping.set()
         self._thread.join(timeout=PATIENCE_S + 10)
 
@@ -156,7 +157,7 @@ async def _ask(address: str) -> None:
 
 
 class Case:
-    """Workload of one kind with its nodes, its client and its observations."""
+    """Workload of one kind, with its nodes, its client and the times that were observed."""
 
     def __init__(self, cluster: Cluster, nodes: ProcessNodes, name: str, *, shared: bool, replicas: int) -> None:
         self.name = f"{replicas} {'SharePod' if shared else 'plain Pod'}{'s' if replicas > 1 else ''}"

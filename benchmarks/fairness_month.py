@@ -43,23 +43,26 @@ ASKS = {"a": 0.35, "b": 0.3, "c": 0.2, "d": 0.15}
 DEMAND = 1.5
 """Requested GPU time as a multiple of the capacity."""
 BURST = 1.6
-"""Demand of a team in alternate weeks, as a multiple of its mean; in the other weeks it requests as much less."""
+"""Demand of a team in every second week, as a multiple of its mean demand. In the other weeks, the team requests
+correspondingly less."""
 BUDGETED = 0.9
 """Sum of the budgets, as a part of the GPU time. It is less than 1, because capacity that is lost to packing cannot be
 promised."""
 START_MS = 1_769_904_000_000
-"""2026-02-01T00:00:00Z, the start of a month of four weeks: as many weeks of bursts as between for each team."""
+"""2026-02-01T00:00:00Z, in milliseconds: the start of a month of four weeks. Each team has two weeks with a burst and
+two weeks without."""
 _DEFAULTS = {name: field.default for name, field in OperatorSettings.model_fields.items()}
 HALF_LIFE_S, PER_MINUTE = _DEFAULTS["usage_half_life"], _DEFAULTS["preemptions_per_minute"]
 LOOK_S = 300.0
-"""Seconds between two rounds of budgets and head of the queue, and the most between two searches for room that was
-found."""
+"""Seconds between two updates of the budgets and of the head of the queue, and longest time between two
+searches for room."""
 SOON_S = 1.0
-"""Seconds to the next search for room after room was found, or after a request arrived that may take it."""
+"""Seconds until the next search for room, after a search has found room or a request has arrived that may take
+the room."""
 DAYS, NODES = 28.0, 6
 _NO_ROOM = Refusal(outlook=Outlook.WAITING, headline="no room")
 Key = tuple[str, TracePod]
-"""Team and shape of a request: equal keys are served oldest first."""
+"""Team and shape of a request. Requests with equal keys are served oldest first."""
 
 
 @dataclass
@@ -73,25 +76,25 @@ class Month:
     waits_s: list[float] = field(default_factory=list)
     """Wait of each job so far, in seconds. For an evicted job: the sum of all its waits."""
     wait_of: dict[int, float] = field(default_factory=dict)
-    """The same by number of the job."""
+    """The same waits by the number of the job."""
     placed: int = 0
     ended: int = 0
     waiting: int = 0
     evicted: int = 0
     lowered: int = 0
     lost_s: float = 0.0
-    """GPU time, in seconds, of evicted jobs between their start and their eviction."""
+    """GPU time that evicted jobs used between their start and their eviction, in seconds. This work is lost."""
 
     def beyond(self, team: str, capacity_s: float, *, contended: bool = False) -> float:
         """Return a team's GPU time beyond its budget, in per cent of the budget. Negative if the team had less.
-        `contended`: True: leave out time that it borrowed while no team within its budget waited."""
+        `contended` true: GPU time does not count that the team borrowed while no team within its budget waited."""
         due = ENTITLED[team] * BUDGETED * capacity_s
         return 100 * (self.gpu_s[team] - (self.alone_s[team] if contended else 0.0) - due) / due
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """Job that has a place since `began`."""
+    """Job that has run on its GPUs since `began`."""
 
     team: str
     job: Job
@@ -100,9 +103,9 @@ class RunningJob:
 
 
 class MonthOfTeams:
-    """Simulation of one month; call `run` once. `budgets`: True if teams have budgets, and teams within their budget
-    preempt others; False: the queue is ordered by age. `idle_ratio`: most idle time for the head of the queue; 0: no
-    reservation."""
+    """Simulation of one month; call `run` once. `budgets` true: teams have budgets, and teams within their budget
+    preempt others. `budgets` false: the queue is ordered by age. `idle_ratio`: largest part of the GPU time that may
+    stay idle for the head of the queue; 0: no GPUs are reserved."""
 
     def __init__(
         self,
@@ -278,7 +281,7 @@ class MonthOfTeams:
             return
 
     def _victims(self, now: float) -> Victims:
-        """Return the operator's facts of the running jobs."""
+        """Return the running jobs as the operator's preemption planner sees them."""
         return victims_of(
             {
                 tenant: VictimFacts(

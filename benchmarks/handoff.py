@@ -39,11 +39,11 @@ QUANTUM_MS = 30
 APART = os.geteuid() == 0 and "--one-process" not in sys.argv
 """True if the agent is two processes."""
 MOST_TENANTS = 240
-"""On a node; a ledger has at most 256."""
+"""Number of tenants on a node with many tenants. A ledger has at most 256."""
 
 
 def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
-    """Run the program that plays the tenants' processes. Return its counts."""
+    """Run the program that plays the tenants' processes. Return the numbers that it has counted."""
     command = [str(PROGRAMS / "handoff"), "--seconds", str(seconds), "--hold-us", str(hold_us), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
     if done.returncode != 0:
@@ -61,7 +61,7 @@ def groups(tenants: int, gpus: int, *, gang: bool) -> list[tuple[int, tuple[str,
 
 
 def sockets(node: Node, members: list[tuple[int, tuple[str, ...]]]) -> list[str]:
-    """Return the sockets as arguments of the program."""
+    """Return the tenants' sockets, as arguments of the program that plays the tenants."""
     return [f"{group}:{node.path(f't{index}') / 'agent.sock'}" for index, (group, _) in enumerate(members)]
 
 
@@ -94,7 +94,7 @@ def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
 
 
 def ask(path: Path, seconds: float) -> list[float]:
-    """Request the memory figures repeatedly. Return the time of each answer, in us."""
+    """Request the memory figures repeatedly. Return the time until each answer, in us."""
     took: list[float] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(20)
@@ -113,7 +113,7 @@ def ask(path: Path, seconds: float) -> list[float]:
 
 @contextlib.contextmanager
 def scraped(node: Node) -> Iterator[None]:
-    """Scrape the agent each second."""
+    """Scrape the agent's metrics each second, until the end of the block."""
     port, done = re.findall(r'"port": (\d+)', node.log())[-1], threading.Event()
 
     def scrape() -> None:
@@ -130,8 +130,8 @@ def scraped(node: Node) -> Iterator[None]:
 
 
 def answers(case: str, seconds: float, *, disturbed: bool) -> list[Row]:
-    """Measure the time of an answer with 240 tenants on eight GPUs. `disturbed`: True: NVML is read and the agent is
-    scraped at the same time."""
+    """Measure the time until the agent answers, with 240 tenants on eight GPUs. `disturbed` true: NVML is read and the
+    agent is scraped at the same time."""
     members = groups(MOST_TENANTS, 8, gang=False)
     rows = [tenant(f"t{index}", 8 / MOST_TENANTS, gpus=on) for index, (_, on) in enumerate(members)]
     interval_s = "1" if disturbed else "60"

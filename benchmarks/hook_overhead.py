@@ -121,7 +121,7 @@ LINES = "a counter for each stream"
 def cost(
     threads: int, call: str, stream: str, environment: Mapping[str, str], rounds: int = ROUNDS
 ) -> dict[str, tuple[float, float]]:
-    """Return, by way of calling: (nanoseconds per call, nanoseconds more than the direct call)."""
+    """Return, by way of calling: (nanoseconds of a call, nanoseconds by which it takes longer than the direct call)."""
     program = [str(BUILD / "programs" / "launchcost"), str(threads), str(CALLS), str(rounds), call, stream]
     done = subprocess.run(program, env=dict(environment), capture_output=True, text=True, check=True, timeout=300)
     lines = (line.split() for line in done.stdout.splitlines())
@@ -129,9 +129,8 @@ def cost(
 
 
 def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callable[[Client], Grant | None]:
-    """Return a policy that grants `quantum_ms`, each time `pause_ms` after the request. The first grant has no
-    pause.
-    """
+    """Return a policy of the agent double. It grants `quantum_ms` each time, `pause_ms` after the request. The first
+    grant comes without a pause."""
     asked = [False]
 
     def grant(client: Client) -> None:
@@ -179,7 +178,7 @@ def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def instruction_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """Instructions of a launch, counted by single steps."""
+    """Measure the number of instructions of a launch, by single steps."""
     agent.hints.contended = False
     agent.on_want = lambda client: agent.next_grant()
     program = [str(BUILD / "programs" / "launchsteps"), str(STEPPED)]
@@ -205,7 +204,7 @@ def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def counted(agent: ScriptedAgent, environment: Mapping[str, str], pattern: str, metered: bool, *more: str) -> list[int]:
-    """Run `drivercalls` under one grant without end. Return the numbers that it prints."""
+    """Run `drivercalls` under one grant without end. Return the numbers that the program prints."""
     agent.hints.contended = metered
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     program = [str(BUILD / "programs" / "drivercalls"), pattern, str(CALL_ROUNDS), *more]
@@ -259,7 +258,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
 
 
 def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
-    """Measure trainings with and without samples, in turns."""
+    """Measure trainings with samples and without, alternately."""
     state = create_state(folder / "gpus", [(f"GPU-{GPU}", "Simulated GPU", 1 << 30)])
     environment = {
         **hooked,
@@ -281,7 +280,7 @@ def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -
 
 
 def spawn_us(environment: Mapping[str, str]) -> float:
-    """Return the microseconds from spawning a small program to its end."""
+    """Return the microseconds from the spawn of a small program to its end."""
     program = str(BUILD / "programs" / "nothing")
     begun = time.perf_counter_ns()
     pid = os.posix_spawn(program, [program], dict(environment))
@@ -290,9 +289,8 @@ def spawn_us(environment: Mapping[str, str]) -> float:
 
 
 def exec_rows(hook: Path, empty: Path) -> list[Row]:
-    """Measure execs without the hook, with it and with an empty library, in turns, so that other load affects each
-    equally.
-    """
+    """Measure execs without the hook, with the hook and with an empty library, alternately, so that other load affects
+    each of them equally."""
     plain = {"PATH": os.environ["PATH"]}
     ways = {"bare": plain, "hooked": {**plain, "LD_PRELOAD": str(hook)}, "empty": {**plain, "LD_PRELOAD": str(empty)}}
     took: dict[str, list[float]] = {way: [] for way in ways}

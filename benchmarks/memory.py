@@ -49,7 +49,7 @@ NEIGHBOUR_S = 10.0
 
 
 def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float]:
-    """Run `alloccost` and return its measurements."""
+    """Run the program `alloccost` and return its measurements."""
     done = subprocess.run(
         [str(PROGRAMS / "alloccost"), *arguments],
         env=dict(environment),
@@ -65,7 +65,7 @@ def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float
 
 
 def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """Measure a call without the hook, with the hook, and the difference."""
+    """Measure a call without the hook and with the hook. The rows also have the difference."""
     arguments = ["calls", *map(str, shape)]
     without, having = [], []
     for _ in range(TURNS):
@@ -81,7 +81,8 @@ def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooke
 
 
 def pairs(bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """Measure an allocation from a memory pool with its free: without the hook, with the hook, and the difference."""
+    """Measure an allocation from a memory pool with its free, without the hook and with the hook. The rows also have
+    the difference."""
     rows = []
     for case, (mib, threads) in PAIRS.items():
         arguments = ["pairs", str(mib * MIB), str(threads), str(PAIR_ROUNDS)]
@@ -94,7 +95,8 @@ def pairs(bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
 
 
 def beside_a_neighbour(node: Node, seconds: float) -> list[Row]:
-    """Measure the neighbour's share of the GPU and the agent's processor time, without and with allocations."""
+    """Measure the neighbour's share of the GPU and the agent's processor time, with and without a program that
+    allocates."""
     rows = []
     for program in ("a", "b"):
         node.launch(program, "--kernel-us", "1000")
@@ -120,7 +122,7 @@ def beside_a_neighbour(node: Node, seconds: float) -> list[Row]:
 
 
 def called_back(node: Node) -> list[Row]:
-    """Measure an allocation that needs its sibling's idle credits."""
+    """Measure an allocation that succeeds only after a sibling process has returned its idle credits."""
     environment = dict(os.environ) | {
         "LD_LIBRARY_PATH": str(FAKE_CUDA),
         "LD_PRELOAD": str(node.path("a") / "libsharepod.so"),

@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 def measure(node: PluginNode, times: int) -> dict[tuple[str, str], list[float]]:
-    """Return the seconds of each time by case and metric."""
+    """Return the measured times in seconds, by case and metric."""
     found: dict[tuple[str, str], list[float]] = {}
     node.apply("warm", 0.4)
     node.sharepod("warm")

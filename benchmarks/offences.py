@@ -54,12 +54,12 @@ agent.recv(4096)
 print("ready", flush=True)
 sys.stdin.read()
 """
-"""Program that speaks to the agent as a hook does, for offences of processes that are hooked."""
+"""Program that sends the agent the same frames as a hook. It stands for hooked processes."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of offence, as the driver shows it."""
+    """One kind of offence, with the data that the driver shows about it."""
 
     reason: FindingReason
     hooked: bool = False
@@ -89,7 +89,7 @@ class Offence:
 
 @dataclass
 class Measured:
-    """Offences of one kind, played on a node of their own."""
+    """Offences of one kind, on a node of their own."""
 
     kind: Kind
     root: Path
@@ -97,7 +97,7 @@ class Measured:
     offences: list[Offence] = field(default_factory=list)
 
     async def play(self, each: int) -> None:
-        """Let `each` tenants offend one after the other, and wait until the last process has ended."""
+        """Let `each` tenants offend, one after the other. Wait until the last offending process has ended."""
         containers = TenantContainers(self.root)
         self.stack.callback(containers.close)
         self.print_progress()
@@ -137,7 +137,7 @@ class Measured:
         return Offence(tenant, process)
 
     def begin(self, offence: Offence) -> None:
-        """Let the driver show the process."""
+        """Make the driver show the process: from now on it offends."""
         self.offences.append(offence)
         offence.begun = time.monotonic()
         self.print_progress()
@@ -155,7 +155,7 @@ class Measured:
         partial.replace(self.root / "inventory.yaml")
 
     def look(self, agent: Agent) -> None:
-        """Record new findings and ended processes."""
+        """Record findings that are new, and processes that have ended."""
         ended = False
         for offence in self.offences:
             now = time.monotonic()
@@ -186,7 +186,7 @@ class Measured:
 
 
 def main() -> int:
-    """Measure each kind. Return 0 if every offence was found and ended."""
+    """Measure each kind of offence. Return 0 if every offence was found and every offending process ended."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=50, help="offences of each kind (50)")
     each = parser.parse_args().each

@@ -44,17 +44,18 @@ from results import Row, write
 
 CASES = ("latency", "rate", "rest", "restart", "handover", "delete", "ablation")
 SLOW_RATE = 20.0
-"""SharePods a second of the calm case: a large cluster's working day."""
+"""SharePods created per second in the calm case: as many as a large cluster creates on a working day."""
 IN_FLIGHT = 256
 """Objects sent and not yet bound, in the case that measures the rate: eight for each of the operator's writers."""
 _WARM = 20
-"""SharePods before the measurement, one after the other."""
+"""SharePods that are created before the measurement, one after the other."""
 _LATENCY_S = 8.0
 _LATENCY_MOST = 2000
 """Most SharePods of one latency case. At half of a fast bare client's rate, the SharePods of 8 s would fill the
 nodes."""
 _FULL = 0.8
-"""Part of the GPUs that the shares of all latency cases, at two rates for each of `--doors`, may occupy."""
+"""Largest part of the GPUs that the shares of all latency cases may occupy. A latency case is measured at two rates for
+each of `--doors`."""
 _BARE_S = 8.0
 _REST_S = 20.0
 _QUIET_S = 3.0
@@ -68,7 +69,8 @@ _DELETED = 500
 _HANDED_OVER = 2_500
 """SharePods with which the leadership is handed over."""
 _MOVING = 200
-"""Thousandths by which changing usage moves at each write: more than any threshold."""
+"""Thousandths of a GPU by which the usage changes at each write. This is more than any threshold below which a change
+is not reported."""
 _STILL = 10
 
 
@@ -125,7 +127,7 @@ class Measurement:
         print(f"{self._plane.name}, {case}: {metric} {value:.5g} {unit}", flush=True)
 
     async def run(self, cases: list[str]) -> None:
-        """Measure these cases. If a case fails, the results of the cases before it are kept."""
+        """Run these cases. If a case fails, keep the results of the cases before it."""
         if isinstance(self._plane, MemoryPlane):
             self._plane.start_operator()
         for door in self._doors:
@@ -195,7 +197,7 @@ class Measurement:
         return self._plane.server_cpu() if isinstance(self._plane, RealPlane) else 0.0
 
     def _server_row(self, case: str, before: float, count: int) -> None:
-        """Add the row of the API server's processor time per object since `before`."""
+        """Add a row with the API server's processor time for each object created since `before`."""
         if isinstance(self._plane, RealPlane):
             self._row(case, "server_cpu", "ms per object", (self._server_cpu() - before) / count * 1000)
 
@@ -217,7 +219,7 @@ class Measurement:
                     self._row(case, f"{moment}_added_p{percent}", "ms", delay - bare[moment, percent])
 
     async def _delays(self, door: Door, rate: float, count: int) -> dict[tuple[str, int], float]:
-        """Create `count` objects at this rate. Return, by (moment, per cent), the percentiles of their delays."""
+        """Create `count` objects at this rate. Return percentiles of their delays, by (moment, percentile)."""
         async with self._client(f"{door.value.lower()}-{rate:.0f}", door) as load:
             await load.at_rate(rate, count)
         return {
@@ -227,7 +229,7 @@ class Measurement:
         }
 
     def _costs(self, case: str, before: Counter[str], cpu: float, count: int) -> None:
-        """Add the rows of processor time and calls per SharePod since `before`."""
+        """Add rows with the operator's processor time and calls for each SharePod since `before`."""
         self._row(case, "operator_cpu", "ms per SharePod", (cpu_of(self._plane.pid) - cpu) / count * 1000)
         made = self._calls() - before
         reads = sum(number for key, number in made.items() if key.startswith("get "))

@@ -55,7 +55,7 @@ from results import RESULTS, ROOT, Row, paired_rows, print_table, write
 MARKS = (1.0, 1.2, 1.3)
 TOLERANCE = 0.3
 WARM_UP, MEASURED = 2.0, 3.0
-"""Mean lifetimes before refusals count, and during which they count."""
+"""Times in mean lifetimes of a pod: before refusals are counted, and while they are counted."""
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 BLIND = "MemoryBlind"
@@ -71,7 +71,8 @@ POLICIES: dict[str, Make] = {
 
 @dataclass
 class Outcome:
-    """For each seed, by per cent of the capacity that has arrived: per cent allocated."""
+    """Result for each seed: per cent of the capacity that is allocated, by per cent of the capacity that has
+    arrived."""
 
     curves: list[dict[int, float]] = field(default_factory=list)
     decisions: list[float] = field(default_factory=list)
@@ -81,7 +82,7 @@ class Outcome:
         return fmean(values) if values else None
 
     def mean(self) -> dict[int, float]:
-        """Return the mean over all seeds, as far as all have reached."""
+        """Return the mean over all seeds, up to the last per cent that all seeds have reached."""
         reached = min((max(curve, default=0) for curve in self.curves), default=0)
         return {percent: fmean(curve[percent] for curve in self.curves) for percent in range(1, reached + 1)}
 
@@ -104,7 +105,7 @@ def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, 
 
 
 def turned_away(policy: Policy, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
-    """Return the per cent of the GPU demand that is refused."""
+    """Return the refused part of the GPU demand, in per cent."""
     leaving: list[tuple[float, int, object]] = []
     asked = refused = 0
     for number, visit in enumerate(visits(pods, capacity, seed, load, WARM_UP + MEASURED)):

@@ -25,7 +25,7 @@ LEARNED = 512
 """Arrivals that the engine has seen before: four of five without a label."""
 
 Wanted = tuple[int, str | None]
-"""Thousandths of a GPU, and the exclusion label."""
+"""Request: thousandths of a GPU, and the exclusion label or None."""
 Place = Callable[[Wanted], bool]
 
 
@@ -35,7 +35,7 @@ def _orders(seeds: Sequence[int]) -> list[list[Wanted]]:
 
 
 class _SharePod:
-    """The placement engine, which has learned such a demand."""
+    """Policy: the placement engine, after it has learned such a demand."""
 
     def __init__(self) -> None:
         self.cluster = Cluster()
@@ -76,7 +76,7 @@ class _SharePod:
 
 
 class _BestFit:
-    """The tightest GPU that the labels allow."""
+    """Policy: the GPU with the least free time among the GPUs that the labels allow."""
 
     def __init__(self) -> None:
         self._free: list[int] = [WHOLE_GPU] * (NODES * WIDTH)
@@ -101,7 +101,7 @@ class _BestFit:
 
 
 def label_rows(seeds: Sequence[int]) -> list[Row]:
-    """Return the rows of both policies, means over the seeds."""
+    """Return the rows of both policies: means over the seeds."""
     rows = []
     for policy in (_SharePod, _BestFit):
         bound, others = [], []

@@ -34,8 +34,9 @@ WARM_UP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request of a mix: `weight` of the arrivals. `labels`: how many labels of each sort its requests are
-    drawn from. `cpu` in thousandths of a core, `memory` in GiB; None: in proportion. `since`, `until`: of the time."""
+    """One kind of request of a mix. `weight`: its part of the arrivals. `labels`: number of different labels of each
+    sort. `cpu`: in thousandths of a core. `memory`: in GiB; None: in proportion to the time. `since`, `until`: begin
+    and end of its arrivals, as parts of the simulated time."""
 
     weight: float
     milli: int
@@ -57,7 +58,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Kinds of requests, and nodes: how many, with how many GPUs each, cores, model and GiB."""
+    """Kinds of requests, and kinds of nodes. A kind of nodes: number of nodes, GPUs of each node, cores, GPU model, and
+    GiB of each GPU."""
 
     kinds: tuple[Kind, ...]
     nodes: tuple[tuple[int, int, int, str, int], ...] = ((16, 8, 96, "A", 80),)
@@ -192,14 +194,14 @@ class Learning:
 
 
 class Unlearned(Learning):
-    """The engine that has learned nothing: best fit."""
+    """Policy: the placement engine without learning, which is best fit."""
 
     def place(self, request: PlacementRequest) -> Assignment | None:
         return self._taken(request, self.engine.find(request))
 
 
 class Fgd(Learning):
-    """FGD behind the engine's filters, which knows the mix beforehand."""
+    """Policy: FGD behind the engine's filters. It knows the mix before the first request arrives."""
 
     def __init__(self, mix: Mix, coming: Sequence[_Visit]) -> None:
         super().__init__(mix, coming)
@@ -249,7 +251,7 @@ POLICIES: dict[str, Make] = {"SharePod": Learning, "BestFit": Unlearned, "FGD": 
 
 
 def turned_away(make: Make, mix: Mix, seed: int, load: float, arrivals: int = ARRIVALS) -> float:
-    """Return the percent of the GPU demand that is turned away."""
+    """Return the refused part of the GPU demand, in per cent."""
     coming = visits(mix, seed, load, arrivals)
     policy = make(mix, coming)
     leaving: list[tuple[float, int, PlacementRequest, Assignment]] = []
@@ -267,8 +269,8 @@ def turned_away(make: Make, mix: Mix, seed: int, load: float, arrivals: int = AR
 
 
 def mix_rows(seeds: Sequence[int], loads: Sequence[float], begins: str = "") -> list[Row]:
-    """Return the rows of all policies for the mixes with names that begin so: means of the seeds, paired
-    differences."""
+    """Return the rows of all policies for the mixes whose names begin with one of these texts: means of the seeds, and
+    paired differences."""
     rows = []
     for name, mix in MIXES.items():
         for load in loads if name.startswith(begins) else ():

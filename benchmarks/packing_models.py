@@ -30,18 +30,18 @@ _MODELS = (
     ("L40S", 128_000, 48),
     ("H100", 128_000, 80),
 )
-"""Name, thousandths of a core of a node with eight GPUs, GiB of each GPU."""
+"""GPU models: name, thousandths of a core of a node with eight such GPUs, GiB of each GPU."""
 _NODES, _ARRIVED, _SEEDS = 60, 1.3, (1, 2)
 _TIMES = (50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 1000)
 _MEMORY = (None, 1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40, 60)
-"""GiB of a request of one GPU; None: in proportion to time."""
+"""Memory of a request for one GPU, in GiB; None: in proportion to the time."""
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 Away = Callable[[Policy, Sequence[TracePod], int, int, float], float]
 
 
 def mix(number: int) -> tuple[list[TraceNode], list[TracePod]]:
-    """Return the nodes of a mix, and requests of as much GPU time as they have."""
+    """Return the nodes of a mix, and requests whose GPU time in all equals the capacity of the nodes."""
     chance = random.Random(number)
     models = chance.sample(_MODELS, chance.choice((2, 3, 4)))
     nodes = []
@@ -66,7 +66,7 @@ def mix(number: int) -> tuple[list[TraceNode], list[TracePod]]:
 
 
 def capacity_of(nodes: Sequence[TraceNode]) -> int:
-    """Return the thousandths of a GPU of these nodes."""
+    """Return the capacity of these nodes, in thousandths of a GPU."""
     return sum(node.gpus for node in nodes) * WHOLE_GPU
 
 

@@ -18,8 +18,8 @@ from sharepod.placement.state.types import Assignment, PlacementRequest
 
 
 class Moving(SharePod):
-    """The engine, with one move for a pod without room. `part`: part of the pods that may be moved, 0 to 1; `moves`:
-    number of moves."""
+    """Policy: the engine, which moves at most one pod to make room for a pod without room. `part`: part of the pods
+    that may be moved, 0 to 1. `moves`: number of moves so far."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod], *, part: float = 1.0) -> None:
         super().__init__(nodes, pods)
@@ -44,7 +44,7 @@ class Moving(SharePod):
         super().leave((moved[0] if moved else placed[0], placed[1]))
 
     def _carry_out(self, plan: MovePlan, request: PlacementRequest) -> Assignment:
-        """Move the mover, and return the place of the other pod."""
+        """Move the pod that the plan names. Return the place of the other pod, for which the move makes room."""
         self.moves += 1
         self.cluster.release(plan.node, plan.tenant)
         node = self.cluster.node(plan.node)

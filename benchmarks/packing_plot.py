@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 Curve = Mapping[int, float]
-"""Percent of the capacity allocated, by whole percent arrived."""
+"""Allocated per cent of the capacity, by whole per cent of the capacity that has arrived."""
 
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
 _WIDTH, _HEIGHT = 720, 480
@@ -14,7 +14,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 40, 50
 
 
 def text_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """Draw one line per step of 5 percent, one letter per policy; 80 to 100 percent across."""
+    """Draw the curves as text: one line per 5 per cent arrived, one letter per policy. The width of a line stands for
+    80 to 100 per cent allocated."""
     lines = [f"{title}: % allocated (80 to 100 across) against % arrived"]
     for percent in range(70, 131, 5):
         line = [" "] * 61
@@ -28,7 +29,8 @@ def text_plot(curves: Mapping[str, Curve], title: str) -> str:
 
 
 def svg_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """Draw from the point where the first line falls behind the arrivals to the right end of the longest."""
+    """Draw the curves as SVG. The picture begins where the first curve falls below the arrivals, and ends with the
+    longest curve."""
     points = [(percent, value) for curve in curves.values() for percent, value in curve.items()]
     behind = [percent for percent, value in points if value < percent - 1]
     left = max(min(behind, default=70) - 10, 0) // 10 * 10

@@ -32,7 +32,8 @@ Array = npt.NDArray[Any]
 
 
 class Policy(Protocol):
-    """`place` admits a pod or returns None; `leave` undoes it by the result of `place`."""
+    """Policy. `place` admits a pod and returns its place, or returns None if it refuses the pod. `leave` removes the
+    pod; it gets the result of `place`."""
 
     decisions: list[float]
 
@@ -42,9 +43,9 @@ class Policy(Protocol):
 
 
 class SharePod:
-    """The placement engine with all of its rules. It learns the demand from the pods, without prior knowledge.
+    """Policy: the placement engine with all its rules. It learns the demand from the pods, and knows nothing before.
 
-    `decisions`: seconds of each choice, without recording it or renewing the weights.
+    `decisions`: seconds of each choice of a place, without recording the choice and without renewing the weights.
     """
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
@@ -117,16 +118,17 @@ class SharePod:
 
 
 class MemoryBlind(SharePod):
-    """The engine, with the assumption that all requests have memory in proportion to their time. The difference is the
-    value of regarding memory."""
+    """Policy: the engine, with the assumption that the memory of each request is in proportion to its time. The
+    difference to `SharePod` shows the value of using the real memory."""
 
     def learn(self, request: PlacementRequest) -> None:
         self.engine.packing.arrived(replace(request, gpu=replace(request.gpu, memory=None)))
 
 
 class _TracePolicy:
-    """Nodes as columns and, for each kind of pod, the scores of all nodes; only changed nodes are scored again. Memory
-    of nodes and of GPUs only filters."""
+    """Base of the policies of the paper. Nodes are columns of arrays. For each kind of pod, the scores of all nodes are
+    kept, and only changed nodes are scored again. Memory of nodes and GPUs excludes nodes and has no effect on
+    scores."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         width = max(node.gpus for node in nodes)
@@ -202,7 +204,7 @@ class _TracePolicy:
 
 
 class BestFit(_TracePolicy):
-    """Least left of CPU and of GPU time, each as a part of the largest node's."""
+    """Policy: the node on which least CPU and GPU time is left, each as a part of the largest node's."""
 
     CPU, GPU = 128_000, 8_000
 
@@ -219,8 +221,8 @@ class BestFit(_TracePolicy):
 
 
 class Fgd(_TracePolicy):
-    """Policy: where the expected fragmentation grows least. It knows the trace's mix beforehand, down to the kinds of
-    pods that make up 95 % of it."""
+    """Policy: the node on which the expected fragmentation grows least. It knows the mix of the trace before the first
+    pod arrives: the kinds of pods that make up 95 % of the pods."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         super().__init__(nodes, pods)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """`memory` in MiB; `gpus` of one `model`; `gpu_memory`: bytes of each."""
+    """Node of a trace. `memory` is in MiB. All its `gpus` GPUs have the same `model`. `gpu_memory`: bytes of
+    each GPU."""
 
     name: str
     cpu: int
@@ -27,8 +28,8 @@ class TraceNode:
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """`milli` of each of `gpus` GPUs of one of `models` (none: of any); `gpu_memory`: bytes of each, None: in
-    proportion."""
+    """Pod of a trace. It requests `milli` thousandths of each of `gpus` GPUs of one of `models` (empty: of any model).
+    `gpu_memory`: bytes on each GPU; None: in proportion to the time."""
 
     cpu: int
     memory: int
@@ -98,8 +99,8 @@ def _number(path: Path, line: int, row: dict[str, str], column: str) -> int:
 
 
 def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[TracePod]]:
-    """Make a mixed cluster and requests without a trace: three models, shares and whole GPUs, some with a model, some
-    without a GPU."""
+    """Make a mixed cluster and requests, for use without a trace. The nodes have three GPU models. Some pods request
+    shares, some whole GPUs, some name a model, and some request no GPU."""
     chance = random.Random(seed)
     kinds = [(96_000, 8, "A", 40), (64_000, 4, "B", 24), (104_000, 2, "C", 16)]
     nodes = []
@@ -118,7 +119,8 @@ def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[Tr
 
 
 def with_memory(pods: Sequence[TracePod], seed: int, largest: int) -> list[TracePod]:
-    """Return the same pods with GPU memory drawn independently of their time: an eighth to all of `largest` bytes."""
+    """Return the same pods, with GPU memory drawn independently of their time: from an eighth of `largest` bytes to all
+    of them."""
     chance = random.Random(seed)
     steps = (1, 1, 2, 2, 3, 4, 6, 8)
     drawn = {pod: chance.choice(steps) * largest // 8 for pod in dict.fromkeys(pods) if pod.gpus == 1}
@@ -126,7 +128,8 @@ def with_memory(pods: Sequence[TracePod], seed: int, largest: int) -> list[Trace
 
 
 def arrivals(pods: Sequence[TracePod], capacity: int, seed: int, ratio: float) -> list[TracePod]:
-    """Return the pods shuffled, then drawn, until the demand reaches `ratio` of the capacity."""
+    """Return the trace's pods in random order, followed by randomly drawn pods of the trace, until the demand reaches
+    `ratio` of the capacity."""
     chance = random.Random(seed)
     order = list(pods)
     chance.shuffle(order)
@@ -140,7 +143,7 @@ def arrivals(pods: Sequence[TracePod], capacity: int, seed: int, ratio: float) -
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A pod that arrives at `start` and, if admitted, leaves at `end`; in mean lifetimes."""
+    """Pod that arrives at `start` and, if it is admitted, leaves at `end`. Both are in mean lifetimes."""
 
     start: float
     end: float

@@ -47,7 +47,7 @@ GIB = 1 << 30
 SIZES = (100, 1_000, 10_000, 50_000)
 FILLS = {"half full": 0.5, "95 % full": 0.95}
 LABELS = (10_000, 12_000)
-"""GPUs, and SharePods, of the case with labels."""
+"""Number of GPUs, and number of SharePods, of the case with labels."""
 MODELS = (("A100", 80), ("L4", 24), ("T4", 16))
 SHARES = (100, 200, 250, 300, 400, 500, 700, 1000)
 KINDS = {
@@ -65,7 +65,7 @@ KINDS = {
 
 
 def node_states(gpus: int) -> list[NodeState]:
-    """Return nodes of eight GPUs; the last has the remainder."""
+    """Return nodes with eight GPUs each. The last node has the GPUs that remain."""
     states = []
     for number, first in enumerate(range(0, gpus, 8)):
         name = f"node-{number:05}"
@@ -185,7 +185,7 @@ def rebuilt(states: Sequence[NodeState], cluster: Cluster) -> Cluster:
 
 
 def resident() -> float:
-    """Return the MiB that this process has, everything included."""
+    """Return the resident memory of this process, in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
@@ -244,7 +244,7 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
 
 
 def _settle_garbage() -> None:
-    """Set the collector as the operator does once it has listed everything."""
+    """Set Python's garbage collector as the operator sets it after it has listed all objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
@@ -267,7 +267,7 @@ def label_rows(gpus: int, labels: int) -> Iterator[Row]:
         request = PlacementRequest(tenant=TenantId(name), namespace="team", name=name, gpu=gpu)
         engine.packing.arrived(request)
         if engine.packing.due:
-            gc.disable()  # it comes after 20,000 new objects of any origin, and takes about 5 ms
+            gc.disable()  # a collection would come after 20,000 new objects of any origin, and take about 5 ms
             began = time.thread_time()
             for _ in engine.packing.renewal():
                 slices.append(time.thread_time() - began)

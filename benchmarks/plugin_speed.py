@@ -130,7 +130,7 @@ def answers() -> dict[str, bytes]:
 
 @contextmanager
 def serving(found: dict[str, bytes]) -> Iterator[str]:
-    """Serve the answers until the end of the block; give the address."""
+    """Serve the answers over HTTP until the block ends. Yield the server's address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -185,7 +185,7 @@ def seconds(argv: list[str], environment: dict[str, str]) -> float:
 
 
 def main() -> int:
-    """0 when each command answers within a second."""
+    """Run the benchmark. Return 0 if each command answers within a second."""
     environment = dict(os.environ) | {"PYTHONPATH": str(CLI), "PATH": f"{build.programs().bin}:{os.environ['PATH']}"}
     raw = ["kubectl", "get", "--raw", "/apis/sharepod.dev/v1alpha1/gpunodes"]
     with tempfile.TemporaryDirectory() as folder, serving(answers()) as address:

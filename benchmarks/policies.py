@@ -30,7 +30,7 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 
 @dataclass(frozen=True)
 class Mix:
-    """Tenants of one GPU. The first is the pausing one if `pause_ms` is set; others are busy."""
+    """Tenants of one GPU. If `pause_ms` is set, the first tenant pauses. All other tenants are always busy."""
 
     requests: tuple[int, ...]
     kernel_ms: int
@@ -48,7 +48,8 @@ class Mix:
 
 
 PAUSING = ((700, 300, 20, 5), (900, 0, 5, 2), (500, 500, 20, 10))
-"""Request, the neighbour's request, milliseconds of work and of pause."""
+"""Cases with a pausing tenant: its request and its neighbour's, in thousandths; its work and its pause, in
+milliseconds."""
 BUSY = ((20, 980), (100, 900), (300, 700), (200, 300, 500), (20,) * 50)
 
 MIXES = [
@@ -63,7 +64,7 @@ MIXES = [
 
 
 def play(mix: Mix, policy: str, seconds: int) -> dict[str, tuple[str, float]]:
-    """Play one mix under one policy; return its metrics: unit and value by name."""
+    """Play one mix under one policy. Return its metrics by name, each with unit and value."""
     programs = [
         Program(f"t{index}", request=request, kernel_ns=mix.kernel_ms * MS)
         for index, request in enumerate(mix.requests)
@@ -91,7 +92,7 @@ def play(mix: Mix, policy: str, seconds: int) -> dict[str, tuple[str, float]]:
 
     simulation.at(begin, mark)
     simulation.run(end)
-    shares = [program.share(begin, end) for program in programs]  # a busy one works while it holds
+    shares = [program.share(begin, end) for program in programs]  # a busy tenant works whenever it holds the token
     if mix.pause_ms:
         shares[0] = (first.worked_ns - worked[0]) / (end - begin)
     waits = sorted(first.waits[seen[0] :]) or [0]

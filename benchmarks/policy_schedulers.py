@@ -21,7 +21,7 @@ QUANTUM_NS = 30 * _MS
 """Length of a turn: three of them are the core's longest."""
 _GEMINI_WINDOW_NS = 10_000 * _MS
 _BEST_EFFORT = 1
-"""Weight of a tenant without a request, in thousandths."""
+"""Weight of a tenant whose request is 0, in thousandths."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Entrant:
     tag: float = 0.0
     """Virtual time at which its next turn starts."""
     spans: deque[tuple[int, int]] = field(default_factory=deque)
-    """Turns of the last window: begin and end."""
+    """Turns within the sliding window, each with its begin and its end."""
 
     @property
     def weight(self) -> int:
@@ -68,7 +68,7 @@ class LiteratureScheduler:
         """Ignore the announcement."""
 
     def stalled(self, _now: int) -> None:
-        """Ignore that the caller was late."""
+        """Do nothing: these schedulers do not depend on whether the caller was late."""
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
         """End the hold."""
@@ -80,7 +80,7 @@ class LiteratureScheduler:
             entrant.waiting = True
 
     def tick(self, now: int) -> list[Action]:
-        """Grant to the next tenant, if there is no holder."""
+        """Grant the token to the next tenant if no tenant holds it."""
         waiting = [entrant for entrant in self.entrants.values() if entrant.waiting]
         if self._holder is not None or not waiting:
             return []
@@ -91,61 +91,62 @@ class LiteratureScheduler:
         return [TokenGrant(first.id, self._grants, QUANTUM_NS, metered=True)]
 
     def next_deadline(self) -> int | None:
-        """Return None: nothing happens by itself."""
+        """Return None, because nothing happens at a fixed time."""
         return None
 
     def woke(self, entrant: Entrant) -> None:
-        """Record that a tenant began to wait after a sleep."""
+        """Record that a tenant waits again after a pause."""
 
     def charge(self, now: int, entrant: Entrant, begun: int) -> None:
         """Charge a hold."""
         entrant.tag += (now - begun) * 1000 / entrant.weight
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:
-        """Return the tenant that is next."""
+        """Return the waiting tenant that gets the token next."""
         raise NotImplementedError
 
 
 class StartTimeFair(LiteratureScheduler):
-    """Start-time fair queueing: virtual time is the start tag in service."""
+    """Start-time fair queueing. Virtual time is the start tag of the tenant that holds the token."""
 
     def __init__(self) -> None:
         super().__init__()
         self._virtual = 0.0
 
     def woke(self, entrant: Entrant) -> None:
-        """Start no earlier than now in virtual time."""
+        """Set the tenant's start tag to the present virtual time, unless the tag is later."""
         entrant.tag = max(entrant.tag, self._virtual)
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:
-        """Return the tenant of the least start tag."""
+        """Return the waiting tenant with the least start tag."""
         first = min(waiting, key=lambda entrant: (entrant.tag, entrant.id))
         self._virtual = first.tag
         return first
 
 
 class Stride(LiteratureScheduler):
-    """Stride scheduling: a tenant that slept keeps its lead, and no claim."""
+    """Stride scheduling. A tenant that returns after a pause is not entitled to the time that it missed, but a tenant
+    that was ahead stays ahead."""
 
     def woke(self, entrant: Entrant) -> None:
-        """Join at the least pass of the waiting tenants."""
+        """Set the tenant's pass to the least pass of the waiting tenants, unless its own pass is larger."""
         others = [other.tag for other in self.entrants.values() if other.waiting and other is not entrant]
         entrant.tag = max(entrant.tag, min(others, default=entrant.tag))
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:
-        """Return the tenant of the least pass."""
+        """Return the waiting tenant with the least pass."""
         return min(waiting, key=lambda entrant: (entrant.tag, entrant.id))
 
 
 class Lottery(LiteratureScheduler):
-    """Lottery scheduling, with draws that can be repeated."""
+    """Lottery scheduling. The draws come from a seed, so a run can be repeated."""
 
     def __init__(self) -> None:
         super().__init__()
         self._draw = random.Random(1)
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:
-        """Return the tenant of the drawn ticket."""
+        """Return the waiting tenant whose ticket is drawn."""
         return self._draw.choices(waiting, [entrant.weight for entrant in waiting])[0]
 
 
@@ -153,11 +154,11 @@ class Gemini(LiteratureScheduler):
     """Gemini's token scheduler: usage over a sliding window against request and limit."""
 
     def charge(self, now: int, entrant: Entrant, begun: int) -> None:
-        """Record the turn for the window."""
+        """Record the turn in the sliding window."""
         entrant.spans.append((begun, now))
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:
-        """Return the tenant that is furthest below its request, of those below their limit."""
+        """Return the tenant that is furthest below its request, among the tenants below their limit."""
 
         def missing(entrant: Entrant) -> tuple[bool, float, str]:
             since = now - _GEMINI_WINDOW_NS

@@ -29,32 +29,29 @@ from sharepod.kube import MERGE_PATCH, ApiError, Connection
 
 _EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
 _RATE = 20.0
-"""SharePods a second of the namespace that is measured."""
+"""SharePods per second that the measured namespace creates."""
 _STAYS_S = 3.0
-"""Seconds that each of them runs: its end frees room that the crowd could use."""
+"""Seconds for which each of them runs. When it ends, it frees room that the crowd could take."""
 _CROWD_RATE = 50.0
-"""SharePods of the crowd that arrive a second: a quarter of the API server double's rate."""
+"""SharePods of the crowd that arrive per second: a quarter of the API server double's rate."""
 _WARM = 50
 
 
 _LABELS = {f"{'p' * 249}.{each:03}/{'n' * 63}": "v" * 63 for each in range(20)}
 """Labels of the API server's maximal length: 7.5 KB."""
 _NOISY = 60
-"""SharePods that run, fail and are restarted."""
+"""Number of SharePods that run, fail and are restarted."""
 _NOISES = 50.0
-"""Statuses of their Pods, and Events, that are written a second."""
+"""Number of status changes of their Pods, and of Events, that are written per second."""
 _MESSAGE = 4096
 """Characters of a container's termination message: as many as the kubelet reads."""
 
 
 class Crowd:
-    """SharePods of one namespace of which one fits on each node.
+    """SharePods of one namespace, of which only one fits on each node.
 
-    Args:
-        api: Connection of their owner.
-        namespace: Their namespace.
-        different: No two have equal requests.
-        longest: Their names and labels have maximal length.
+    Args: |>api: Connection of the client that creates them. |>namespace: Their namespace. |>different: True if no two
+    of them have the same request. |>longest: True if their names and labels have the maximal length.
     """
 
     def __init__(self, api: Connection, namespace: str, *, different: bool, longest: bool) -> None:
@@ -64,7 +61,7 @@ class Crowd:
         self._path = SHAREPODS.format(namespace)
 
     async def arrive(self, count: int, rate: float) -> None:
-        """Create so many, so many a second."""
+        """Create `count` SharePods, `rate` a second."""
 
         gpu = {"request": 0.3, "count": 8, "antiAffinity": "crowd"}
         containers = [{"name": "main", "image": "test"}]
@@ -110,7 +107,8 @@ class Noise:
             task.add_done_callback(making.discard)
 
     async def _make(self, number: int) -> None:
-        """Write an Event, and the status of a Pod: a container has ended, with each eighth the Pod as well."""
+        """Write an Event and the status of a Pod. The status shows that a container has ended; every eighth status also
+        shows that the Pod has failed."""
         name = f"noise-{number % _NOISY}"
         message = f"{number} ".ljust(_MESSAGE, "x")
         ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": message}}
@@ -137,7 +135,8 @@ class Noise:
 
 
 async def passing(load: LoadClient, seconds: float) -> list[float]:
-    """Create at the rate for so many seconds, each ending after its stay; return the seconds from sent to opened."""
+    """Create SharePods at the measured rate for some seconds. Each is ended after its stay. Return the seconds from the
+    creation of each until its Pod was opened."""
     before = set(load.seen.sent)
     ending = asyncio.create_task(_end_each(load, before))
     await load.at_rate(_RATE, round(seconds * _RATE))
@@ -162,7 +161,7 @@ _CASES = {
     "different": ", each asking otherwise",
     "limits": ", each asking otherwise, names and labels at their limits",
 }
-"""Crowds, and the description of each in its rows."""
+"""Crowds by name, with the text that describes each in the rows."""
 
 
 async def measure(plane: MemoryPlane, options: argparse.Namespace, kind: str) -> list[Row]:

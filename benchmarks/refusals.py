@@ -30,7 +30,7 @@ def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """0 when every case is refused as it should be."""
+    """Run the benchmark. Return 0 if every case is refused as it should be."""
     rows: list[Row] = []
     with Cluster(scheduler=False) as cluster:
         install(cluster)

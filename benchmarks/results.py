@@ -31,7 +31,7 @@ class Row:
 
 
 def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, against: str) -> list[Row]:
-    """Return the difference of `against` to each other policy on the same seeds, and its standard error."""
+    """Return the differences between `against` and each other policy on the same seeds: mean and standard error."""
     rows = []
     for policy, values in of_policy.items():
         if policy == against or against not in of_policy:
@@ -44,7 +44,8 @@ def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, against:
 
 
 def commit() -> str:
-    """The short hash of HEAD, with a `+` where tracked files are changed; `unknown` outside a checkout."""
+    """Return the short hash of HEAD. It ends in `+` if tracked files have changed. Outside a checkout, return
+    `unknown`."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -60,7 +61,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Processor, cores, kernel: for comparisons."""
+    """Return processor, number of cores and kernel, so that results of different machines are not compared."""
     processor = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -74,7 +75,7 @@ def machine() -> str:
 
 
 def print_table(rows: Iterable[Row], *, title: str) -> None:
-    """The rows as an aligned table on standard output."""
+    """Print the rows as an aligned table to standard output."""
     cells = [("case", "metric", "unit", "value")] + [(r.case, r.metric, r.unit, f"{r.value:.6g}") for r in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     print(f"\n{title}")

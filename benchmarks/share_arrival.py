@@ -31,7 +31,7 @@ ERROR_S = 10.0
 
 @dataclass(frozen=True)
 class Arrival:
-    """One case. `first_ms`, `newcomer_ms`: the tenants' kernels."""
+    """One case. `first_ms`, `newcomer_ms`: length of the kernels of the first tenant and of the newcomer."""
 
     first_request: float
     first_ms: int
@@ -81,7 +81,7 @@ def measure_arrival(arrival: Arrival) -> list[Row]:
 
 
 def _right_from(track: list[tuple[float, float]], begin: float, owed: float, turn_s: float) -> bool:
-    """Return whether the share of every window of WINDOW_S or longer from that moment on is right."""
+    """Return whether the share is right in every window of WINDOW_S or longer that begins at or after that moment."""
     before = next(busy for at, busy in track if at == begin)
     windows = [(at - begin, busy - before) for at, busy in track if at >= begin + WINDOW_S]
     return bool(windows) and all(abs(busy - owed * length) <= 0.01 * length + 2 * turn_s for length, busy in windows)

@@ -22,7 +22,7 @@ LOST_GOAL = 0.04
 
 @dataclass(frozen=True)
 class Gang:
-    """One case. `single_ms`: the singles' kernels."""
+    """One case. `single_ms`: length of the kernels of the singles."""
 
     single_ms: int
     request: float = 0.5

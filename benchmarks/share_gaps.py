@@ -24,7 +24,7 @@ from hook.world.agent_node import GPUS, PROGRAMS, Node, Program, running, tenant
 from results import Row
 
 SLICE_US, SWITCH_US = 1024, 91
-"""Of the driver's default time slices and their switches, in microseconds."""
+"""Length of the driver's default time slices, and of a switch between two slices. In microseconds."""
 SLEPT = "0.5"
 SETTLE_S = 3.0
 MODES = ("bare", "Exclusive", "Concurrent")
@@ -33,7 +33,8 @@ _REPORT_S = 0.5
 
 @dataclass(frozen=True)
 class Part:
-    """One program of a case: its kind (tests/hook/programs/gaps.c), the tenant's request and limit, more arguments."""
+    """One program of a case: its kind (tests/hook/programs/gaps.c), the request and limit of its tenant, and further
+    arguments."""
 
     kind: str
     request: float
@@ -41,7 +42,8 @@ class Part:
     arguments: tuple[str, ...] = ()
     gpu: str = GPUS[0]
     training: str | None = None
-    """Training of which it is one of `RANKS` ranks. They are a group."""
+    """Name of the training of which the program is one of `RANKS` ranks. The tenants of a training's ranks are
+    a group."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class _Ran:
 
 
 class GapsBenchmark:
-    """Runs cases; speeds without neighbours are measured once for each program."""
+    """Runner of the cases. The speed of a program without neighbours is measured only once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -18,7 +18,7 @@ from hook.world.agent_node import Program, running, tenant, wait_for
 from results import Row
 
 LOAD = 10
-"""The service's requests take one part in so many of the time."""
+"""The requests of the service take one part in LOAD of the GPU's time."""
 SETTLE_S = 3.0
 
 
@@ -36,12 +36,12 @@ class Service:
 
     @property
     def p50_goal_ms(self) -> float:
-        """Return the goal for the median wait."""
+        """Return the longest allowed median wait, in ms."""
         return 1.5 + self.kernel_ms / 2
 
     @property
     def p99_goal_ms(self) -> float:
-        """Return the goal for the wait of 99 requests in a hundred."""
+        """Return the longest allowed wait of 99 requests in a hundred, in ms."""
         return 5.0 + self.kernel_ms
 
 

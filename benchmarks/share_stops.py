@@ -28,8 +28,9 @@ SEED = 16
 
 @dataclass(frozen=True)
 class Stops:
-    """One case. `stopped_ms`, `runs_ms`: lengths of the stops and of the times between, evenly distributed around that
-    where `drawn`. `sync_every`: both programs wait for their work after so many launches; 0: never."""
+    """One case. `stopped_ms`, `runs_ms`: lengths of the stops and of the times between them. `drawn` true: lengths are
+    uniformly distributed around these values. `sync_every`: both programs wait for their work after this many launches;
+    0: they never wait."""
 
     stopped_ms: float
     runs_ms: float
@@ -45,7 +46,7 @@ class Stops:
         return f"stopped {lengths}{self.stopped_ms:g} ms, runs {self.runs_ms:g} ms, {self.kernel_us} us, {waits}"
 
     def lengths(self) -> Iterator[tuple[float, float]]:
-        """Yield the milliseconds of a stop and of the run after it, again and again."""
+        """Yield the length of a stop and of the run after it, in milliseconds, without end."""
         means = (self.stopped_ms, self.runs_ms)
         return drawn(*means, SEED) if self.drawn else regular(*means)
 

@@ -18,10 +18,10 @@ from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
 SETTLE_S = 1.5
 LONG_WINDOWS = 6
-"""Longest measurement of long kernels, in multiples of the others' window."""
+"""Longest measurement of long kernels, as a multiple of the window of other cases."""
 STEP_S = 1.0
 TOLD_S = 1.1
-"""Seconds after which the agent's figures include all past events: they are up to a second old."""
+"""Seconds after which the agent's figures include all earlier events: the figures are up to a second old."""
 _GPU_TIME = "sharepod_gpu_time_seconds_total"
 SPANS_S = (10, 60)
 """Lengths of the spans whose worst error is reported, in addition to the whole window."""
@@ -29,14 +29,14 @@ SPANS_S = (10, 60)
 
 @dataclass(frozen=True)
 class Asked:
-    """One tenant of a case: its requested share of each of its GPUs."""
+    """One tenant of a case, with its requested share of each of its GPUs."""
 
     name: str
     share: float
     gpus: tuple[str, ...] = GPUS[:1]
 
     def busy_s(self, state: State) -> float:
-        """Return its device time so far, in seconds of one of its GPUs; 0 while it has no process."""
+        """Return the device time of the tenant so far, in seconds of one of its GPUs. 0 while it has no process."""
         if all(client.label != self.name for client in state.clients):
             return 0.0
         return state.busy_ns(self.name) / 1e9 / len(self.gpus)
@@ -44,14 +44,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Measured:
-    """One tenant in one case."""
+    """Figures of one tenant in one case."""
 
     asked: Asked
     got: float
     wait_p50_s: float
     wait_p99_s: float
     span_errors: dict[int, float]
-    """By the length of a span in seconds: the largest error in any of them, in points."""
+    """By the length of a span in seconds: the largest error of the tenant's share in any span of that length,
+    in points."""
 
     @property
     def error(self) -> float:
@@ -69,7 +70,7 @@ class Window:
     """In cores."""
 
     def rows(self, case: str, single: float) -> list[Row]:
-        """Return the rows of the case. `single`: GPU time of one program without neighbours."""
+        """Return the rows of the case. `single`: GPU time of one program that ran without neighbours."""
         rows: list[Row] = []
         for one in self.tenants:
             name = f"{case}: {one.asked.name}"
@@ -145,7 +146,7 @@ def watch(node: Node, tenants: Sequence[Asked], seconds: float, watched_s: float
 
 
 def cpu_of(node: Node) -> float:
-    """Processor time of the agent's processes so far, in seconds."""
+    """Return the processor time of the agent's processes so far, in seconds."""
     stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in node.agent_pids]
     return sum(int(fields[11]) + int(fields[12]) for fields in stats) / 100
 
@@ -157,7 +158,7 @@ def anticipated_s(node: Node) -> float:
 
 
 def waits_of(node: Node, name: str) -> list[float]:
-    """Return the tenant's waits so far, as counts by the bounds of the histogram."""
+    """Return the tenant's waits so far: a count for each bucket of the histogram."""
     cumulative = [
         sample.value
         for sample in node.metrics()
@@ -167,7 +168,7 @@ def waits_of(node: Node, name: str) -> list[float]:
 
 
 def waits_since(node: Node, name: str, before: Sequence[float]) -> list[float]:
-    """Return the tenant's waits since that result of `waits_of`."""
+    """Return the tenant's waits since `before`, which is an earlier result of `waits_of`."""
     return [late - early for early, late in zip(before, waits_of(node, name), strict=True)]
 
 
@@ -180,9 +181,11 @@ def wait_rows(case: str, counts: Sequence[float]) -> list[Row]:
 
 
 def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) -> float:
-    """Return the duration in seconds that a `part` (0 to 1) of the counted ones does not exceed; 0 if there are none.
+    """Return the duration in seconds that a `part` (0 to 1) of the counted durations does not exceed. 0 if nothing was
+    counted.
 
-    Linear within a bucket; durations beyond the last bound count as that bound. `counts` as in the agent's `Histogram`.
+    Within a bucket the result is interpolated linearly. Durations beyond the last bound count as that bound. `counts`
+    as in the agent's `Histogram`.
     """
     wanted, below = part * sum(counts), 0.0
     for index, amount in enumerate(counts):
@@ -196,8 +199,8 @@ def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) ->
 
 
 def span_error(samples: Sequence[tuple[float, list[float]]], place: int, asked: float, length_s: float) -> float:
-    """Return the largest error of one tenant, in points, over all spans of that length between two samples. Samples are
-    moments and the device time of each tenant until then, in seconds."""
+    """Return the largest error of one tenant's share, in points, over all spans of that length between two samples. A
+    sample is a time, and the device time of each tenant up to that time, in seconds."""
     worst = 0.0
     for begin, before in samples:
         later = [sample for sample in samples if sample[0] - begin >= length_s - STEP_S / 2]
@@ -208,6 +211,6 @@ def span_error(samples: Sequence[tuple[float, list[float]]], place: int, asked: 
 
 
 def _busy(node: Node, tenants: Sequence[Asked]) -> tuple[float, list[float]]:
-    """The moment, and the device time of each until then, in seconds."""
+    """Return the present time, and the device time of each tenant up to now. Both are in seconds."""
     state, now = node.devices(), time.monotonic()
     return now, [one.busy_s(state) for one in tenants]

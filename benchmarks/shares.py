@@ -46,7 +46,8 @@ PROMISES = {"time-guarantee": ("max", "share_error")}
 WATCHED_S = 60.0
 OVERTAKING = (("10:90", "50 ms"), ("10:90", "400 ms"), ("50:50", "400 ms"), ("20:30:50", "mixed"))
 OVERTAKEN_AFTER_MS = (20, 1000)
-"""Grace periods: a tenant this far beyond its turn is preempted, and the device divides its time between both."""
+"""Grace periods of the cases in which a tenant is preempted because it exceeds its turn by this long, in ms. The device
+then divides its time between both tenants."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ MIXES: dict[str, tuple[float, ...]] = {
     "fifty at 0.02": (0.02,) * 50,
 }
 SMALL = {"2:98", "fifty at 0.02"}
-"""Mixes that a complete run measures only with `SMALL_WORK`: with longer kernels one turn is a large part of their
-requests."""
+"""Mixes that a complete run measures only with `SMALL_WORK`: with longer kernels, one turn would be a large part of
+what these tenants request."""
 SMALL_WORK = "5 ms"
 WORKS: dict[str, tuple[Work, ...]] = {
     "0.1 ms": (Work(100),),
@@ -86,20 +87,20 @@ WORKS: dict[str, tuple[Work, ...]] = {
     "graphs": (Work(5_000, graph_nodes=10),),
     "mixed": (Work(100), Work(50_000), Work(5_000)),
 }
-"""By name; tenants take them in turn."""
+"""Kinds of work by name. The tenants of a case get the entries of a kind in rotation."""
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """A tenant that works and thinks, by its request, with an always busy neighbour."""
+    """Tenant that works and pauses, with its request, next to an always busy neighbour."""
 
     request: float
     neighbour: float
     work_ms: int
     pause_ms: int
     spread: str = "regular"
-    """Lengths of the pauses, of the same mean: always alike, exponentially distributed, or bimodal (nine of ten half as
-    long as the mean, the tenth 5.5 times)."""
+    """Distribution of the lengths of the pauses, always with the same mean: all equal; exponential; or bimodal, where
+    nine of ten pauses are half as long as the mean, and the tenth is 5.5 times as long."""
 
     @property
     def expected(self) -> float:
@@ -121,13 +122,13 @@ PAUSING = tuple(
 PAUSING_KERNELS_MS = (1, 5, 40, 250, 900)
 PAUSING_S = 8.0
 PAUSING_KERNELS = 40
-"""A case is measured for `PAUSING_S`, or for so many of the neighbour's kernels where that is longer."""
+"""A case is measured for `PAUSING_S`, or for PAUSING_KERNELS kernels of the neighbour if that takes longer."""
 LEARN_S = 4.0
-"""Seconds for which the agent learns the tenants' habits before anything is measured."""
+"""Seconds for which the agent learns the lengths of the tenants' work and pauses, before the measurement."""
 
 
 def alone(arguments: Sequence[str], seconds: float) -> float:
-    """The part of the GPU's time that one program gets without neighbours."""
+    """Return the part of the GPU's time that one program gets without neighbours."""
     with (
         tempfile.TemporaryDirectory(prefix="sh") as directory,
         running(Path(directory), tenant("a", 1.0)) as node,
@@ -154,8 +155,8 @@ def together(mix: str, work: str, seconds: float, watched_s: float, grace_ms: in
 
 
 def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -> list[Row]:
-    """Measure a tenant with pauses and a neighbour that launches without end. `single`: the tenant's time without
-    neighbours."""
+    """Measure a tenant with pauses next to a neighbour that launches without end. `single`: GPU time of the tenant
+    without neighbours."""
     case = (
         f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms "
         f"{pauses.spread}, {kernel_ms} ms"
@@ -185,7 +186,7 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -
 
 
 def kept(cases: set[str]) -> list[Row]:
-    """The rows of earlier runs of other cases."""
+    """Return the rows of earlier runs for cases that this run does not measure."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         listed = json.loads((RESULTS / "shares.json").read_text())["rows"]
         return [Row(**row) for row in listed if row["case"].split(": ")[0] not in cases]

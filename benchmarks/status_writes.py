@@ -31,7 +31,7 @@ _TIMES = "2026-01-01T00:00:00Z"
 
 
 def statuses() -> tuple[Json, Json, Json]:
-    """Return the status before the first write, that of the first and that of the second."""
+    """Return three statuses: before the first write, after the first write, and after the second write."""
     conditions = [
         {"type": "Placed", "status": "True", "reason": "Reserved", "message": "GPU 0 of node-a: request 0.4, limit 1"},
         {"type": "PodReady", "status": "False", "reason": "NotScheduled", "message": "not bound yet"},
@@ -69,7 +69,7 @@ class Writer:
         self.sent: dict[str, int] = dict.fromkeys(self.latencies, 0)
 
     async def round(self, way: str, count: int, first: int) -> None:
-        """Create so many SharePods, and write the statuses of their lives one way."""
+        """Create `count` SharePods, and write the two statuses of each one in one of the two ways."""
         made = []
         for number in range(first, first + count):
             spec = {"gpu": {"request": 0.4}, "containers": [_CONTAINER]}
@@ -103,7 +103,7 @@ class Writer:
 
 
 async def measure(cluster: Cluster, count: int, rounds: int) -> list[Row]:
-    """Write in turns; return the rows."""
+    """Measure both ways alternately. Return the rows."""
     api = await Connection.open(cluster.kubeconfig, "benchmark")
     writer = Writer(api, cluster, cluster.namespace("statuses"))
     try:

@@ -32,7 +32,8 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MOST_BYTES = 60 << 20
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _PARTS = ("api", "timeshare", "protocol", "web", "agent")
-"""Packages of `sharepod` that the agent is made of; its modules (logs, tasks, ...) are copied too."""
+"""Packages of `sharepod` that the agent consists of. Modules directly in `sharepod`, such as logs and tasks, are copied
+too."""
 _MODULES = (
     "shim/wire_build.py",
     "operator/sharepod/agent/sockets/native/frame_reader_build.py",
@@ -43,7 +44,7 @@ _DOWNLOAD_S = 300
 
 
 class BundleError(Exception):
-    """The kit cannot be made. The message names the missing part."""
+    """Failure to make the kit. The message names the missing part."""
 
 
 def main() -> int:
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def bundle(target: Path) -> int:
-    """Create directory and archive again; return the archive's size in bytes. Raises `BundleError`."""
+    """Make the directory and the archive anew. Return the archive's size in bytes. Raises `BundleError`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".gpu-kit-", dir=target.parent) as made:
         kit = Path(made) / NAME
@@ -118,8 +119,8 @@ def _copy_agent(lib: Path) -> None:
 
 
 def _compile(script: Path, lib: Path) -> None:
-    """Make the C module of a cffi script, for every CPython from this one's oldest on: cffi's own header uses the
-    limited API by default."""
+    """Compile the C module of a cffi script, for this CPython and all later ones. This works because cffi's own header
+    uses the limited API by default."""
     with tempfile.TemporaryDirectory() as made:
         extension = runpy.run_path(str(script))["ffi"].distutils_extension(made, verbose=False)
         compiler = shlex.split(os.environ.get("CC") or "cc")

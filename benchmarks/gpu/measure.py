@@ -42,7 +42,7 @@ PREFIX = "sharepod-"
 """Prefix of the directories of runs."""
 
 TABLE_S = 460.0
-"""Seconds for one table: below 8 minutes together with the ends of the last programs."""
+"""Seconds for one table. Together with the time in which the last programs end, a table stays below 8 minutes."""
 
 
 class Table(Protocol):
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = (arguments.results or Path("results-fake" if arguments.fake else "results")).resolve()
     built = json.loads((KIT / "kit.json").read_text())
     with ExitStack() as stack:
-        # Short: the name of a Unix socket ends at 107 bytes.
+        # A short path, because the name of a Unix socket has at most 107 bytes.
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=_short())))
         directory.chmod(0o755)
         _alone(stack, folder, directory)
@@ -147,7 +147,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
-    """Allow one run at a time in a folder of results; remove the directory of a killed run."""
+    """Lock a folder of results, so that only one run uses it at a time. Remove the directory of an earlier run that was
+    killed."""
     folder.mkdir(parents=True, exist_ok=True)
     held = stack.enter_context((folder / "run").open("a+"))
     try:
@@ -164,7 +165,7 @@ def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
 
 
 def _measure(setting: Setting, chosen: list[str]) -> bool:
-    """Measure until no cell is left or the time is up. Return True if cells are left."""
+    """Measure until every cell has a result or the time is up. Return True if cells have no result."""
     left = False
     for name in chosen:
         begin = time.monotonic()
@@ -213,7 +214,8 @@ def _has_torch(python: str) -> bool:
 
 
 def _short() -> str:
-    """Return a short directory from which programs may be loaded; `/tmp` may be mounted noexec."""
+    """Return a short path of a directory from which programs can be loaded. `/tmp` is unsuitable if it is
+    mounted noexec."""
     for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
         if place and len(place) < 40 and os.access(place, os.W_OK) and not os.statvfs(place).f_flag & os.ST_NOEXEC:
             return place

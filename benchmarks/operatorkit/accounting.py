@@ -68,9 +68,9 @@ TASKS = (
     ("tick", "tick"),
     ("lease", "own Lease"),
 )
-"""Beginnings of the names of the operator's tasks, and their parts."""
+"""Beginnings of the names of the operator's tasks, and the part of the account for which each counts."""
 KOPF = "Kopf: its tasks"
-"""Kopf's tasks, and the waits on queues and events for which only Kopf makes tasks."""
+"""Part for the tasks of Kopf, including waits on queues and events for which only Kopf creates tasks."""
 OTHER_TASKS = "other tasks"
 SOCKETS = "sockets: read, write, HTTP parser"
 LOOP = "event loop, other"
@@ -79,7 +79,7 @@ _RATE = 40.0
 """SharePods a second: well below the operator's rate, so that none waits."""
 _COUNT = 600
 _WARM = 50
-"""SharePods before the measurement: imports, caches, connections."""
+"""SharePods before the measurement, which cause the imports, fill the caches and open the connections."""
 
 
 def ablation(nodes: int) -> list[Row]:
@@ -97,7 +97,7 @@ def ablation(nodes: int) -> list[Row]:
 
 
 async def _one(nodes: int) -> tuple[float, dict[str, float]]:
-    """Return (the operator's ms per SharePod until the SharePod runs, the same by part)."""
+    """Return (ms of processor time that the operator uses for a SharePod until it runs, the same by part)."""
     with MemoryPlane(nodes) as plane:
         out = plane.kubeconfig.parent / "accounts.json"
         arguments = ["--out", str(out)]
@@ -118,7 +118,8 @@ async def _one(nodes: int) -> tuple[float, dict[str, float]]:
 
 
 class Accounts:
-    """Processor time by part since the last `SIGUSR1`, written to a file at the end. In ms, and number of calls."""
+    """Processor time by part since the last `SIGUSR1`, in ms, and number of calls. It is written to a file when the
+    operator ends."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -131,7 +132,7 @@ class Accounts:
         self._out.write_text(json.dumps(dict(self._spent)))
 
     def time(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its time counted for a part."""
+        """Return a function that calls `function` and counts its time for a part."""
 
         @functools.wraps(function)
         def timed(*args: Any, **named: Any) -> Any:
@@ -149,7 +150,7 @@ class Accounts:
         return timed
 
     def step(self, run: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return `Handle._run` with its time counted for the task that the step belongs to."""
+        """Return a replacement of `Handle._run` that counts the time of each step for the step's task."""
 
         def timed(handle: Any) -> None:
             begun = time.thread_time()
@@ -176,7 +177,7 @@ def _part_of(handle: Any) -> str:
 
 
 def _replace(where: str, new: Callable[[Any], Any]) -> None:
-    """Replace the function `module:Class.name` by the result of `new` on it."""
+    """Replace the function `module:Class.name` by `new` of that function."""
     module, _, path = where.partition(":")
     owner: Any = importlib.import_module(module)
     *parents, name = path.split(".")
@@ -201,7 +202,8 @@ def main() -> None:
     for part, function in _timed():
         _replace(function, functools.partial(accounts.time, part))
     _replace("asyncio.events:Handle._run", accounts.step)
-    _replace("uvloop:new_event_loop", lambda _: asyncio.new_event_loop)  # uvloop's steps cannot be timed
+    # the standard event loop: the steps of uvloop cannot be timed
+    _replace("uvloop:new_event_loop", lambda _: asyncio.new_event_loop)
     sys.argv = ["sharepod-operator"]
     with suppress(SystemExit):
         program.main()

@@ -31,15 +31,15 @@ _CONTAINER: Json = {"name": "main", "image": "test", "resources": {"requests": {
 _CREATORS = 32
 """Creates in flight at the same time if no rate is given: as many as the operator has writers."""
 _REQUESTS = range(100, 501, 50)
-"""Thousandths of a request, drawn for each share."""
+"""Requests of the shares, in thousandths of a GPU. One is drawn for each share."""
 MEAN_REQUEST = statistics.mean(_REQUESTS) / 1000
-"""GPUs that a share has on average."""
+"""Mean request of a share, in GPUs."""
 _SETTLE_S = 300.0
 """Longest wait until the created objects are bound."""
 
 
 class Door(Enum):
-    """Kind of created object: a bare Pod, or one of the ways to request a share."""
+    """Kind of created object: a bare Pod, or one of the ways in which a user can request a share."""
 
     BARE = "bare"
     SHAREPODS = "SharePods"
@@ -51,20 +51,20 @@ class Door(Enum):
 
 @dataclass(slots=True)
 class Seen:
-    """Moments of one kind of objects by name, in monotonic seconds."""
+    """Times at which events of objects of one kind happened, by the object's name. In monotonic seconds."""
 
     sent: dict[str, float] = field(default_factory=dict)
     opened: dict[str, float] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
 
     def delays(self, moment: str) -> list[float]:
-        """Return the seconds from sending to a moment."""
+        """Return the seconds from sending each object until an event happened to it."""
         reached: dict[str, float] = getattr(self, moment)
         return [reached[name] - at for name, at in self.sent.items() if name in reached]
 
 
 class LoadClient:
-    """Client in one namespace, by one door."""
+    """Client in one namespace that creates objects of one kind."""
 
     def __init__(self, api: Connection, namespace: str, door: Door, *, seed: int = 1) -> None:
         self._api = api
@@ -112,7 +112,8 @@ class LoadClient:
         return body
 
     async def at_rate(self, rate: float, count: int) -> None:
-        """Create `count` objects at `rate` a second, however long each takes. Return when all their Pods are bound."""
+        """Create `count` objects at `rate` a second, even if earlier ones are not bound yet. Return when all their Pods
+        are bound."""
         begun = time.monotonic()
         creating = []
         for number in range(count):
@@ -122,9 +123,9 @@ class LoadClient:
         await self.all_bound()
 
     async def in_flight(self, most: int, *, seconds: float = 0.0, count: int = 0) -> float:
-        """Create objects for `seconds`, or `count` objects, with at most `most` of them not bound yet.
+        """Create objects for `seconds`, or create `count` objects. At most `most` of them are not bound at any time.
 
-        Return the Pods bound per second in that time.
+        Return the number of Pods that were bound per second in that time.
         """
         begun, bound_before, sent_before = time.monotonic(), len(self.seen.bound), self._number
         ends = begun + (seconds or _SETTLE_S)
@@ -153,7 +154,7 @@ class LoadClient:
         await asyncio.gather(*(self._api.call("DELETE", f"{path}/{name}", {}) for name in names))
 
     async def follow(self) -> None:
-        """Record the moments of the namespace's Pods until cancelled."""
+        """Record events of the namespace's Pods until the task is cancelled."""
         path = PODS.format(self._namespace)
         since = str((await self._api.get(path, {"limit": "1"}))["metadata"]["resourceVersion"])
         while True:
@@ -162,7 +163,7 @@ class LoadClient:
                     since = str(event["object"]["metadata"]["resourceVersion"])
                     if event["type"] in ("ADDED", "MODIFIED"):
                         await self._note(event["object"])
-            except GoneError:  # many other changes since the namespace's last
+            except GoneError:  # so many other objects have changed that the API server cannot continue the watch
                 listed = await self._api.get(path)
                 since = str(listed["metadata"]["resourceVersion"])
                 for pod in listed["items"]:
@@ -186,14 +187,14 @@ class LoadClient:
 
 @asynccontextmanager
 async def client(kubeconfig: Path, namespace: str, door: Door, *, seed: int = 1) -> AsyncIterator[LoadClient]:
-    """Yield a client that follows its namespace."""
+    """Yield a client that records the events of its namespace."""
     api = await Connection.open(kubeconfig, "benchmark")
     made = LoadClient(api, namespace, door, seed=seed)
     if door is Door.CLAIMS:
         await made.make_templates()
     following = asyncio.create_task(made.follow())
     try:
-        await asyncio.sleep(0.5)  # the watch precedes the first object
+        await asyncio.sleep(0.5)  # the watch must begin before the first object is created
         yield made
     finally:
         following.cancel()

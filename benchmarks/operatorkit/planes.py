@@ -34,7 +34,7 @@ from results import ROOT
 from operatorkit.process import server_cpu
 
 GPUS = 8
-"""GPUs of a node: as common large servers have."""
+"""GPUs of a node: the number in common large servers."""
 _READY_S = 60.0
 _STOP_S = 20.0
 _LEASE_S = 180
@@ -58,7 +58,7 @@ class Plane(Protocol):
         ...
 
     def stop_operator(self) -> None:
-        """End the operator by SIGTERM and wait for it."""
+        """End the operator by SIGTERM, and wait until it has ended."""
         ...
 
     def namespace(self, name: str) -> str:
@@ -76,7 +76,7 @@ class Plane(Protocol):
 
     @property
     def probe(self) -> str:
-        """URL that the operator answers at once."""
+        """URL that the operator answers immediately, unless its event loop is busy."""
         ...
 
 
@@ -143,9 +143,8 @@ class MemoryPlane:
 
     @contextmanager
     def standby(self) -> Iterator[None]:
-        """Start another operator, which stands by. After the block it is the plane's operator, and the first operator
-        has ended.
-        """
+        """Start a second operator, which stands by. When the block ends, the second operator is the operator of the
+        plane, and the first one must have ended."""
         first, former_ports = self._operator, self._ports
         assert first is not None
         self.start_operator(identity=f"after-{first.pid}")
@@ -170,7 +169,7 @@ class MemoryPlane:
         return found
 
     def ask(self, what: str) -> Any:
-        """Query the double itself; None while it does not answer."""
+        """Send a query to the double itself. Return None while it does not answer."""
         try:
             with urllib.request.urlopen(f"{self._url}/double/{what}", timeout=120) as answer:
                 return json.loads(answer.read())
@@ -291,7 +290,7 @@ def _answers(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was started here: SIGTERM, then SIGKILL."""
+    """End a process that the benchmark has started: by SIGTERM, and by SIGKILL if that is not enough."""
     process.terminate()
     try:
         process.wait(_STOP_S)

@@ -24,16 +24,16 @@ _KIT = Path(__file__).resolve().parent.parent
 
 
 class Stalls:
-    """Longest time in which the process at `url` did not answer a request that takes it well below a millisecond.
+    """Longest time in which the process at `url` did not answer a request that usually takes well below a millisecond.
 
-    Its event loop stood still for that long, or other processes had both processors. Use it in a `with` block.
+    In that time its event loop was blocked, or other processes used both processors. Use it in a `with` block.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._probe: subprocess.Popen[str] | None = None
         self.longest = 0.0
-        """Longest stall in seconds. Known after the block."""
+        """Longest stall in seconds. Known after the block has ended."""
 
     def __enter__(self) -> Self:
         self._probe = subprocess.Popen(

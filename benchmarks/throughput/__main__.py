@@ -30,13 +30,15 @@ from throughput.real import run as real_run
 from throughput.replay import Outcome, Replay, Sharing
 
 LOADS = (0.8, 1.2, 2.0)
-"""GPU time of the arrivals with whole GPUs each, as a multiple of the capacity: easy, too much, twice the capacity."""
+"""Loads: GPU time of the arriving jobs if each had whole GPUs, as a multiple of the capacity. Below it, above it, and
+twice the capacity."""
 TRACES = ("default", "gpushare100")
-"""Traces of TRACE=DIR: the production mix; the same where every job takes a share."""
+"""Traces in the folder TRACE. `default` is the production mix; in `gpushare100` every job requests a share."""
 NODES = 24
-"""Nodes of the trace that are taken, spread over its hardware: a fiftieth, so that days pass in seconds."""
+"""Number of nodes of the trace that are used, spread over its kinds of hardware. They are a fiftieth of all, so that
+the simulation of a day takes seconds."""
 DAYS, WARM_UP_DAYS = 1.5, 0.5
-"""Simulated days, and how many of them pass before anything counts: longer than the longest job."""
+"""Simulated days, and the days before anything is counted, which are longer than the longest job."""
 SAMPLED, SAMPLE_PLAYED_S = 30, 40
 """Mixes whose rates are compared with a longer simulation, and its simulated seconds."""
 
@@ -44,7 +46,7 @@ POLICIES = (Sharing.EXCLUSIVE, Sharing.STATIC, Sharing.LENDING)
 """Policies of jobs that pause between their steps."""
 
 DRAWN = 2
-"""Workloads in the picture next to the eager pairs."""
+"""Number of workloads that the picture shows in addition to the eager pairs."""
 
 Outcomes = dict[float, dict[Sharing, Outcome]]
 """Outcomes of one workload by load and policy."""
@@ -77,7 +79,7 @@ def replay_eager(workload: Workload, options: argparse.Namespace) -> Outcomes:
 
 
 def figures(outcome: Outcome) -> Iterator[tuple[str, str, float]]:
-    """Yield metric, unit and value."""
+    """Yield the figures of an outcome, each as (metric, unit, value)."""
     wait_p95 = float(np.percentile(outcome.waits_s, 95)) if outcome.waits_s else 0.0
     slowdowns = np.percentile(outcome.slowdowns, [50, 95]) if outcome.slowdowns else np.ones(2)
     yield "jobs_per_day", "1/d", outcome.per_day
@@ -97,7 +99,7 @@ HEADS = (
     "jobs/day", "wait p50 min", "p95", "GPU time used %", "slowdown p50", "p95", "below guarantee", "slowest", "worth",
     "whole-GPU jobs %", "still waiting",
 )  # fmt: skip
-"""Heads of the columns, in the order of `figures`."""
+"""Headings of the columns, in the order of `figures`."""
 DECIMALS = (0, 1, 1, 1, 2, 2, 0, 2, 2, 0, 0)
 """Decimals of the columns."""
 
@@ -116,7 +118,7 @@ def print_outcomes(title: str, outcomes: dict[Sharing, Outcome]) -> None:
 
 
 def rows_of(workload: Workload, outcomes: Outcomes) -> list[Row]:
-    """Return the figures of one workload, as they are written."""
+    """Return the figures of one workload as rows of the result file."""
     return [
         Row(workload.name, "bound", "x", workload.bound()),
         Row(workload.name, "whole_gpu_time", "%", 100 * workload.whole_part),
@@ -130,7 +132,7 @@ def rows_of(workload: Workload, outcomes: Outcomes) -> list[Row]:
 
 
 def print_workload(workload: Workload, outcomes: Outcomes) -> None:
-    """Print a table for each load, and how far sharing could have got."""
+    """Print a table for each load, and the largest possible gain by sharing."""
     for load, by_sharing in outcomes.items():
         print_outcomes(f"{workload.name}, load {load:g}, {workload.gpus} GPUs", by_sharing)
     print(
@@ -141,8 +143,8 @@ def print_workload(workload: Workload, outcomes: Outcomes) -> None:
 
 
 def approximation(rates: Rates, seed: int) -> list[Row]:
-    """Compare the rates of some mixes with a longer simulation; return their error, by the speed without
-    neighbours."""
+    """Compare the rates of some mixes with the rates of a longer simulation. Return the error, in percentage points of
+    the speed without neighbours."""
     mixes: list[Mix] = sorted(mix for mix in rates.asked if len(mix) > 1)
     chosen = random.Random(seed).sample(mixes, min(SAMPLED, len(mixes)))
     errors = [

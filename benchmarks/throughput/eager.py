@@ -20,9 +20,9 @@ from throughput.replay import Sharing
 KERNEL_US = 120
 """Length of a kernel in microseconds. Gaps stay below 0.5 ms, after which a hook gives the token back."""
 REQUEST = 500
-"""Request of each job in thousandths: two fit on a GPU."""
+"""Request of each job in thousandths: two jobs fit on a GPU."""
 WARM_UP_S, PLAYED_S = 1, 4
-"""Simulated seconds before a play counts, and for which it does."""
+"""Simulated seconds of a play before counting starts, and for which it counts."""
 TURNS = {
     Sharing.EXCLUSIVE: TurnSharing.EXCLUSIVE,
     Sharing.STATIC: TurnSharing.EXCLUSIVE,
@@ -33,7 +33,7 @@ TURNS = {
 
 
 class EagerRates:
-    """Rates of the jobs of a mix, each mix played once."""
+    """Rates of the jobs of a mix. Each mix is played only once."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = TURNS[sharing]
@@ -73,7 +73,7 @@ def _program(name: str, tenancy: Tenancy, place: int) -> Program:
 
 
 def guaranteed(tenancy: Tenancy) -> float:
-    """Return the rate that a request guarantees: of a job that holds the GPU in its gaps, too."""
+    """Return the rate that a request guarantees to a job that holds the GPU during its gaps, too."""
     return tenancy[0] / 1000
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from packing_trace import GIB, TraceError, TraceNode, TracePod, generated, read_nodes, read_pods
 
 LONGEST_S = 6 * 3600.0
-"""Seconds. Longer jobs (5 % of the default trace) are cut: a handful of them would decide a run of days."""
+"""Longest job in seconds. Longer jobs (5 % of the default trace) are shortened to it: otherwise the result of a few
+days would depend on a handful of jobs."""
 SHORTEST_S = 10.0
-"""Seconds. Shorter jobs (mostly pods that failed at their start) would only add hand-overs of places."""
+"""Shortest job in seconds. Shorter jobs (mostly pods that failed at their start) are lengthened to it: they would only
+add changes of holders."""
 MEDIAN_S, SIGMA = 655.0, 1.8
 """Median in seconds and shape of the log-normal draw for a trace without times: as in the default trace."""
 NEEDS = (0.5, 1.0, 1.5)

@@ -22,7 +22,8 @@ from gpukit.gpu import AnyGpu
 _START_S = 30.0
 _IN_FORCE_S = 15.0
 _CACHED_S = 1.1
-"""Seconds after which a scrape is surely new: the agent renews its metrics once a second."""
+"""Seconds after which a scrape surely has newer figures than the last scrape: the agent updates its metrics
+once a second."""
 
 
 class AgentError(Exception):
@@ -31,8 +32,8 @@ class AgentError(Exception):
 
 @dataclass(frozen=True)
 class Tenant:
-    """Tenant and its terms. `memory`: bytes. `interactive`: True if it requests short waits. `co_running`: False for
-    exclusive turns. `group`: group of tenants that are granted together."""
+    """Tenant and its terms. `memory`: bytes. `interactive`: True if it requests short waits. `co_running`: False if it
+    requires exclusive turns. `group`: group of tenants whose tokens are granted together."""
 
     name: str
     request: float
@@ -64,7 +65,7 @@ class Tenant:
 
 
 class Agent:
-    """`directory`: of this run; `log`: the agent's own."""
+    """The agent, with its tenants. `directory`: directory of this run. `log`: file for the agent's log."""
 
     def __init__(self, *, kit: Path, site: Path, gpu: AnyGpu, directory: Path, log: Path) -> None:
         self._gpu = gpu
@@ -93,7 +94,7 @@ class Agent:
         self._command = [sys.executable, str(kit / "gpukit" / "agent_process.py")]
 
     def set(self, *tenants: Tenant) -> None:
-        """Make these the tenants. Start the agent if it does not run. Raises `AgentError`."""
+        """Replace the tenants by these. Start the agent if it does not run. Raises `AgentError`."""
         self._tenants = tenants
         target = self._directory / "tenants.json"
         draft = target.with_suffix(".new")
@@ -108,8 +109,8 @@ class Agent:
         return self._of(name) / "libsharepod.so"
 
     def accounts(self) -> dict[str, dict[str, float]]:
-        """Return by tenant, as of one moment, the totals so far: seconds for which it `held` its token, seconds
-        `surcharged` because NVML saw it busy beyond these, and its `turns`."""
+        """Return totals by tenant, all as of the same moment: seconds for which the tenant `held` its token, seconds
+        `surcharged` because NVML saw the tenant busy for longer than it held, and number of `turns`."""
         families = {
             "held": "sharepod_tenant_held_seconds_total",
             "surcharged": "sharepod_tenant_surcharged_seconds_total",
@@ -119,7 +120,8 @@ class Agent:
         return {name: _by_tenant(text, family) for name, family in families.items()}
 
     def progress(self) -> dict[str, float]:
-        """Return by tenant the seconds that it would have needed alone for its work so far, by its hooks' counters."""
+        """Return, by tenant, the seconds that the tenant would have needed for its work so far if it had run without
+        neighbours. The counters of its hooks give this number."""
         text = self._scrape()
         held, together, made = (
             _by_tenant(text, f"sharepod_tenant_{name}_seconds_total") for name in ("held", "co_run", "co_run_progress")
@@ -127,7 +129,8 @@ class Agent:
         return {name: held[name] - together[name] + made[name] for name in held}
 
     def in_flight(self) -> dict[str, float]:
-        """Return by tenant the part of the time with work in flight while it holds alone; missing if not measured."""
+        """Return, by tenant, the part of the time in which work was in flight while the tenant held the GPU alone. A
+        tenant without a measurement is missing."""
         return self._metric("sharepod_tenant_in_flight_ratio")
 
     def usage_ratios(self) -> dict[str, float]:
@@ -220,7 +223,7 @@ class Agent:
 
 
 def _by_tenant(text: str, family: str) -> dict[str, float]:
-    """Return a family's values by tenant, over all GPUs."""
+    """Return a metric's values by tenant, from the metrics' text. Values of several GPUs are summed."""
     values: dict[str, float] = {}
     for labels, value in re.findall(rf"^{family}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
         tenant = re.search(r'tenant="([^"]*)"', labels)

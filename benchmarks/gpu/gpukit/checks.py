@@ -15,7 +15,7 @@ _BUSY_S = 0.5
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     steps = (
         ("symbols", _symbols),
         ("symbols under the hook", _symbols_under_the_hook),
@@ -77,7 +77,7 @@ def _context(setting: Setting) -> Cell:
 
 
 def _mixed(setting: Setting) -> Cell:
-    """Let two tenants mix streams, copies, graphs and captures side by side; each checks its own results."""
+    """Run two tenants that both mix streams, copies, graphs and captures. Each tenant checks its own results."""
     memory = setting.gpu.memory // 3
     setting.agent.set(Tenant("first", 0.5, 1.0, memory), Tenant("second", 0.5, 1.0, memory))
     with ExitStack() as stack:
@@ -153,7 +153,7 @@ def _say_busy(cell: Cell) -> list[list[str]]:
 
 
 def _say_mixed(cell: Cell) -> list[list[str]]:
-    """Name the results that were wrong, if any."""
+    """Return the rows about wrong results. Empty if all results were right."""
     checked = " and ".join(f"{steps:,}" for steps in cell["steps"])
     wrong = f"{cell['wrong']} wrong" + (f": {_some(cell['named'])}" if cell["wrong"] else "")
     return [["results of two tenants that mix streams, copies, graphs", f"{checked} checked, {wrong}"]]

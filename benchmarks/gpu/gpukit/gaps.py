@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Mix:
-    """Programs that run at once, and the requests to measure them at, in hundredths."""
+    """Programs that run at the same time, and the requests at which they are measured, in hundredths of a GPU."""
 
     parts: tuple[Part, ...]
     requests: tuple[tuple[int, ...], ...]
@@ -59,7 +59,7 @@ LONG = Part("driver_kernels", "long", ("--kernel-us", "250000"))
 
 
 def mixes(setting: Setting) -> dict[str, Mix]:
-    """Mixes of PyTorch's programs, or of the driver's where there is no PyTorch."""
+    """Return the mixes of programs: with PyTorch, or with the driver API if PyTorch is not installed."""
     if setting.torch:
         eager, busy, decode = Part("torch_work", "train"), Part("torch_work", "matmul"), Part("torch_work", "decode")
     else:
@@ -73,14 +73,14 @@ def mixes(setting: Setting) -> dict[str, Mix]:
     if decode is not None:
         found["decode + decode"] = Mix((decode, decode), ((10, 90), (50, 50)))
         found["decode + busy"] = Mix((decode, busy), ((50, 50),))
-    if setting.gpu.fake:  # figures of the double mean nothing: one of each mix tests the kit
+    if setting.gpu.fake:  # the double's figures have no meaning, so one mix of each kind is enough to test the kit
         return {name: Mix(mix.parts, mix.requests[-1:]) for name, mix in found.items()}
     return found
 
 
 class _Tenants:
-    """Sets the tenants of this run. Each call changes their memory a little, so that the agent's files show the
-    change."""
+    """Tenants of this run. Each call of `set` changes their memory a little, so that the agent's files show that it has
+    read the change."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -89,7 +89,7 @@ class _Tenants:
     def set(
         self, requests: Sequence[float], *, co_running: bool, interactive: bool = False, group: str | None = None
     ) -> None:
-        """Make as many tenants as there are requests; `interactive`: the first one."""
+        """Create one tenant for each request. `interactive`: the first tenant requests short waits."""
         memory = self._setting.gpu.memory // (len(requests) + 1) - (next(self._calls) << 20)
         self._setting.agent.set(
             *(
@@ -100,7 +100,7 @@ class _Tenants:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     tenants = _Tenants(setting)
     for name, mix in mixes(setting).items():
         _steps(setting, budget, len(mix.parts), _keys(name, mix), partial(_mix, setting, tenants, name, mix))
@@ -119,7 +119,7 @@ Step = tuple[str, Callable[[], Cell]]
 def _steps(
     setting: Setting, budget: Budget, programs: int, keys: Sequence[str], steps: Callable[[ExitStack], list[Step]]
 ) -> None:
-    """Start the programs of a case, and measure its missing cells."""
+    """Start the programs of a case, and measure those of its cells that have no result yet."""
     if all(key in setting.results for key in keys):
         return
     budget.need(setting.expected_s(windows=1, window_s=_window(setting)) + programs)
@@ -138,12 +138,14 @@ def _steps(
 
 
 def _window(setting: Setting) -> float:
-    """Return the seconds of one measurement: half as many as of a table of shares, which has fewer."""
+    """Return the seconds of one measurement. This table has more measurements than the tables of shares, so each takes
+    half as long."""
     return setting.seconds / 2
 
 
 def _start(setting: Setting, stack: ExitStack, label: str, parts: Sequence[Part]) -> dict[bool, list[Program]]:
-    """Start each program twice, without and with the hook, side by side; return both rows by whether hooked."""
+    """Start each program twice, without the hook and with it. Return the programs, by whether they run under
+    the hook."""
     rows: dict[bool, list[Program]] = {False: [], True: []}
     for hooked, row in rows.items():
         for name, part in zip(NAMES, parts, strict=False):
@@ -225,7 +227,8 @@ def _service(setting: Setting, tenants: _Tenants, neighbour: str, part: Part, st
     tenants.set(_REQUESTS["service"], co_running=True)
     rows = _start(setting, stack, f"service-{neighbour.replace(' ', '-')}", (own, part))
     seconds = _window(setting)
-    for service in (rows[False][0], rows[True][0]):  # the first requests compile, load and allocate
+    # the first requests take longer, because the program compiles, loads and allocates
+    for service in (rows[False][0], rows[True][0]):
         _infer(setting, service, seconds=min(1.0, seconds), rate=_SERVICE_PER_S)
 
     def next_to(mode: str) -> Cell:
@@ -246,7 +249,8 @@ def _service(setting: Setting, tenants: _Tenants, neighbour: str, part: Part, st
 
 
 def _notebooks(setting: Setting, tenants: _Tenants, name: str, stack: ExitStack) -> list[Step]:
-    """Eight notebooks, each with work in flight for an eighth of the time, by themselves or next to a training."""
+    """Return the steps of eight notebooks, each with work in flight for an eighth of the time. `name`: whether they run
+    by themselves or next to a training."""
     busy = name != "notebooks"
     training = (Part("driver_kernels", "small", ("--kernel-us", "5000")),) if busy else ()
     tenants.set(_REQUESTS[name], co_running=True)
@@ -279,7 +283,8 @@ def _notebooks(setting: Setting, tenants: _Tenants, name: str, stack: ExitStack)
 
 
 def _ranks(setting: Setting, tenants: _Tenants, _stack: ExitStack) -> list[Step]:
-    """Two ranks of one training on one GPU, as two tenants. The GPU spins in their collective."""
+    """Return the steps of two ranks of one training on one GPU. Each rank is a tenant. In a collective, the GPU spins
+    until both ranks have arrived."""
     seconds = _window(setting)
 
     def together(mode: str) -> Cell:

@@ -22,19 +22,20 @@ _FAKE_MEMORY = 16 << 30
 
 
 class GpuError(Exception):
-    """No GPU to measure. The message lists the attempts."""
+    """Failure to find a GPU that can be measured. The message lists the attempts."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Device memory in use, in bytes: in total, and by process where the driver reports it (by the driver's pids)."""
+    """Device memory in use, in bytes: in total, and by process if the driver reports processes. A process has the pid
+    that the driver reports."""
 
     device: int
     processes: Mapping[int, int] | None
 
 
 class Gpu:
-    """A real GPU. `inventory`: the agent's description of it if there is no NVML, else None."""
+    """A real GPU. `inventory`: description of the GPU for the agent if there is no NVML, else None."""
 
     fake = False
 
@@ -62,11 +63,12 @@ class Gpu:
             raise GpuError(f"GPU {index} is in MIG mode; such a GPU is not shared")
 
     def environment(self, label: str) -> dict[str, str]:
-        """Return the environment of a program on this GPU. `label`: its name in the double's accounts."""
+        """Return the environment of a program on this GPU. `label`: name of the program in the accounts of the driver
+        double."""
         return {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def use(self) -> Use | None:
-        """Memory in use now, or None if unknown."""
+        """Return the memory in use now. None if it is not known."""
         try:
             gpu = self._nvml()["gpus"][self.index]
         except GpuError:
@@ -107,7 +109,8 @@ class FakeGpu:
         self.inventory = [{"uuid": self.uuid, "index": 0, "model": self.model, "memory": self.memory}]
 
     def environment(self, label: str) -> dict[str, str]:
-        """Return the environment of a program on this GPU. `label`: its name in the accounts."""
+        """Return the environment of a program on this GPU. `label`: name of the program in the accounts of the fake
+        driver."""
         return {
             "LD_LIBRARY_PATH": str(self._folder),
             "FAKE_CUDA_STATE": str(self._state),
@@ -118,7 +121,7 @@ class FakeGpu:
         }
 
     def use(self) -> Use | None:
-        """Memory in use now, by the fake's account."""
+        """Return the memory in use now, by the account of the fake driver."""
         by_pid = {
             client.pid: client.usage[self.uuid].memory
             for client in self._books.read_state(self._state).clients

@@ -28,7 +28,7 @@ _FRAMEWORKS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def found() -> list[tuple[str, str]]:
-    """Return the findings as lines of (feature, value)."""
+    """Return the properties of this machine as lines of (feature, value)."""
     return [
         ("kernel", f"{platform.release()} {platform.machine()}{_sandbox()}"),
         ("processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores to use"),
@@ -176,7 +176,7 @@ def _wipe_on_fork() -> str:
 
 
 def _frameworks() -> list[tuple[str, str]]:
-    """By their installed metadata: importing takes seconds."""
+    """Return the installed frameworks, from their metadata: importing them would take seconds."""
     lines = []
     for name in _FRAMEWORKS:
         try:

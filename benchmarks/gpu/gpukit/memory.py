@@ -22,7 +22,7 @@ _GONE_S = 20.0
 
 @dataclass(frozen=True)
 class Case:
-    """`needs`: the distributions one of which has to be installed, or none."""
+    """Way to allocate memory. `needs`: distributions, one of which must be installed; or none."""
 
     name: str
     workload: str
@@ -49,7 +49,7 @@ def _limit(setting: Setting) -> int:
 
 
 def _absent(setting: Setting, case: Case) -> str:
-    """Return why a case is left out, or an empty text."""
+    """Return the reason why a case cannot be measured here. Empty if it can."""
     if not case.needs or ("torch" in case.needs and setting.torch):
         return ""
     if setting.gpu.fake:
@@ -64,7 +64,7 @@ def _absent(setting: Setting, case: Case) -> str:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     for case in CASES:
         key = f"{KEY}/{case.name}"
         if key in setting.results or _absent(setting, case):
@@ -94,7 +94,7 @@ def _one(setting: Setting, case: Case) -> Cell:
 
 
 def _settled(setting: Setting) -> int:
-    """The device's memory in use, once the previous program has ended."""
+    """Return the device memory in use, in bytes, after the previous program has ended and freed its memory."""
     deadline = time.monotonic() + _GONE_S
     last = -1
     while time.monotonic() < deadline:

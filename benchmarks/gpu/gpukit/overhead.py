@@ -19,12 +19,12 @@ KEY = "overhead"
 CEILING = 0.5
 _SETTLE_S = 0.5
 _WINDOW = 0.3
-"""Window of this table, as a part of the window over which shares are measured."""
+"""Length of a measurement of this table, as a part of a measurement of shares."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Counted unit, and its workload."""
+    """Workload of the table, and the unit of work that is counted."""
 
     name: str
     what: str
@@ -54,7 +54,7 @@ def cases(setting: Setting) -> tuple[Case, ...]:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     for case in cases(setting):
         key = f"{KEY}/{case.name}"
         if key in setting.results:

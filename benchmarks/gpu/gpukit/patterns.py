@@ -34,12 +34,13 @@ _TORCH = (
 
 
 def patterns(setting: Setting) -> tuple[str, ...]:
-    """Return the patterns that can be tried on this machine. Memory of the fake driver holds nothing to be read."""
+    """Return the patterns that can run on this machine. The memory of the fake driver cannot be read, so patterns that
+    read results are left out there."""
     return (*_DRIVER, *_TORCH) if setting.torch else _DRIVER
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     for how in ("bare", "hook"):
         names = [name for name in patterns(setting) if how == "hook" or name != _NEEDS_A_LIMIT]
         if any(f"{KEY}/{name}/{how}" not in setting.results for name in names):
@@ -49,7 +50,7 @@ def measure(setting: Setting, budget: Budget) -> None:
 
 
 def _all(setting: Setting, how: str, names: list[str]) -> None:
-    """Run the patterns side by side."""
+    """Run the patterns at the same time."""
     memory = min(8 << 30, setting.gpu.memory // (len(names) + 1))
     if how == "hook":
         setting.agent.set(*(Tenant(_tenant(name), 1 / len(names), 1.0, memory) for name in names))

@@ -18,8 +18,8 @@ from gpukit.setting import Setting, note
 KEY = "pauses"
 SEEN = "seen"
 _SETTLE = 0.45
-"""Part of the window before which nothing is counted. It is long, because the agent must first learn a tenant's
-pauses."""
+"""Part of the measurement after which counting starts. It is long, because the agent must first learn the lengths of a
+tenant's pauses."""
 _TAIL = 0.05
 _SEEN_S = 11.0
 """Seconds of a measurement: more than the 10 s over which the agent averages."""
@@ -27,7 +27,8 @@ _SEEN_S = 11.0
 
 @dataclass(frozen=True)
 class Case:
-    """Pausing tenant and neighbour: requests, times of a step, length of the neighbour's kernels."""
+    """Pausing tenant and neighbour: their requests, the lengths of work and pause in a step, and the length of the
+    neighbour's kernels."""
 
     request: float
     work_ms: int
@@ -51,7 +52,7 @@ CASES = (Case(0.7, 20, 5, 0.3, 40), Case(0.7, 20, 5, 0.3, 250), Case(0.9, 5, 2, 
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     steps = [(f"{KEY}/{case.name}", lambda case=case: _one(setting, case)) for case in CASES]
     for key, make in (*steps, (f"{SEEN}/30:70", lambda: _seen(setting))):
         if key not in setting.results:

@@ -81,7 +81,7 @@ class Program:
             return answer
 
     def end(self) -> None:
-        """End the program and all its children, in any state."""
+        """End the program and all its children, whatever they are doing."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

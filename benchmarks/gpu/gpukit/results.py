@@ -16,11 +16,11 @@ Cell = dict[str, Any]
 
 
 class ResultsError(Exception):
-    """Result file that cannot be continued. The message states the remedy."""
+    """Failure to continue a result file. The message contains the remedy."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error: the rest is measured by the next run
-    """The time for this table is up."""
+    """End of the time for this table."""
 
 
 class Budget:

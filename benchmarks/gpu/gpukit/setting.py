@@ -19,8 +19,8 @@ _NOT_FOR_WORKLOADS = ("LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
 
 @dataclass
 class Setting:
-    """`python`: the workloads' interpreter; `torch`: whether it has PyTorch; `seconds`: of one measurement; `rounds`:
-    of repeated measurements; `start_s`: longest start of a workload."""
+    """One run of the kit. `python`: interpreter of the workloads. `torch`: True if it has PyTorch. `seconds`: length of
+    a measurement. `rounds`: number of repeated measurements. `start_s`: longest time in which a workload starts."""
 
     kit: Path
     gpu: AnyGpu
@@ -42,7 +42,7 @@ class Setting:
         return windows * (window_s + 1) + (30 if self.torch else 5)
 
     def keep(self, key: str, make: Callable[[], Cell]) -> None:
-        """Measure a cell; a failure is stored as failed, and the rest continues."""
+        """Measure a cell. If the measurement fails, store the failure and continue with the next cell."""
         try:
             self.results.measure(key, make)
         except (ProgramError, AgentError) as error:
@@ -51,15 +51,14 @@ class Setting:
 
     @staticmethod
     def missing(cell: Cell | None, columns: int) -> list[str]:
-        """Return the columns of a row without figures."""
+        """Return the names of the columns for which a row has no figures."""
         words = "not measured yet" if cell is None or "failed" not in cell else f"FAILED: {cell['failed'][:80]}"
         return [words, *[""] * (columns - 1)]
 
     @contextmanager
     def workload(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Iterator[Program]:
-        """Yield a workload that is ready, under the hook of `tenant`, or without a hook if None. It is ended with the
-        block.
-        """
+        """Yield a workload that is ready, under the hook of `tenant`; None: without a hook. The workload ends with the
+        block."""
         program = self.begin(name, *arguments, label=label, tenant=tenant)
         try:
             program.ready(self.start_s)
@@ -68,7 +67,7 @@ class Setting:
             program.end()
 
     def begin(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Program:
-        """Start a workload and return it before it is ready. The caller must end it."""
+        """Start a workload and return it, even before it is ready. The caller must end it."""
         environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_WORKLOADS}
         environment |= {
             "PATH": environment.get("PATH", "/usr/bin:/bin"),
@@ -83,5 +82,5 @@ class Setting:
 
 
 def note(text: str) -> None:
-    """Print a line of progress, apart from the tables."""
+    """Print a line of progress on standard error, separate from the tables."""
     print(text, file=sys.stderr, flush=True)

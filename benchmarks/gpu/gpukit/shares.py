@@ -23,13 +23,14 @@ SERVICE, NEIGHBOUR = 0.3, 0.7
 _BESIDE = ("alone", "default", "shared", "interactive")
 _SETTLE = 0.15
 _TAIL = 0.05
-"""Time for which both are busy before and after the window, as a part of the window."""
+"""Time for which both programs are busy before the measurement, and again after it. A part of the length of the
+measurement."""
 _LOAD = 0.15
 """Part of a GPU that the requests of the small service need."""
 _SEED = 1
 _READ_S = 2.5
 """Seconds after which the agent has surely read a tenants file in which only the latency has changed. No file shows
-when it has."""
+when the agent has read it."""
 
 _DRIVER = {"small kernels": ("driver_kernels", "small"), "20 ms kernels": ("driver_kernels", "long"),
            "graphs": ("driver_kernels", "graph")}  # fmt: skip
@@ -38,7 +39,7 @@ _TORCH = {"training, eager": ("torch_work", "train"), "matmul 8192": ("torch_wor
 
 
 def workloads(setting: Setting) -> dict[str, tuple[str, str]]:
-    """Small, large and graph workloads: PyTorch's, or the driver's where there is no PyTorch."""
+    """Return the small, large and graph workloads: with PyTorch, or with the driver API if PyTorch is not installed."""
     return _TORCH if setting.torch else _DRIVER
 
 
@@ -51,7 +52,7 @@ def _keys() -> list[str]:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     for name in workloads(setting):
         if any(f"{KEY}/{name}/{key}" not in setting.results for key in _keys()):
             budget.need(setting.expected_s(windows=1, window_s=setting.seconds))
@@ -68,7 +69,7 @@ def measure(setting: Setting, budget: Budget) -> None:
 
 
 def _failed(setting: Setting, keys: list[str], error: Exception) -> None:
-    """Mark all cells of a program that does not start as failed."""
+    """Store the failure of a program to start in all cells that need the program."""
     note(f"  failed: {error}")
     for key in keys:
         if key not in setting.results:
@@ -156,7 +157,8 @@ def _noisy(setting: Setting, budget: Budget) -> None:
             return program.ask("infer", seconds=seconds, rate=rate, seed=_SEED, timeout_s=setting.patience_s(seconds))
 
         def trial() -> Cell:
-            for program in (bare[0], hooked[0]):  # the first requests compile, load and allocate
+            # the first requests take longer, because the program compiles, loads and allocates
+            for program in (bare[0], hooked[0]):
                 infer(program, rate=20, seconds=1)
             one = infer(bare[0], rate=20, seconds=max(1.0, setting.seconds / 4))
             return {"rate": min(300.0, max(2.0, _LOAD / (one["p50_ms"] / 1e3)))}

@@ -24,15 +24,15 @@ _SETTLE = 0.15
 _ASSUMED_SLICE_US = (500.0, 3000.0)
 _ASSUMED_SWITCH_US = 200.0
 _PREEMPTS_US = 50_000.0
-"""Wait next to kernels of 250 ms below which the GPU has preempted them: a fifth of a kernel."""
+"""Longest wait, in us, that shows that the GPU preempts kernels of 250 ms of a neighbour: a fifth of such a kernel."""
 _IDLE_COSTS = 0.02
 _SAMPLES_COST = 0.005
-"""Part of the steps of an eager program that samples may cost."""
+"""Part of its steps that an eager program may lose because its progress is sampled."""
 _IN_FLIGHT_OFF = 0.05
 
 
 def _programs(setting: Setting) -> dict[str, tuple[str, str]]:
-    """Programs whose time in flight is measured; the first one has gaps."""
+    """Return the programs whose time in flight is measured. The first program has gaps."""
     own = {"eager, driver API": ("driver_gaps", "eager")}
     if not setting.torch:
         return own
@@ -40,7 +40,7 @@ def _programs(setting: Setting) -> dict[str, tuple[str, str]]:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """Measure all missing cells. Raises `OutOfTime`."""
+    """Measure all cells that have no result yet. Raises `OutOfTime`."""
     names = ("alone", "idle context", "two", "arrival, 20 us", "arrival, 250 ms")
     if any(f"{KEY}/{name}" not in setting.results for name in names):
         budget.need(setting.expected_s(windows=5, window_s=setting.seconds / 2))
@@ -101,7 +101,8 @@ def _slices(setting: Setting) -> None:
 
 
 def _samples(setting: Setting, workload: str, kind: str) -> Cell:
-    """Measure a program next to an idle tenant: in exclusive turns its hook takes no samples."""
+    """Measure a program next to an idle tenant. For comparison it also runs in exclusive turns, in which its hook takes
+    no samples."""
     memory, seconds = setting.gpu.memory // 3, setting.seconds / 2
     rates: dict[bool, list[float]] = {False: [], True: []}
     idle = Tenant("second", 0.5, 1.0, memory)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class WheelsError(Exception):
-    """No wheels for this Python. The message lists the supported versions."""
+    """Absence of wheels for this Python. The message lists the supported versions."""
 
 
 def fitting(wheels: list[Path], version: tuple[int, int], machine: str) -> list[Path]:
-    """The wheels that this version of CPython can use. Raises `WheelsError` if a package has none that fits."""
+    """Return the wheels that this version of CPython can use. Raises `WheelsError` if a package has no such wheel."""
     chosen: dict[str, Path] = {}
     for wheel in wheels:
         name, *_, python, abi, where = wheel.stem.split("-")
@@ -44,7 +44,7 @@ def _fits(python: str, abi: str, where: str, version: tuple[int, int], machine: 
 
 
 def unpack(folder: Path, target: Path) -> Path:
-    """Make `target` a directory to import from. Raises `WheelsError`."""
+    """Unpack the wheels into `target`, from which the packages can then be imported. Raises `WheelsError`."""
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise WheelsError(f"{folder} holds no wheels: this is not a whole kit; make it with `make gpu-kit`")

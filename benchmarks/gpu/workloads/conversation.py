@@ -30,8 +30,8 @@ def answer_with(answer: Mapping[str, Any]) -> None:
 
 
 def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
-    """Answer commands `{"do": NAME, ...}` by `actions[NAME](...)` until standard input ends. An action's exception is
-    answered as `error`; the workload continues."""
+    """Answer commands `{"do": NAME, ...}` by the result of `actions[NAME](...)`, until standard input ends. If an
+    action raises an exception, the answer has it as `error`, and the workload continues."""
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -102,7 +102,7 @@ def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed
 
 
 def by_hand(actions: Mapping[str, Callable[..., Answer]], seconds: float | None, **ready: Any) -> None:
-    """`serve`, or with `seconds` one measurement and its answer."""
+    """Answer commands like `serve`. With `seconds`: make one measurement and print its answer."""
     if seconds is None:
         serve(actions, **ready)
     else:

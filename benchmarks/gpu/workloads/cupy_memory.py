@@ -8,14 +8,14 @@ from filling import fill
 
 
 class Memory:
-    """Memory that stays allocated until `clear`."""
+    """Memory that stays allocated until `clear` is called."""
 
     def __init__(self) -> None:
         self._held: list[object] = []
         cupy.zeros(1)
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate `chunk` bytes at a time, at most `most` in all."""
+        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
         filled = fill(self._take, chunk=chunk, most=most)
         free, total = cupy.cuda.runtime.memGetInfo()
         return filled | {"free": free, "total": total}

@@ -45,11 +45,11 @@ again:
   ret;
 }
 """
-"""Adds 1 to a number in memory of the host, and spins until the number is `all`."""
+"""Kernel that adds 1 to a number in the host's memory, and spins until the number has reached `all`."""
 
 
 class DriverError(Exception):
-    """A call of the driver did not succeed. `code` is its CUresult."""
+    """Failure of a driver call. `code` is its CUresult."""
 
     def __init__(self, call: str, code: int, name: str) -> None:
         super().__init__(f"{call}: {name} ({code})")
@@ -57,7 +57,7 @@ class DriverError(Exception):
 
 
 class Driver:
-    """The driver, its first device's primary context current on this thread."""
+    """The driver, with the primary context of its first device current in this thread."""
 
     MEETS = -1
     """Key of the collective among the functions."""
@@ -74,7 +74,7 @@ class Driver:
         self.call("cuCtxSetCurrent", self.context)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A call that has to succeed. Raises `DriverError`."""
+        """Make a driver call. Raises `DriverError` if it fails."""
         code = self.attempt(name, *arguments)
         if code != SUCCESS:
             text = ctypes.c_char_p()
@@ -87,7 +87,8 @@ class Driver:
         return code
 
     def functions(self, spins_us: Iterable[int], *, meets: bool = False) -> dict[int, ctypes.c_void_p]:
-        """Return kernels by length in microseconds; 0 is a kernel that does nothing. `meets`: with the collective."""
+        """Return kernels by their length in microseconds; 0: a kernel that does nothing. `meets`: also return the
+        collective."""
         lengths = sorted(set(spins_us))
         text = _HEAD + _NOOP + "".join(_SPIN.format(us=us, ns=us * 1000) for us in lengths if us)
         text += _MEET if meets else ""
@@ -103,32 +104,34 @@ class Driver:
         return found
 
     def stream(self) -> ctypes.c_void_p:
-        """A new stream that does not wait for the default one."""
+        """Create a stream that does not wait for the default stream."""
         stream = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
         return stream
 
     def event(self) -> ctypes.c_void_p:
-        """A new event, for order only."""
+        """Create an event without a time: it only shows an order."""
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), DISABLE_TIMING)
         return event
 
     def launcher(self, function: ctypes.c_void_p, stream: ctypes.c_void_p) -> Any:
-        """A function of no arguments that launches one block of the kernel, as cheaply as ctypes can."""
+        """Return a function without arguments that launches one block of the kernel, with as little overhead as ctypes
+        allows."""
         launch = self.library.cuLaunchKernel
         one, none, null = ctypes.c_uint(1), ctypes.c_uint(0), ctypes.c_void_p()
         return lambda: launch(function, one, one, one, one, one, one, none, stream, null, null)
 
     def launch(self, function: ctypes.c_void_p, stream: ctypes.c_void_p, *numbers: int) -> None:
-        """Launch one thread of a kernel with these numbers of 64 bits as arguments."""
+        """Launch one thread of a kernel. The kernel's arguments are these 64-bit numbers."""
         values = [ctypes.c_uint64(number) for number in numbers]
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         one, none = ctypes.c_uint(1), ctypes.c_uint(0)
         self.call("cuLaunchKernel", function, one, one, one, one, one, one, none, stream, places, ctypes.c_void_p())
 
     def graph(self, function: ctypes.c_void_p, stream: ctypes.c_void_p, kernels: int) -> ctypes.c_void_p:
-        """An executable graph of so many kernels in a row, captured from the stream."""
+        """Return an executable graph that runs `kernels` kernels one after the other. It is captured from the
+        stream."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         launch = self.launcher(function, stream)
         self.call("cuStreamBeginCapture_v2", stream, CAPTURE_MODES["thread local"])

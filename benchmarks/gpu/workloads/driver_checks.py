@@ -28,7 +28,7 @@ _DYNSYM = 11  # SHT_DYNSYM
 
 
 def exported(path: Path) -> list[str]:
-    """The names of functions of CUDA's driver API that an ELF file for 64 bit exports."""
+    """Return the names of the functions of CUDA's driver API that a 64-bit ELF file exports."""
     image = path.read_bytes()
     if image[:5] != b"\x7fELF\x02":
         raise ValueError(f"{path} is not an ELF file for 64 bit")
@@ -67,7 +67,7 @@ def mapped(path: str) -> list[tuple[int, int]]:
 
 
 class Checks:
-    """`hook`: the hook's file, whose exports are the wrapped names."""
+    """The checks. `hook`: file of the hook, whose exports are the wrapped names."""
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
@@ -75,13 +75,13 @@ class Checks:
 
     @property
     def driver(self) -> Driver:
-        """Opened by the first check that needs it."""
+        """Return the driver, which the first check opens that needs it."""
         if self._driver is None:
             self._driver = Driver()
         return self._driver
 
     def version(self) -> Answer:
-        """The version of CUDA that the driver speaks."""
+        """Return the version of CUDA that the driver supports."""
         library = ctypes.CDLL("libcuda.so.1")
         version = ctypes.c_int()
         library.cuDriverGetVersion(ctypes.byref(version))
@@ -147,8 +147,8 @@ class Checks:
         return pointer.value or 0 if code == SUCCESS else 0
 
     def captures(self) -> Answer:
-        """For each mode of capture: another thread's result of cuEventQuery, in normal and relaxed mode, and whether
-        the capture can be ended."""
+        """For each mode of capture: return the result of cuEventQuery in another thread, called normally and in relaxed
+        mode, and whether the capture then ends without an error."""
         driver = self.driver
         function = driver.functions({0})[0]
         busy, stream = driver.stream(), driver.stream()
@@ -169,7 +169,7 @@ class Checks:
         return {"captures": results}
 
     def _elsewhere(self, event: ctypes.c_void_p, *, relaxed: bool) -> int:
-        """Return the result of cuEventQuery on another thread."""
+        """Return the result of cuEventQuery in another thread."""
         codes_seen: list[int] = []
 
         def ask() -> None:

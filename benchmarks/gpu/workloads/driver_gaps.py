@@ -21,12 +21,12 @@ from conversation import Answer, by_hand, count, requests
 from driver_calls import Driver
 
 ALL_HAVE_COME = 1 << 60
-"""Number that no collective waits for: the ranks are through."""
+"""Number that no collective waits for: it releases all waiting kernels at the end."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Shape of a step; times in microseconds."""
+    """Shape of a step. Times are in microseconds."""
 
     kernels: int
     kernel_us: int
@@ -50,7 +50,8 @@ def work_on_host(us: float) -> None:
 
 
 class Gaps:
-    """One program. `meet`: the file in which `ranks` ranks count how often they have come to a collective."""
+    """One program. `meet`: file in which the `ranks` ranks of a training count how often they have arrived at a
+    collective."""
 
     def __init__(self, kind: Kind, meet: str | None, ranks: int) -> None:
         self._kind, self._ranks, self._come = kind, ranks, 0

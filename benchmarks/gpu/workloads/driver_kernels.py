@@ -19,7 +19,7 @@ from typing import Any
 from conversation import Answer, by_hand, count, requests
 from driver_calls import Driver
 
-# kind: length of a kernel in us, kernels or graphs per batch (one event per batch)
+# By kind: length of a kernel in us, and number of kernels or graphs in a batch. An event is recorded after each batch.
 KINDS = {"micro": (0, 200), "small": (100, 20), "long": (20_000, 1), "graph": (40, 2), "pausing": (1000, 1)}
 GRAPH_KERNELS = 50
 BATCHES_IN_FLIGHT = 3
@@ -28,7 +28,7 @@ REQUEST_KERNELS = 4
 
 
 class Kernels:
-    """Keeps a bounded number of batches in the stream, and counts the finished ones."""
+    """Endless work: a bounded number of batches in the stream, and a count of the finished ones."""
 
     def __init__(self, kind: str, *, kernel_us: int | None = None, work_ms: int = 20, pause_ms: float = 5.0) -> None:
         length, self._batch = KINDS[kind]
@@ -50,7 +50,7 @@ class Kernels:
         self._submitted = 0
 
     def run(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Work finished within the window."""
+        """Return the work that finishes within the measurement."""
         step = self._work_and_pause if self._kernels_of_a_step else self._step
         answer = count(step, settle=settle, seconds=seconds, tail=tail)
         self._driver.call("cuStreamSynchronize", self._stream)
@@ -58,7 +58,7 @@ class Kernels:
         return answer
 
     def infer(self, *, seconds: float, rate: float, seed: int) -> Answer:
-        """Serve requests of 2 ms of GPU time, and wait for each."""
+        """Serve requests that take 2 ms of GPU time each, and wait for each request."""
         return requests(self._serve_one, seconds=seconds, rate=rate, seed=seed)
 
     def _serve_one(self) -> None:

@@ -44,7 +44,7 @@ class _Access(ctypes.Structure):
 
 
 class Memory:
-    """Memory that stays allocated until `clear`."""
+    """Memory that stays allocated until `clear` is called."""
 
     def __init__(self, allocator: str) -> None:
         self._driver = Driver()
@@ -53,10 +53,10 @@ class Memory:
             allocator
         ]
         self._undo: list[Callable[[], None]] = []
-        self._room = 0  # for `virtual`: the first address of its range that is not mapped yet
+        self._room = 0  # of `virtual`: first address of its range that is not mapped yet
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate `chunk` bytes at a time, at most `most` in all."""
+        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
         if self._take == self._map:
             base = ctypes.c_ulonglong()
             self._driver.call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(most), ctypes.c_size_t(0),

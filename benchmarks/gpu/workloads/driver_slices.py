@@ -19,11 +19,11 @@ from driver_calls import NOT_READY, SUCCESS, Driver
 
 KERNEL_US = 20
 QUEUED = 256
-"""Kernels in flight: 5 ms of work, more than a time slice."""
+"""Number of kernels in flight. They are 5 ms of work, which is longer than a time slice."""
 AWAY_US = 5 * KERNEL_US
-"""Time without an ended kernel from which the GPU was given to another process."""
+"""If no kernel has ended for this long, in us, the GPU has been given to another process."""
 PAUSE_S = 0.003
-"""Longest pause between two brief kernels."""
+"""Longest pause between two short kernels, in seconds."""
 
 
 def percentiles(values: list[float]) -> list[float]:
@@ -33,7 +33,7 @@ def percentiles(values: list[float]) -> list[float]:
 
 
 class Slices:
-    """One process on the GPU."""
+    """Measurements of one process on the GPU."""
 
     def __init__(self) -> None:
         self._driver = Driver()
@@ -44,7 +44,7 @@ class Slices:
         self._driver.call("cuStreamSynchronize", self._stream)
 
     def busy(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Keep kernels queued, and note when each has ended."""
+        """Keep kernels queued, and record the time at which each has ended."""
         query, record, stream = self._driver.library.cuEventQuery, self._driver.library.cuEventRecord, self._stream
         begin = time.perf_counter() + settle
         end, events, launched, finished = begin + seconds, self._events, 0, 0
@@ -76,7 +76,7 @@ class Slices:
         return {"rate": len(ends) / seconds, "run_us": percentiles(runs), "away_us": percentiles(gaps)}
 
     def brief(self, *, seconds: float) -> Answer:
-        """Launch one kernel at a time, and wait for it."""
+        """Launch one kernel at a time, and wait for its end."""
         waits: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:

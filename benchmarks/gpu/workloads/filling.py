@@ -8,7 +8,8 @@ from conversation import Answer
 
 
 def fill(take: Callable[[int], object], *, chunk: int, most: int) -> Answer:
-    """Call `take(chunk)` until it raises, or `most` bytes are allocated; return the bytes, and the error."""
+    """Call `take(chunk)` until it raises an exception or `most` bytes are allocated. Return the allocated bytes, and
+    the error."""
     taken, stopped = 0, "nothing stopped it"
     while taken < most:
         try:

@@ -10,7 +10,7 @@ from filling import fill
 
 
 class Memory:
-    """Memory that stays allocated until `clear`."""
+    """Memory that stays allocated until `clear` is called."""
 
     def __init__(self) -> None:
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -21,7 +21,7 @@ class Memory:
         self._device = jax.devices("gpu")[0]
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate `chunk` bytes at a time, at most `most` in all."""
+        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
         with self._jax.default_device(self._device):
             return fill(self._take, chunk=chunk, most=most)
 
@@ -29,7 +29,7 @@ class Memory:
         self._held.append(self._jax.numpy.ones(chunk, dtype="uint8").block_until_ready())
 
     def clear(self) -> Answer:
-        """Give all of it back to JAX's pool."""
+        """Return all memory to JAX's pool."""
         self._held.clear()
         return {}
 

@@ -23,11 +23,12 @@ from driver_calls import Driver, DriverError
 Round = Callable[[], bool]
 _MIB = 1 << 20
 _LEARNED = 12
-"""Pieces of 64 MiB: during them the agent learns the memory of a context, half a GiB and more."""
+"""Number of pieces of 64 MiB. While they are allocated, the agent learns the memory of a context, which is half a GiB
+or more."""
 
 
 def compiled() -> Round:
-    """A model by torch.compile with CUDA graphs; other batch sizes make other graphs."""
+    """Pattern: a model under torch.compile with CUDA graphs. Each batch size makes a graph of its own."""
     import torch
     from torch import nn
 
@@ -50,7 +51,7 @@ def compiled() -> Round:
 
 
 def loader() -> Round:
-    """Batches from worker processes, copied from pinned memory while the last one is worked on."""
+    """Pattern: batches from worker processes, copied from pinned memory while the batch before is used."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -76,7 +77,7 @@ def _sums(asked: Any, answers: Any) -> None:
 
 
 def shared_tensors() -> Round:
-    """Tensors that another process reads by CUDA's interprocess handles."""
+    """Pattern: tensors that another process reads by CUDA's interprocess handles."""
     import torch
     import torch.multiprocessing as processes
 
@@ -117,7 +118,7 @@ def collectives() -> Round:
 
 
 def threads() -> Round:
-    """Threads that launch into a stream of their own and end."""
+    """Pattern: threads that launch into a stream of their own and end."""
     import torch
 
     base = torch.arange(4096, device="cuda")
@@ -141,7 +142,8 @@ def threads() -> Round:
 
 
 def pooled() -> Round:
-    """PyTorch on the driver's pools: pieces of any size on four streams, handed from one to the next."""
+    """Pattern: PyTorch on the driver's pools. Pieces of any size on four streams are passed from each stream to
+    the next."""
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync"
     import torch
 
@@ -166,7 +168,7 @@ def pooled() -> Round:
 
 
 def jitted() -> Round:
-    """JAX: training steps with donated buffers."""
+    """Pattern: training steps with donated buffers, in JAX."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax
     import jax.numpy as numbers
@@ -190,7 +192,7 @@ def jitted() -> Round:
 
 
 def cupy_streams() -> Round:
-    """CuPy: a custom kernel, pinned memory, streams that wait for events of others."""
+    """Pattern: a custom kernel, pinned memory, and streams that wait for each other's events, in CuPy."""
     import cupy
     import numpy
 
@@ -219,7 +221,8 @@ def cupy_streams() -> Round:
 
 
 def contexts() -> Round:
-    """Contexts that are created, launched into and destroyed with pending work, while a thread uses another one."""
+    """Pattern: contexts that are created, launched into and destroyed with pending work, while another thread uses a
+    context of its own."""
     driver = Driver()
     steady = driver.launcher(driver.functions({100})[100], driver.stream())
 
@@ -267,7 +270,7 @@ class _Access(ctypes.Structure):
 
 
 def exported() -> Round:
-    """Memory that is exported as a descriptor, freed, imported again and read."""
+    """Pattern: memory that is exported as a descriptor, freed, imported again and read."""
     driver, size = Driver(), 256 * _MIB
     properties = _Properties(1, 1, 1, driver.device, None, (ctypes.c_ubyte * 8)())
     access = _Access(1, driver.device, 3)
@@ -312,7 +315,8 @@ def exported() -> Round:
 
 
 def callbacks() -> Round:
-    """Kernels in a blocking stream, functions of the program in the legacy one, events between streams."""
+    """Pattern: kernels in a blocking stream, functions of the program in the legacy stream, and events between
+    streams."""
     driver = Driver()
     blocking = ctypes.c_void_p()
     driver.call("cuStreamCreate", ctypes.byref(blocking), 0)
@@ -339,7 +343,8 @@ def callbacks() -> Round:
 
 
 def full() -> Round:
-    """Pools and device memory up to the limit, repeatedly: freed memory can be allocated again."""
+    """Pattern: memory of pools and of the device is allocated up to the limit, repeatedly. Freed memory can be
+    allocated again."""
     driver, piece = Driver(), 64 * _MIB
     stream = driver.stream()
     most: list[int] = []
@@ -388,7 +393,7 @@ def main() -> None:
     one = PATTERNS[arguments.pattern]()
 
     def run(*, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Repeat the round; return how many were made, and how many were wrong."""
+        """Repeat the round. Return the number of rounds, and the number of rounds with a wrong result."""
         until = time.monotonic() + settle + seconds + tail
         rounds = wrong = 0
         longest = 0.0

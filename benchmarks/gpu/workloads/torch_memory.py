@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 class Memory:
-    """Memory that stays allocated until `clear`."""
+    """Memory that stays allocated until `clear` is called."""
 
     def __init__(self, allocator: str) -> None:
         import torch  # after the allocator has been chosen
@@ -35,7 +35,7 @@ class Memory:
         torch.zeros(1, device="cuda")
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate `chunk` bytes at a time, at most `most` in all."""
+        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
         filled = fill(self._take, chunk=chunk, most=most)
         free, total = self._torch.cuda.mem_get_info()
         reserved = self._torch.cuda.memory_reserved()
@@ -45,9 +45,10 @@ class Memory:
         self._held.append(self._capture(chunk) if self._graphs else self._tensor(chunk))
 
     def reuse(self, *, chunk: int) -> Answer:
-        """Free half of the memory into PyTorch's cache, then allocate one piece of two thirds of it, which no cached
-        piece fits: PyTorch must release its cache and retry. Two thirds, since growing segments release only whole
-        pages of 20 MiB, which every second piece of 64 MiB does not fill."""
+        """Free half of the memory into PyTorch's cache. Then allocate one piece of two thirds of that half. No cached
+        piece is that large, so PyTorch must release its cache and allocate again. The piece is only two thirds, because
+        growing segments release only whole pages of 20 MiB, and the first and last page of a freed piece of 64 MiB may
+        still be in use."""
         if self._graphs:
             return {"reused": "does not apply"}
         del self._held[::2]

@@ -25,7 +25,7 @@ _WHOLE_DEVICE = threading.Lock()
 
 
 class Worker:
-    """One thread's streams, graph and numbers. `seed` draws the order of its work."""
+    """Streams, graph and numbers of one thread. `seed` decides the order of its work."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -63,7 +63,8 @@ class Worker:
         return bool(torch.equal(out.double().cpu(), self._product))
 
     def _copy(self) -> bool:
-        """Copy to the device on the second stream, add a number, copy back; both copies are asynchronous."""
+        """Copy numbers to the device on the second stream, add a number, and copy them back. Both copies are
+        asynchronous."""
         number = self._random.randint(1, 1000)
         with torch.cuda.stream(self._beside):
             there = self._host.to("cuda", non_blocking=True)
@@ -83,7 +84,7 @@ class Worker:
         return int(self._counter.item()) == self._counted
 
     def _capture(self) -> bool:
-        """Replace the thread's graph by one captured while others launch."""
+        """Replace the thread's graph by a newly captured one, while other threads launch."""
         self._graph = self._captured()
         return self._replay()
 
@@ -95,7 +96,7 @@ class Worker:
         return graph
 
     def _allocate(self) -> bool:
-        """Allocate a few pieces, each filled with its own number; give up refused ones."""
+        """Allocate a few pieces, and fill each with its own number. Refused pieces are left out."""
         pieces = []
         for number in range(self._random.randint(1, 6)):
             try:
@@ -111,7 +112,8 @@ class Worker:
         return right
 
     def _on_the_default_stream(self) -> bool:
-        """Work there waits for the thread's own streams only on request."""
+        """Run work on the default stream, which waits for the thread's own streams only if it is told to. Return
+        whether the result is right."""
         done = self._main.record_event()
         with torch.cuda.stream(torch.cuda.default_stream()):
             torch.cuda.current_stream().wait_event(done)
@@ -136,7 +138,7 @@ class Worker:
 
 
 class Mixed:
-    """The threads of a program."""
+    """All threads of the program."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -145,7 +147,8 @@ class Mixed:
             worker.step()
 
     def run(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Return the rate of steps, the results that were wrong or raised, and steps by kind."""
+        """Return the steps per second, the results that were wrong or raised an exception, and the number of steps by
+        kind."""
         until = time.monotonic() + settle + seconds + tail
         done: list[tuple[str, str]] = []
 

@@ -77,13 +77,13 @@ class Transformer(nn.Module):
 
 
 def launches() -> Callable[[], None]:
-    """Return a step of one kernel that does next to nothing."""
+    """Return a step that is one kernel with almost no work."""
     number = torch.zeros(1, device="cuda")
     return lambda: (number.add_(1), None)[1]
 
 
 def matmul() -> Callable[[], None]:
-    """Return a step of one product of 8192 x 8192 matrices."""
+    """Return a step that is one product of 8192 x 8192 matrices."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
@@ -91,7 +91,7 @@ def matmul() -> Callable[[], None]:
 
 
 def train(*, compiled: bool = False, graphed: bool = False) -> Callable[[], None]:
-    """Return a step of training on a fixed batch of 8 x 256 tokens."""
+    """Return a step of a training on a fixed batch of 8 x 256 tokens."""
     model = Transformer().to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
     tokens = torch.randint(0, VOCABULARY, (8, 257), device="cuda")
@@ -158,7 +158,7 @@ def warm(step: Callable[[], None]) -> None:
     torch.cuda.synchronize()
 
 
-# kind: how to make a step, steps per batch
+# By kind: function that makes a step, and number of steps in a batch.
 KINDS: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
     "launches": (launches, 200),
     "matmul": (matmul, 1),
@@ -171,7 +171,7 @@ KINDS: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
 
 
 class Work:
-    """Batches of steps on the current stream, a bounded number in flight."""
+    """Batches of steps on the current stream. A bounded number of batches is in flight."""
 
     def __init__(self, kind: str) -> None:
         make, self._batch = KINDS[kind]

@@ -147,7 +147,7 @@ bool credits_reserve(int place, uint64_t bytes) {
             refreshed = true;
             continue;
         }
-        if (exact || !answer.came) /* another thread may have freed some since */
+        if (exact || !answer.came) /* another thread may have freed credits since */
             return credits_take(place, bytes);
         exact = true;
     }

@@ -28,7 +28,7 @@ static bool covered(const struct known_stream *row) {
     return true;
 }
 
-/* Return whether a per-thread default stream of the row has launches without a fence of its thread behind them. */
+/* Return whether launches into a per-thread default stream of the row have no fence of their thread behind them. */
 static bool per_thread_uncovered(const struct known_stream *row) {
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         if (queue->stream == CU_STREAM_PER_THREAD && atomic_load(&queue->fenced) != atomic_load(&queue->launched))
@@ -138,8 +138,8 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Note that no wait of the program is left in the row's stream, of default streams in the legacy one, which streams
- * without work may wait for. */
+/* Record that no wait of the program is left in the row's stream. For a row of default streams this concerns the legacy
+ * stream: streams without work of their own may wait for it. */
 static void note_idle(struct known_stream *row) {
     if (row->stream == NULL)
         row->context->held = false;
@@ -203,7 +203,7 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
         awaited = queue->awaited;
     }
     if (!awaited && fences && row->held)
-        unfinished(streams, row); /* whether its waits are over */
+        unfinished(streams, row); /* the query also finds out whether the waits of the program are over */
     return !awaited;
 }
 

@@ -10,10 +10,10 @@
  *   event only next to a launch or other work that the program puts into that stream. In a per-thread default stream,
  *   only its own thread records events. Exceptions: a capture in a stream that the legacy stream waits for, while
  *   another capture is open or before CUDA 12.5; and before CUDA 12.5, threads that have no queue or have ended.
- * - D5 Into a stream that has a wait of the program only its own thread puts events: the stream may be full. The end of
- *   its work is behind an event of the whole context. Without such an event (before CUDA 12.5, or next to an open
- *   capture) the drain queries the stream, after its capture if the stream captures. No drain waits then for the work
- *   of a stream that is destroyed.
+ * - D5 In a stream that has a wait of the program, only threads that launch into the stream record events, never the
+ *   hook thread, because the stream may be full. The drain sees the end of its work by an event behind all work of the
+ * context. Without such an event (before CUDA 12.5, or next to an open capture) the drain queries the stream; if the
+ * stream captures, after its capture. In that case no drain waits for the work of a stream that is destroyed.
  */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H

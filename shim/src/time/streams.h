@@ -40,15 +40,16 @@ struct known_context {
     CUcontext context;            /* NULL: this entry is free */
     uint32_t epoch;  /* number of the context, never 0: another context with the same handle has another epoch */
     uint32_t ending; /* number of the end under way; 0: none. While not 0, no handle of the context may be used */
-    uint32_t amid; /* number of the end, of another context with this handle, that was under way when this row was made;
-                      0: none. Which of the two contexts runs the work of this row's streams is known after that end */
+    /* 0: no end was under way when this row was made. Else number of that end, which concerned another context with the
+     * same handle. Only after that end is it known which of the two contexts runs the work of this row's streams */
+    uint32_t amid;
     uint32_t attached; /* references that cuCtxAttach took */
-    bool for_end;      /* this row was made for the end of its context */
+    bool for_end;      /* this row was made because its context is about to end */
     bool held;         /* the program has put a wait into all of its streams */
 };
 
-/* Return whether an end is under way of this context, or of another one with its handle. Until that end is over, the
- * handle may refer to either context, so the hook makes no driver call with it. */
+/* Return whether this context, or another context with its handle, is ending. Until that end is over, the handle may
+ * refer to either context, so the hook makes no driver call with it. */
 static inline bool context_unsettled(const struct known_context *known) {
     return known->ending != 0 || known->amid != 0;
 }
@@ -63,9 +64,10 @@ struct known_stream {
     bool unmetered; /* such a launch came from a thread without a queue on the stream: only `event` shows when it has
                        finished */
     bool waiting;   /* `event` is recorded, and no check has seen it complete */
-    bool asked;  /* the drain queries the stream (of default streams, the legacy stream), and no query has found it idle
-                  */
-    bool unseen; /* the drain cannot see yet when per-thread default streams end, and waits until it can */
+    /* the drain queries the stream, and no query has found it idle. For default streams, the queried stream is the
+     * legacy stream */
+    bool asked;
+    bool unseen;  /* the drain cannot see yet when per-thread default streams end, and waits until it can */
     bool skipped; /* a drain began while its context was ending */
     bool busy;    /* the row is in the list of rows with work */
     bool held;    /* the program has put a wait into the stream, or into a stream that the stream waits for, and no

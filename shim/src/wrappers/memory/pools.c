@@ -87,7 +87,7 @@ static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream
 }
 
 static CUresult end(struct pool_call *call, CUresult result, CUdeviceptr *address, CUstream stream, bool per_thread) {
-    if (call->memory == NULL && result == CUDA_SUCCESS) /* of a graph, or not counted */
+    if (call->memory == NULL && result == CUDA_SUCCESS) /* the allocation belongs to a graph, or is not counted */
         kinds_forget(&memory_state()->kinds);
     else if (result == CUDA_SUCCESS)
         kinds_forget_host(&memory_state()->kinds, (uintptr_t)*address, call->bytes);

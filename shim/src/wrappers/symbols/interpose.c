@@ -13,7 +13,7 @@
 #include "base/sys.h"
 #include "wrappers/symbols/resolve.h"
 
-/* Result of the C code for the assembler code. `decided` 0: jump to the real function. */
+/* Decision of the C code, which the assembler code carries out. `decided` 0: jump to the real function. */
 struct verdict {
     void *answer;
     long decided;
