@@ -1,23 +1,23 @@
 """Effect on tenants of a killed or upgraded agent, and delay until an edited share is effective.
 
-- `agent killed`: privileged process and worker; `container killed`: also the supervisor, and all are started again;
-  `agent upgraded`: SIGTERM once the next agent stands by.
-- `second_off`: difference between shares and requests over one second, in points, of the worst tenant, in `undisturbed`
-  seconds and in the `first` seconds after the new agent serves. `four_off`: the same over four seconds. A quantum is up
-  to 100 ms, so any single second differs by some points.
-- `gap`: longest time of failing connection attempts; `unanswered`: longest time from an attempt to the agent's WELCOME,
-  by callers of each tenant that connect 25 times a second.
-- `hooks_back`: time from the start of the new agent's service until every program is connected.
-- `right_after`: time from then, or from the edit, until the shares of a second differ no more than in undisturbed
-  seconds.
+Cases: `agent killed`: its privileged process and its worker are killed. `container killed`: its supervisor is killed,
+too, and all three are started again. `agent upgraded`: the agent gets SIGTERM while the next agent stands by.
+- `second_off`: difference between the shares of a second and the requests, of the worst tenant, in points. It is given
+  for `undisturbed` seconds and for the `first` seconds after the new agent serves. `four_off`: the same over four
+  seconds. A quantum is up to 100 ms long, so the shares of a single second always differ by some points.
+- `gap`: longest time in which attempts to connect failed. `unanswered`: longest time from an attempt to the WELCOME of
+  the agent. Callers of each tenant connect 25 times a second.
+- `hooks_back`: time from the moment when the new agent serves until every program is connected.
+- `right_after`: time from that moment, or from the edit, until the shares of a second differ no more than in
+  undisturbed seconds.
 - `over_limit`: number of further processes of a tenant, started at that moment, that got more memory than was left.
-  `dead`: number of programs that ended.
+- `dead`: number of programs that ended.
 
-Three busy tenants of one simulated GPU, the real hook, and the real agent at its default settings. The agent is two
-processes, as in its DaemonSet: needs root. With `--tenants` also the figures of callers of twelve of so many tenants
-without programs. With `--cluster` also the gap of an agent with its whole Kubernetes part, and the time from a
-GPUNode's change (the answer to the write) to the tenant's applied limits. Prints a table and writes
-`build/results/changes.json`.
+Three busy tenants share one simulated GPU. The hook is real, and so is the agent, at its default settings. The agent
+consists of two processes as in its DaemonSet, so the benchmark needs root. With `--tenants N`, N tenants without
+programs are added, and the figures of callers of twelve of them. With `--cluster`, two figures are added: `gap` of an
+agent with its whole Kubernetes part, and the time from a change of a GPUNode (the answer to the write) until the limits
+of the tenant are applied. Prints a table and writes `build/results/changes.json`.
 """
 
 from __future__ import annotations

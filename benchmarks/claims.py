@@ -12,9 +12,9 @@ Three parts on nodes without machines, and one on a real node:
 - kills: Pods with claims, and as many SharePods, while the operator is killed (SIGKILL) at moments drawn from a seed;
 - running (only on request; needs root): from creation until a Pod runs, on a real kubelet (claims_running.py).
 
-With `--attach claims` the SharePods of bursts and kills are attached by claims, too. Finally each Pod must be bound,
-each with one row, and no GPU may ever have been over-committed; otherwise it exits with 1. Prints a table and writes
-build/results/claims.json.
+With `--attach claims` the SharePods of bursts and kills are attached by claims, too. At the end each Pod must be bound
+and have exactly one row, and no GPU may have been over-committed at any time; otherwise the benchmark exits with 1.
+Prints a table and writes build/results/claims.json.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     PYTHONPATH=tests:benchmarks python benchmarks/decisions.py [--seconds S] [--rounds N]
 
-Every tenant always wants the token. A decision is the agent's work between a holder's DRAINED and the next GRANT:
-`drained`, `tick`, `next_deadline`. Each case runs in a separate process, compiled and interpreted in turn, for equal
-conditions; a figure is the median over the rounds. `interpreted_ratio`: interpreted over compiled. Needs `make
-compiled`. Prints a table and writes `build/results/decisions.json`.
+Every tenant always wants the token. A decision is the agent's work between DRAINED of a holder and the next GRANT: the
+calls `drained`, `tick` and `next_deadline`. Each case runs in a separate process. Compiled and interpreted runs
+alternate, so that other load affects both equally. A figure is the median over the rounds. `interpreted_ratio`: time of
+the interpreted code relative to the compiled code. Needs `make compiled`. Prints a table and writes
+`build/results/decisions.json`.
 """
 
 from __future__ import annotations

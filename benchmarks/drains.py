@@ -10,14 +10,15 @@ small HTTP server that runs a kernel of 5 ms for each request. Four cases, each 
 - two SharePods, two Pods of a Deployment, behind a PodDisruptionBudget `minAvailable: 1`. (A budget with
   `maxUnavailable` does not count a SharePod while it has no Pod.)
 
-Of each case in turn `kubectl drain` drains the node of a replica, which is uncordoned once all replicas are ready
-again. A client sends requests at a fixed rate to the Pods that the API shows as ready, as a Service does. It retries on
-another Pod, or after 20 ms, until it gets an answer; a request without one after ten seconds is lost. Each run lasts
-for more than a minute, so that no back-off is measured.
+The cases take turns: `kubectl drain` drains the node of a replica, which is uncordoned once all replicas are ready
+again. A client sends requests at a fixed rate to the Pods that the API shows as ready, as a Service does. It sends a
+request again to another Pod, or after 20 ms, until it gets an answer. A request without an answer after ten seconds is
+lost. Each run lasts for more than a minute, so that no restart back-off is part of the figures.
 
-`longest_gap`: longest time between two answers, of all drains; `gap`: the median of the drains' longest. For one
-SharePod the gap is split (medians): `eviction_to_end` of its process, `end_to_released` (its row is removed from the
-ledger), `released_to_bound` (of the next Pod), `bound_to_answer`. Prints a table and writes build/results/drains.json.
+`longest_gap`: longest time between two answers, over all drains. `gap`: median over the drains of the longest time in
+each drain. For one SharePod the gap is divided into four parts (medians): `eviction_to_end` of its process,
+`end_to_released` (until its row is removed from the ledger), `released_to_bound` (until the next Pod is bound), and
+`bound_to_answer`. Prints a table and writes build/results/drains.json.
 """
 
 from __future__ import annotations

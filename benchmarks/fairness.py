@@ -2,13 +2,14 @@
 
     make bench-fairness [TRACE=DIR] [FAIRNESS_ARGS=...]
 
-`fairness_month.py` plays it, with the operator's own decisions. Prints and writes for each seed:
-- each team's GPU time against its budget, without time borrowed while no team within its budget waited;
-- the reserved GPU time against that of the same month without budgets;
-- evictions a day, and waits.
+`fairness_month.py` simulates the month with the operator's own decisions. Prints and writes for each seed:
+- the GPU time of each team against its budget, without time that the team borrowed while no team within its budget
+  waited;
+- the reserved GPU time against the reserved GPU time of the same month without budgets;
+- evictions per day, and waits.
 
-It exits with 1 if a team is more than 2 % from its budget in either direction, or budgets cost more than 1 % of the GPU
-time in the mean of the seeds.
+It exits with 1 if the GPU time of a team differs by more than 2 % from its budget, or if budgets cost more than 1 % of
+the GPU time, as the mean of the seeds.
 """
 
 from __future__ import annotations

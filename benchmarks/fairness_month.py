@@ -1,9 +1,10 @@
 """Fairness: the simulated month of four teams that `fairness.py` measures.
 
-The operator's own parts, with its defaults: placement engine, preemption planner, turns and rate of preemptions, order
-of the queue, standings, accounts and head of the queue. Assumed: an evicted job ends at once, returns as a new job, as
-a Job's Pod does, and starts over; no time passes between decision and start. The trace has no memory sizes, so each
-share has its part of the GPU's. Lowering time then never suffices, and the borrower at request 0 does not occur.
+The simulation uses these parts of the operator, with its defaults: placement engine, preemption planner, turns and rate
+of preemptions, order of the queue, standings, accounts and head of the queue. Assumptions: an evicted job ends at once.
+It returns as a new job, as the Pod of a Job does, and starts from the beginning. No time passes between a decision and
+the start of a job. The trace has no memory sizes, so the memory of each share is in proportion to its time. Therefore
+lowering a tenant's time never makes enough room, and the case of a borrower at request 0 does not occur.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Latency of a hand-off of a GPU's token by the agent, compared with two bare sockets.
 
-One program plays all tenants' processes against a real agent at its default settings, as root in two processes like its
-DaemonSet (`--one-process`: in one). It sends DRAINED for one tenant and waits for the next one's GRANT: a hand-off is
-the time between the two. `echo` is a process that only sends the same frame back. The agent's CPU is measured while
-every tenant holds the token for its whole quantum of 30 ms, like programs with endless work.
+One program plays the processes of all tenants against a real agent at its default settings. As root, the agent consists
+of two processes as in its DaemonSet (`--one-process`: of one). The program sends DRAINED for one tenant and waits for
+the GRANT of the next tenant. A hand-off is the time between these two frames. `echo` is a process that only sends the
+same frame back. The agent's CPU is measured while every tenant holds the token for its whole quantum of 30 ms, as
+programs with endless work do.
 
-`answer` is a memory question of one more process, asked a thousand times a second while 240 tenants hand on every 30
-ms. It shows how long the agent's loop did other work, once undisturbed and once with readings of NVML, checkpoints and
-a scrape each second. Prints a table and writes `build/results/handoff.json`.
+`answer` is the time of a memory request by one more process, which sends a thousand requests a second while 240 tenants
+hand off every 30 ms. It shows how long the agent's event loop is busy with other work: once undisturbed, and once while
+the agent reads NVML, writes checkpoints and is scraped each second. Prints a table and writes
+`build/results/handoff.json`.
 """
 
 from __future__ import annotations

@@ -3,16 +3,18 @@ sibling's idle credits are recalled.
 
     make bench-memory
 
-Writes build/results/memory.json. Allocations go to an empty libcuda, so the difference between with and without the
-hook is the hook's own time, in the steady state: a program that allocates again what it frees calls the agent once. The
-table also has a bare question to the agent by the same socket. The real agent at its default settings; rounds with and
-without the hook in turns, and their median.
+Writes build/results/memory.json. Allocations go to an empty libcuda, so the difference between a call with and without
+the hook is the time of the hook. The state is steady: a program that repeatedly allocates as much as it frees sends the
+agent one request. The table also has the time of a bare request to the agent over the same socket. The agent has its
+default settings. Rounds with and without the hook alternate, and a figure is the median of the rounds.
 
-With a neighbour: two tenants with half of a simulated GPU each, both with a launching program; a second program of one
-tenant allocates and frees in a loop. Measured are the other tenant's GPU time and the agent's processor time.
+With a neighbour: two tenants have half of a simulated GPU each, and both launch. A second program of one tenant
+allocates and frees in a loop. The benchmark measures the GPU time of the other tenant and the processor time of the
+agent.
 
-Recall: one process has unused credits, and its sibling requests so much that it needs them. Measured is the sibling's
-whole call, on the fake driver, seen by the process that drives it, which adds a pipe's two ways.
+Recall: a process has unused credits, and a sibling process requests so much memory that it needs them. The benchmark
+measures the whole call of the sibling on the fake driver. The measuring process sees it over a pipe, which adds the
+time of two messages.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     PYTHONPATH=tests:benchmarks python benchmarks/new_holder.py [--times 30]
 
 Real: control plane, kubelet, containerd, the device plugin, operator, agent, hook. Simulated: the GPUs and the driver.
-Each time a SharePod is applied on a node without holders (`new holder`), and a second one on the then held GPU
-(`held`). Then both are deleted, and the next time begins once the holder is deleted. `to_held`: until the ledger shows
-that the holder has a GPU; `to_running`: until the SharePod's status is Running. Prints a line for each time and a
-table, and writes `build/results/new-holder.json`. Needs root.
+In each repetition a SharePod is applied on a node without holders (`new holder`), and then a second one on the GPU that
+is now held (`held`). Then both are deleted, and the next repetition begins once the holder is deleted. `to_held`: time
+until the ledger shows that the holder has a GPU. `to_running`: time until the SharePod's status is Running. Prints a
+line for each repetition and a table, and writes `build/results/new-holder.json`. Needs root.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/offences.py [--each N]
 
-An offence begins when the driver first shows it; the GPUs are simulated, processes, mounts and agent are real. Offences
-begin at random times, each of a separate tenant. Writes build/results/offences.json: for each kind, the time from the
-beginning until the finding is in the node's status, and until the process has ended: median and longest.
+An offence begins when the driver first shows the process. The GPUs are simulated; processes, mounts and agent are real.
+Offences begin at random times, and each has a tenant of its own. Writes build/results/offences.json: for each kind of
+offence, the median and the longest time from its begin until the finding is in the status of the node, and until the
+process has ended.
 """
 
 from __future__ import annotations

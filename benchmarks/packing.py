@@ -1,19 +1,19 @@
 """Allocated part of a cluster's GPU time: a trace replayed through the placement engine, BestFit and FGD.
 
-- Default, arrivals only: pods arrive until the demand reaches `--ratio` of the capacity and never leave. The result is
-  the allocated part when 100, 120 and 130 % have arrived.
-- `--load`: pods arrive and leave; the result is the refused part of the GPU demand.
-- `--draw-gpu-memory`: each kind of request has memory independent of its time, and the engine is compared with itself
-  without regard to memory.
-- `--policies Moving`: the engine, with at most one pod restarted elsewhere for each request without room.
-- `--paired`: the difference of refusals between the engine and BestFit and FGD, with the standard error of the mean
-  over the seeds.
+- Default, only arrivals: pods arrive until the demand reaches `--ratio` of the capacity, and never leave. The result is
+  the allocated part when 100, 120 and 130 % of the capacity have arrived.
+- `--load`: pods arrive and leave. The result is the refused part of the GPU demand.
+- `--draw-gpu-memory`: each kind of request has memory that does not depend on its time. The engine is compared with the
+  same engine that ignores memory.
+- `--policies Moving`: the engine, which may restart one pod elsewhere for each request without room.
+- `--paired`: the difference between the refusals of the engine and of BestFit and FGD, with the standard error of the
+  mean over the seeds.
 - `--mixes`: artificial mixes of labels, models, memory and latencies instead of a trace (packing_mixes.py).
 - `--models N`: N random mixes of GPU models and memory instead of a trace (packing_models.py).
 
-The last part is SharePods with exclusion labels (packing_labels.py). Prints tables and a plot, writes
-`build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD must
-agree with it within 0.3 points, which validates the replay; otherwise it exits with 1.
+The last part has SharePods with exclusion labels (packing_labels.py). Prints tables and a plot. Writes
+`build/results/packing.json`, `packing-TRACE.svg` and the file of `--json`. With `--published`, the replay is validated:
+the results of BestFit and FGD must agree with the published file within 0.3 points, otherwise it exits with 1.
 """
 
 from __future__ import annotations

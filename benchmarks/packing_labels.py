@@ -1,8 +1,8 @@
 """SharePods with exclusion labels: the number of GPUs that they occupy, and of others that still fit.
 
-64 GPUs, 16 labels of two SharePods of 0.4 each, in a drawn order; then as many of 0.5 without a label as fit. BestFit
-chooses the GPU with the least free time among the allowed GPUs. An order without waste occupies 16 GPUs and
-leaves room for 96.
+There are 64 GPUs. First come, in random order, two SharePods of 0.4 for each of 16 labels. Then come as many SharePods
+of 0.5 without a label as fit. BestFit chooses the GPU with the least free time among the allowed GPUs. Without waste,
+the labelled SharePods occupy 16 GPUs, and 96 others fit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Small artificial mixes of requests that arrive and leave: the refused part of their GPU demand.
 
-The traces have no labels, no memory and no tenants that exclude others. These mixes do, on clusters small enough to
-show each mistake. All policies get the same arrivals (Poisson; exponential lifetimes) and the same filters. The engine
-learns the mix from its arrivals; BestFit is the engine without learning; FGD knows the mix beforehand.
+The traces have no labels, no memory and no tenants that exclude others. These mixes have them, on clusters that are
+small enough to show each mistake. All policies get the same arrivals (Poisson, with exponential lifetimes) and use the
+same filters. The engine learns the mix from its arrivals. BestFit is the engine without learning. FGD knows the mix
+before the first request arrives.
 """
 
 from __future__ import annotations

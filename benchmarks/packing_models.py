@@ -1,14 +1,14 @@
 """Random mixes of GPU models whose requests name memory, so that time or memory of a GPU runs out first.
 
-Each mix draws 60 nodes of two to four GPU models with 16 to 80 GiB, and 4 to 12 kinds of requests. Their memory is
-independent of its time: 0.3 of the time may take all memory. A policy can then allocate more GPU time by placing fewer
-requests with much memory. So the rows state three figures for arrivals of 130 % of the capacity, and one with
-departures:
+A mix consists of 60 nodes with two to four GPU models of 16 to 80 GiB, and of 4 to 12 kinds of requests, all drawn at
+random. The memory of a request does not depend on its time: a request of 0.3 of the time may take all memory. So a
+policy can allocate more GPU time by refusing requests with much memory. Therefore the rows have three figures for
+arrivals of 130 % of the capacity, and one figure for pods that arrive and leave:
 
 - `allocated_130`: % of all GPU time.
-- `occupied_130`: % of the GPUs, each request by the larger of its parts of time and memory.
+- `occupied_130`: % of the GPUs, where a request counts with its part of the time or of the memory, whichever is larger.
 - `placed_130`: % of the requests.
-- `turned_away`: % of the GPU time of arrivals that is refused at the load.
+- `turned_away`: % of the arriving GPU time that is refused at the load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Moving in a replay: a pod without room gets it by restarting one other pod elsewhere.
 
-A part of the placed pods with GPUs is movable, drawn at random. At most one pod moves for each arrival: of the possible
-ones the smallest, then the youngest (`placement/preemption/moves.py`).
+A part of the placed pods with GPUs, drawn at random, may be moved. For each arriving pod at most one pod moves. Of the
+pods whose move makes room, it is the smallest, and of equal ones the youngest (`placement/preemption/moves.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Duration of a decision on 100 to 50,000 GPUs, half full and 95 % full, under mixed rules.
 
-`decisions_per_s` counts all work: deciding, reserving, releasing as many as arrive, learning and renewing the weights.
-p50 and p99 are only of the decision; `growth`: their ratio to the size before. The same run also measures the direct
-way: the model built from its objects and every node and GPU checked, for each decision. Each size has a separate
-process: `memory` is its memory after building the model, `model` the increase by that. Last are SharePods each with its
-own label: the processor time of the longest slice in which the weights are renewed, without garbage collections. Prints
-a table and writes `build/results/placement.json`.
+`decisions_per_s` counts all work: deciding, reserving, releasing as many tenants as arrive, learning and renewing the
+weights. p50 and p99 are of the decision only. `growth`: p50 and p99 relative to the previous size. The same run also
+measures the direct way: for each decision, the model is built from its objects, and every node and GPU is checked. Each
+size runs in a separate process. `memory`: memory of that process after building the model. `model`: increase by
+building it. The last case has SharePods that each have a label of their own: it measures the processor time of the
+longest slice in which the weights are renewed, without garbage collections. Prints a table and writes
+`build/results/placement.json`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The time scheduler's pure core compared with schedulers from the literature, on the same mixes in simulated time.
 
-Tenants launch kernels of one length. Busy ones launch without end; a *pausing* one works, then thinks, and should get
-request x work / (work + pause). A hand-off takes 0.2 ms, and a program notices after 0.5 ms that it has no more work.
-Prints a table, writes `build/results/policies.json`, and draws `policies.svg`: the pausing tenant's part of its due
-share, by its neighbour's kernels.
+All kernels of a mix have the same length. Busy tenants launch without end. A *pausing* tenant works, then pauses, and
+should get request x work / (work + pause). A hand-off takes 0.2 ms. A program returns the token 0.5 ms after the end of
+its work. Prints a table, writes `build/results/policies.json`, and draws `policies.svg`: the part of its expected share
+that the pausing tenant gets, by the length of its neighbour's kernels.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     PYTHONPATH=tests:benchmarks python benchmarks/queue_flood.py [--waiting 3000] [--cases same,different,limits,noise]
 
-A namespace creates SharePods at a steady rate, and ends each a while after it was bound. This is measured without a
-crowd, while a crowd of another namespace arrives, and while that crowd waits. Of the crowd one SharePod fits on each
-node, by anti-affinity, and leaves most of every GPU to others. Cases:
+One namespace creates SharePods at a steady rate, and ends each one a while after it was bound. Another namespace has a
+crowd of SharePods that wait: by anti-affinity only one of them fits on each node, and leaves most of every GPU free.
+The time is measured without a crowd, while the crowd arrives, and while the crowd waits. Cases:
 
-    same       all of the crowd have equal requests
-    different  each requests another amount of memory
-    limits     the same, with names and labels of maximal length
-    noise      no crowd: SharePods of another namespace run, fail and are restarted, with messages at their limit, many
-               times a second, while Events are created by the dozen
+    same       all SharePods of the crowd have equal requests
+    different  each SharePod of the crowd requests another amount of memory
+    limits     like `different`, with names and labels of maximal length
+    noise      no crowd: SharePods of another namespace run, fail and are restarted many times a second, with messages
+               of maximal length, and dozens of Events are created a second
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One form for every result: a table on the terminal, and `build/results/NAME.json`.
 
-The file holds `{name, commit, machine, rows: [{case, metric, unit, value}]}`, so that a program can compare two runs.
-`commit` ends in `+` if the working tree differed from it.
+The file contains `{name, commit, machine, rows: [{case, metric, unit, value}]}`, so that a program can compare two
+runs. `commit` ends in `+` if the working tree differed from that commit.
 """
 
 from __future__ import annotations

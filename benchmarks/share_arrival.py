@@ -1,14 +1,15 @@
-"""Arrival with a backlog: a tenant that ran without neighbours and has long kernels, and a newcomer with an immediate
+"""Arrival of a tenant on a GPU whose only tenant has long kernels in its queue: time until the new tenant has its
 share.
 
-The first tenant launches without ever waiting for its work. The newcomer's process starts some seconds later.
-- `right_after`: seconds from the newcomer's start until its share is right from then on. In each window of four seconds
-  or longer that begins then, the share is within one point of its request, plus the possible cut at each end of a
-  window: a turn of 100 ms, or one of the first tenant's kernels if longer.
-- `first_second`, `second_second`: its share of the first second, in which its process starts, and of the second one.
-- `share_error_10s`: its error in points over the first ten seconds.
-- `wait_p50`, `wait_p99`: its waits for the token.
-- `work_lost`: the part of the time after its start in which no kernel ran.
+The first tenant launches without ever waiting for its work. The process of the new tenant starts some seconds later.
+- `right_after`: seconds from the start of the new tenant until its share is right from then on. It is right if it is
+  within one point of the request in each window of four seconds or longer that begins later. Added to the point is what
+  each end of a window may cut off: a turn of 100 ms, or one of the first tenant's kernels if that is longer.
+- `first_second`, `second_second`: the new tenant's share of the first second, in which its process starts, and of the
+  second one.
+- `share_error_10s`: error of this share over the first ten seconds, in points.
+- `wait_p50`, `wait_p99`: the new tenant's waits for the token.
+- `work_lost`: part of the time after its start in which no kernel ran.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A gang with singles: a tenant that has two GPUs at once, and one tenant on each of them, all busy and at 0.5.
+"""A gang next to single tenants: the gang has two GPUs at once, and a single tenant runs on each of them.
 
-The gang's kernels take 5 ms, and a separate process launches them on each GPU; the singles' kernels take as long as the
-case states. `work_lost`: the part of both GPUs' time in which no kernel ran, compared with one program without
-neighbours.
+All tenants are always busy and request 0.5. The gang's kernels take 5 ms, and a separate process launches them on each
+GPU. The length of the singles' kernels depends on the case. `work_lost`: the part of the time of both GPUs in which no
+kernel ran, compared with one program without neighbours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Tenants whose programs leave gaps on a shared GPU: bare, in exclusive turns, and concurrently.
 
-Each case runs the same programs three times on the simulated GPU, with time slices of `SLICE_US` and `SWITCH_US` for
-each switch between processes: `bare` without agent and hook, `Exclusive` and `Concurrent` under the agent with that
-setting of `sharing`. Progress is a program's steps per second over its steps without neighbours, bare.
+Each case runs the same programs three times on the simulated GPU: `bare` without agent and hook, and `Exclusive` and
+`Concurrent` under the agent with that setting of `sharing`. The driver's time slices are `SLICE_US` long, and a switch
+between processes takes `SWITCH_US`. Progress is the steps per second of a program, relative to its steps without
+neighbours in the bare run.
 
 - `progress`: of one program, in percent of its speed without neighbours
 - `sum`: of all programs of the case, in percent
@@ -10,7 +11,8 @@ setting of `sharing`. Progress is a program's steps per second over its steps wi
 - `below_request`: points by which the progress of the worst tenant is below its request; 0 if none is
 - `wait_p50`, `wait_p99`: latency of requests, from their arrival to their end, in ms
 
-Two processors limit spinning hosts, so the programs sleep half of their host time. Judge `sum_of_bare`, not `sum`.
+The machine has two processors, which limits programs that spin on the host. So the programs sleep for half of their
+host time. Judge by `sum_of_bare`, not by `sum`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """An interactive service with a busy neighbour: the waits of its requests, and the cost in work.
 
-The service requests 0.3 of the GPU and launches one kernel a request. Requests arrive as a Poisson process, independent
-of earlier ones, and their kernels take a tenth of the time in all. The neighbour, with 0.7, launches kernels without
-end. Each case runs with `latency: Normal` and with `latency: Interactive`. A request's wait is measured in the service:
-from its arrival until its kernel has ended, less the kernel's length. `work_lost`: the part of the GPU's time that both
-together lose compared with the Normal case.
+The service requests 0.3 of the GPU and launches one kernel per request. Requests arrive as a Poisson process, and do
+not depend on earlier ones. Their kernels take a tenth of the time in all. The neighbour requests 0.7 and launches
+kernels without end. Each case runs with `latency: Normal` and with `latency: Interactive`. The service itself measures
+the wait of a request: from its arrival until its kernel has ended, minus the kernel's length. `work_lost`: the part of
+the GPU's time that both tenants together get less than with Normal.
 """
 
 from __future__ import annotations

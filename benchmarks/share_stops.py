@@ -1,12 +1,13 @@
 """A tenant whose process is stopped and continued repeatedly, with an always busy neighbour; both request 0.5.
 
-The process is stopped by SIGSTOP, like by a CPU quota or a busy node, for `stopped_ms` after every `runs_ms`. The
-simulated GPU also executes launched work while the process is stopped, as hardware does.
-- `together`: the part of the GPU's time that both got; `together_of_control`: relative to the same run without a stop.
-- `busy_share`: of the tenant that was never stopped, whose waits are `wait_p50` and `wait_p99`; `stopped_share`: of the
-  other.
-- `apart`: the never stopped tenant's time on its own GPU while the other is stopped as often on another GPU: the limit
-  of the machine and the program; `together_of_apart`: relative to that.
+The process is stopped by SIGSTOP for `stopped_ms` after every `runs_ms`, as by a CPU quota or on a busy node. The
+simulated GPU continues to run launched work while the process is stopped, as hardware does.
+- `together`: the part of the GPU's time that both tenants got. `together_of_control`: the same, relative to a run
+  without stops.
+- `busy_share`: share of the tenant that is never stopped; `wait_p50` and `wait_p99` are its waits. `stopped_share`:
+  share of the other tenant.
+- `apart`: time of the never stopped tenant on its own GPU, while the other tenant is stopped as often on another GPU.
+  It shows what machine and program allow. `together_of_apart`: `together` relative to `apart`.
 """
 
 from __future__ import annotations

@@ -1,23 +1,25 @@
 """Measured and requested shares of GPU time: the real agent and the real hook on a simulated GPU.
 
-Every case runs its tenants' programs at once, each launching without end.
-- `share`, `share_error` and `work_ratio` are of a window of `--seconds`: the time of a tenant's kernels over the
-  window's length, its difference from the request, and the sum of all relative to one of them without neighbours.
-- If one kernel is more than a point of the window, measuring continues until every share is and stays within a point:
-  `window`.
-- The tenants are watched for `--watched` seconds in all: `share_error_10s` and `share_error_60s` are the largest errors
-  in any span of that length, `wait_p50` and `wait_p99` from requesting the token to getting it, by the agent's count.
+Every case runs the programs of its tenants at the same time. Each program launches without end.
+- `share`: time of a tenant's kernels, as a part of a window of `--seconds`. `share_error`: its difference from the
+  request. `work_ratio`: sum of the shares of all tenants, relative to the share of one of them without neighbours.
+- `window`: length of the window. If one kernel is more than a point of the window, measuring continues until the share
+  of every tenant stays within a point.
+- `share_error_10s`, `share_error_60s`: the largest errors in any span of that length, while the tenants are watched for
+  `--watched` seconds in all. `wait_p50`, `wait_p99`: time from requesting the token to getting it, by the agent's
+  count.
 
-Cases by module: `service` in share_latency.py, `arrival` in share_arrival.py, `stopped` of share_stops.py, `gang` of
-share_gangs.py, `gaps` of share_gaps.py. In the cases `pausing` one tenant works and thinks, with a neighbour with long
-kernels:
-- `pausing_expected` is request x work / (work + pause);
-- `pausing_alone` is the time of the same program on its own GPU on this machine, and `of_request_alone` its share over
-  request x that;
-- `pausing_idle` is the part of the time for which the GPU was kept idle for it, `work_lost` the part in which no kernel
-  ran for another reason.
+Other modules have these cases: `service` in share_latency.py, `arrival` in share_arrival.py, `stopped` in
+share_stops.py, `gang` in share_gangs.py, `gaps` in share_gaps.py. In the cases `pausing`, one tenant works and pauses
+next to a neighbour with long kernels:
+- `pausing_expected` is request x work / (work + pause).
+- `pausing_alone` is the GPU time of the same program on a GPU of its own on this machine. `of_request_alone` is its
+  share, relative to the request times `pausing_alone`.
+- `pausing_idle` is the part of the time for which the GPU was kept idle for the pausing tenant. `work_lost` is the part
+  in which no kernel ran for another reason.
 
-Prints tables and writes `build/results/shares.json`; a run of some of the cases replaces only their rows there.
+Prints tables and writes `build/results/shares.json`. If only some cases are measured, only their rows are replaced
+there.
 """
 
 from __future__ import annotations

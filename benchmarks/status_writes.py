@@ -2,11 +2,11 @@
 
     PYTHONPATH=tests:benchmarks python benchmarks/status_writes.py [--sharepods 300] [--rounds 4]
 
-Each round writes the two statuses of a life, Placed and Running, of new SharePods, in turns: by merge patches, which
-send the changes, and by apply, which sends the whole and lets the API server find the changes. Both have uid and
-resourceVersion as preconditions. `latency` is that of a write, `server_cpu` the API server's processor time for each
-(its own metric, with 10 ms steps), `sent` the bytes of the bodies. Prints a table and writes
-build/results/status_writes.json.
+Each round creates SharePods and writes two statuses of each, Placed and Running. One way is merge patches, which
+contain the changes. The other way is server-side apply, which sends the whole status and lets the API server find the
+changes. Rounds of both ways alternate. Both have uid and resourceVersion as preconditions. `latency`: time of a write.
+`server_cpu`: processor time of the API server per write (by its own metric, in steps of 10 ms). `sent`: bytes of the
+request bodies. Prints a table and writes build/results/status_writes.json.
 """
 
 from __future__ import annotations

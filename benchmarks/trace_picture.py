@@ -1,7 +1,7 @@
 """Picture of turns and of co-running, docs/trace.svg, from two traces of the simulated GPU.
 
-Two programs that leave half of their time to the host share a GPU, once in exclusive turns and once at the same time.
-Each panel shows 120 ms of `kubectl sharepod trace`: when each tenant waited, held and drained.
+Two programs that need half of their time for work on the host share a GPU: once in exclusive turns, and once
+concurrently. Each panel shows 120 ms of `kubectl sharepod trace`: when each tenant waited, held and drained.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     PYTHONPATH=tests:benchmarks python benchmarks/weather.py [--only WORD] [--list]
 
-The operator's connection passes a fault-injecting proxy. It has default settings except `bind_timeout` (30 s) and
-`resync_interval` (10 min, so that no full list hides a fault). `must`: the promised time, on an idle machine. Prints a
-table as it goes, writes build/results/weather.json, and exits with 1 if the operator does not survive a fault. Takes
-about ten minutes.
+The operator's connection passes through a proxy that makes the faults. The operator has its default settings, except
+`bind_timeout` (30 s) and `resync_interval` (10 min, so that no full list hides a fault). `must`: the promised time on
+an idle machine. Prints each result when it is known, writes build/results/weather.json, and exits with 1 if the
+operator does not survive a fault. Takes about ten minutes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Whole nodes: how long requests for all GPUs of a node wait behind small ones, in a simulated week at a load of 0.9.
 
-One team, one priority, nodes of eight GPUs. A seventh of the GPU time is asked for by jobs of eight GPUs. Placement,
-the queue's order, the head of the queue and the learned run times are the operator's own, with its defaults
-(`fairness_month.py`). `head`: the time for which a job was the oldest that waits. Prints a table and writes
-build/results/whole-nodes.json; the exit status is 1 where the head waits longer than `LONGEST_HEAD_H` at the 95th
-percentile, or less than `LEAST_UTILISATION` of the GPU time is used.
+One team has jobs of one priority on nodes of eight GPUs. Jobs of eight GPUs request a seventh of the GPU time. The
+operator's own code, with its defaults, places jobs, orders the queue, reserves GPUs for the head of the queue and
+learns run times (`fairness_month.py`). `head`: the time for which a job waited as the oldest one. Prints a table and
+writes build/results/whole-nodes.json. The exit status is 1 if the 95th percentile of `head` is more than
+`LONGEST_HEAD_H`, or if less than `LEAST_UTILISATION` of the GPU time is used.
 """
 
 from __future__ import annotations

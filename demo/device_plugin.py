@@ -24,7 +24,8 @@ from screen import Phase, Screen
 from sharepod.api.objects import HOLDER_LABEL
 
 SETTLE_S = 3.0
-"""Seconds between the start of a tenant and the measurement: three times the longest saving of a token bucket."""
+"""Seconds between the start of a tenant and the measurement. This is three times as long as a token bucket can save
+credit."""
 ASKED = {"alpha": 0.4, "beta": 0.6}
 
 START = Phase("starting a Kubernetes control plane, a node with two simulated GPUs and NVIDIA's device plugin", 15)

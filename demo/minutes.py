@@ -22,25 +22,23 @@ from harness.node_packages import why_no_node  # noqa: E402
 from images.roots import roots_to_make, why_no_images  # noqa: E402
 
 USUAL = {"demo": "about a minute and a quarter", "play": "about 40 seconds until it is open"}
-"""Durations on two cores once everything is built."""
+"""Usual durations on two cores, when everything has been built before."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Preparation before the demo. `takes`: its duration as text."""
+    """Preparation that the demo needs. `takes`: its duration as text."""
 
     what: str
     takes: str
 
 
 def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool, images: bool) -> list[Step]:
-    """Return the preparations that the demo needs once.
+    """Return the preparations that are still to be made.
 
-    Args:
-        root: Root of the repository.
-        to_build: Programs of the test cluster.
-        containerd: The real node's containerd must be built.
-        images: The Debian roots of SharePod's images must be made.
+    Args: |>root: Root of the repository. |>to_build: Programs of the test cluster that must be built. |>containerd:
+    True if the containerd of the real node must be built. |>images: True if the Debian roots of SharePod's images must
+    be made.
     """
     found = []
     if not (root / ".venv" / "installed").exists():

@@ -69,7 +69,7 @@ def _advertised(cluster: Cluster, machine: Machine) -> bool:
 
 
 def hand_over(cluster: Cluster, folder: Path) -> str:
-    """Write kubeconfigs and programs to `folder`; return the instructions for their use."""
+    """Write kubeconfigs and programs to `folder`. Return the instructions for the user."""
     made = {"user": cluster.user_kubeconfig(USER), "admin": cluster.kubeconfig}
     configs = {}
     for name, config in made.items():

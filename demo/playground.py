@@ -38,26 +38,27 @@ INSTALL = Phase("installing SharePod: kubectl apply -k manifests, as it is", 15)
 AS_PROCESSES = (CONTROL_PLANE, NODE, AGENT)
 
 CONTAINERD_S = 100
-"""Seconds in which two cores build containerd, once."""
+"""Seconds that two cores take to build containerd. This is done once."""
 ROOTS_S = 200
-"""Seconds in which two cores make the Debian roots of the images and their contents, once."""
+"""Seconds that two cores take to make the Debian roots of the images, and the contents of the images. This is
+done once."""
 
 
 NO_ROOTS = "their images would take three minutes once; make demo-images makes them"
-"""Reason of processes on a machine that has never made the images."""
+"""Reason why operator and agent are processes on a machine on which images were never made."""
 
 
 def as_pods() -> tuple[Phase, ...]:
-    """Return the phases of `delivered`, including the time of pending builds."""
+    """Return the phases of `delivered`, including the phases for builds that have not been made yet."""
     images = replace(IMAGES, usual_s=ROOTS_S) if roots_to_make() else IMAGES
     node = DELIVERED if built(CONTAINERD) else replace(DELIVERED, usual_s=DELIVERED.usual_s + CONTAINERD_S)
     return images, CONTROL_PLANE, node, INSTALL
 
 
 def make_images(screen: Screen, stack: ExitStack, *, with_roots: bool = True) -> Delivery | str:
-    """Make the images of this tree; return why there are none, in one line, where they cannot be made.
+    """Make the images of this tree. If that is not possible, return the reason in one line.
 
-    `with_roots`: also make their Debian roots where these are absent.
+    `with_roots`: also make the Debian roots of the images if they do not exist.
     """
     if (reason := RealNode.unavailable() or why_no_images()) is not None:
         return reason
@@ -71,9 +72,9 @@ def make_images(screen: Screen, stack: ExitStack, *, with_roots: bool = True) ->
 
 
 def as_processes(screen: Screen, stack: ExitStack, why: str, then: Sequence[Phase]) -> tuple[Cluster, Machine]:
-    """Start a cluster with SharePod, whose operator and agent are processes.
+    """Start a cluster with SharePod. The operator and the agent are processes.
 
-    `why`: the reason why they have no images. `then`: phases that follow.
+    `why`: reason why they do not run from images. `then`: phases that follow.
     """
     screen.follow((*AS_PROCESSES, *then))
     screen.write(f"Operator and agent run as processes, not as pods from images: {why}")
@@ -88,7 +89,7 @@ def as_processes(screen: Screen, stack: ExitStack, why: str, then: Sequence[Phas
 
 
 def delivered(screen: Screen, stack: ExitStack, delivery: Delivery) -> tuple[Cluster, Machine]:
-    """Start a cluster with SharePod installed from images and the manifests as they are."""
+    """Start a cluster with SharePod, which is installed from images and from the unchanged manifests."""
     screen.begin(CONTROL_PLANE)
     cluster = stack.enter_context(Cluster(node_lifecycle=True))
     screen.begin(DELIVERED)
@@ -128,7 +129,7 @@ def _install(cluster: Cluster) -> Installation:
 
 
 def await_gpus(screen: Screen, cluster: Cluster, machine: Machine) -> None:
-    """Wait until the agent has reported all GPUs of its node."""
+    """Wait until the agent has reported all GPUs of the node."""
     screen.watch_until(cluster, lambda: _gpus_reported(cluster, machine), what="GPUs reported by the agent", timeout=60)
 
 

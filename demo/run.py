@@ -40,9 +40,11 @@ from results import Row, write
 from screen import DemoError, Phase, Screen
 
 SETTLE_S = 3.0
-"""Seconds between the start of a tenant and the measurement: three times the longest saving of a token bucket."""
+"""Seconds between the start of a tenant and the measurement. This is three times as long as a token bucket can save
+credit."""
 SETTLE_RAISED_S = 1.0
-"""Seconds between a changed request and the measurement: the tenants and their buckets were busy before."""
+"""Seconds between a changed request and the measurement. They are fewer, because the tenants were busy before, so their
+buckets have saved nothing."""
 
 APPLY = Phase("two SharePods for one GPU, and one that requests half of both GPUs", 4)
 SHARE = Phase("measuring GPU time: alpha and beta share one GPU", SETTLE_S + WINDOW_S)
@@ -56,7 +58,8 @@ SHOW = (APPLY, SHARE, DELETE, LEND, RAISE, RAISED, CLEAN)
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected share of one GPU. `milli`: thousandths, the request plus the lent part of idle time."""
+    """Expected share of one GPU. `milli`: thousandths; the request, and the tenant's part of the idle time that
+    is lent."""
 
     sharepod: str
     gpu: str
@@ -66,8 +69,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Share:
-    """Measured and due share of one GPU, in percent. `stolen`: percent of this machine's processors that its host took
-    during the measurement."""
+    """Measured and expected share of one GPU, in percent. `stolen`: percent of this machine's processor time that its
+    host took during the measurement."""
 
     case: str
     due: float
@@ -122,7 +125,7 @@ def main() -> int:
 
 
 def _busy() -> str:
-    """Return the likely cause of a wrong share if other programs keep the CPUs busy."""
+    """Return the likely cause of a wrong share if other programs keep the processors busy. Empty otherwise."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cpus:
         return ""
@@ -162,7 +165,7 @@ def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
     screen.command("kubectl delete sharepod beta")
     cluster.kubectl("delete", "sharepod", "beta", "-n", NAMESPACE, timeout=60)
     _await_phase(screen, cluster, machine, "gamma", "Running")
-    # No other tenant requests 0.1 of the GPU: this part is lent in proportion to the requests.
+    # The remaining 0.1 of the GPU is requested by no tenant: it is lent in proportion to the requests.
     shares += _measure(
         screen,
         machine,
@@ -227,8 +230,8 @@ def _granted(cluster: Cluster, name: str) -> int | None:
 
 
 def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expected]) -> list[Share]:
-    """Measure over `WINDOW_S` the GPU time that each SharePod got from the device; return it with the expected
-    share."""
+    """Measure the GPU time that each SharePod gets from the device during `WINDOW_S`. Return it together with the
+    expected share."""
     screen.begin(phase)
     time.sleep(phase.usual_s - WINDOW_S)
 

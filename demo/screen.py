@@ -1,6 +1,7 @@
-"""Output of the demo: phases with their time and the remaining time, kubectl's own output when it changes, tables.
+"""Output of the demo: phases with their duration and the remaining time, the output of kubectl when it changes, and
+tables.
 
-On a terminal the progress within a phase is one line that later output replaces. Elsewhere lines are only added.
+On a terminal, the progress within a phase is one line that is overwritten. Elsewhere each line is added to the output.
 """
 
 from __future__ import annotations
@@ -22,27 +23,26 @@ _WATCHED = {
 """Arguments of `kubectl get`, and the path of the same list."""
 _AGE = re.compile(r"\s+(AGE|\d+[smh]\S*)$", re.MULTILINE)
 _POLL_S = 0.1
-"""Seconds between two readings of the cluster."""
+"""Seconds between two reads of the cluster."""
 _ERASE = "\r\x1b[K"
 
 
 class DemoError(Exception):
-    """Broken promise of the demo, named by the message."""
+    """Failure to keep a promise of the demo. The message names the promise."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of the demo. `usual_s`: its seconds on two cores."""
+    """One phase of the demo. `usual_s`: its usual duration on two cores, in seconds."""
 
     title: str
     usual_s: float = field(compare=False)
 
 
 class Screen:
-    """Standard output, with the seconds since the start and the remaining seconds of `plan`.
+    """Standard output, with the seconds since the start and the remaining seconds of the plan.
 
-    Args:
-        plan: All phases, in their order.
+    Args: |>plan: All phases, in their order.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Screen:
         self._versions: dict[tuple[str, ...], list[str]] = {}
 
     def follow(self, plan: Sequence[Phase]) -> None:
-        """Take another plan, of which no phase has begun."""
+        """Replace the plan. None of its phases may have begun."""
         self._end_phase()
         self._plan = list(plan)
 
     def begin(self, phase: Phase, title: str = "") -> None:
-        """End the phase before, and print this one's title (`title`: another title) with the remaining time."""
+        """End the current phase. Print the title of this phase (`title`: another title) and the remaining time."""
         self._end_phase()
         self._current, self._began = phase, self._clock()
         self.write(f"\n[{self._clock() - self._start:5.1f} s, {self.left()}] {title or phase.title}")
 
     def end(self) -> None:
-        """End the last phase and print how long each one took."""
+        """End the last phase, and print the duration of each phase."""
         self._end_phase()
         total = sum(seconds for _, seconds in self._took)
         self.write(f"\n[{total:5.1f} s] done")
@@ -87,14 +87,14 @@ class Screen:
         return f"about {seconds:.0f} s left"
 
     def write(self, text: str) -> None:
-        """Print a line, in place of the progress that is shown."""
+        """Print a line. On a terminal it replaces the line with the progress."""
         if self._passing:
             self._passing = False
             print(_ERASE, end="", file=self._out)
         print(text, file=self._out, flush=True)
 
     def progress(self, text: str, *, plain: bool = False) -> None:
-        """Show the progress within the phase. `plain`: also without a terminal, as a separate line."""
+        """Show the progress within the phase. `plain`: also print it as a separate line if there is no terminal."""
         if self._out.isatty():
             print(f"{_ERASE}  {text}; {self.left()}", end="", file=self._out, flush=True)
             self._passing = True
@@ -106,9 +106,9 @@ class Screen:
         self.write(f"$ {text}")
 
     def show_changes(self, cluster: Cluster) -> None:
-        """Print `kubectl get sharepods` and `get gpunodes`, each if it differs in more than its age.
+        """Print `kubectl get sharepods` and `kubectl get gpunodes`, each if anything but an age has changed.
 
-        kubectl, which costs 0.1 s of CPU, runs only where an object has changed.
+        kubectl takes 0.1 s of processor time, so it is called only if an object has changed.
         """
         for arguments, path in _WATCHED.items():
             versions = [each["metadata"]["resourceVersion"] for each in cluster.api.get(path)["items"]]
@@ -122,7 +122,7 @@ class Screen:
                 self.write(printed)
 
     def watch_until(self, cluster: Cluster, condition: Callable[[], bool], *, what: str, timeout: float) -> None:
-        """Show changes until `condition` holds. Raises `DemoError` naming `what` after `timeout` seconds."""
+        """Print changes until `condition` holds. After `timeout` seconds, raise `DemoError` with the text `what`."""
         begin = self._clock()
         while not condition():
             waited = self._clock() - begin

@@ -41,31 +41,31 @@ from rich.table import Table
 from rich.text import Text
 
 BUSY = ("alpha", "beta")
-"""Programs that always have work; a key moves time between them."""
+"""Programs that always have work. A key moves time from one of them to the other."""
 NAMES = (*BUSY, "gamma")
 ASKED = {"alpha": 500, "beta": 300, "gamma": 200}
-"""Thousandths of the GPU's time, at the start."""
+"""Thousandths of the GPU's time that each program requests at the start."""
 MEMORY = {"alpha": 3 * GI, "beta": 1 * GI, "gamma": 2 * GI}
-"""Bytes that each program allocates, of 4 GiB allowed."""
+"""Bytes that each program allocates. Each may allocate 4 GiB."""
 KERNEL_US = 5000
-"""Length of a kernel of each program: that of a small training step."""
+"""Length of a kernel of each program, in microseconds. A small training step takes as long."""
 GAP_US = 45_000
-"""Host work of gamma after each kernel."""
+"""Microseconds for which gamma works on the host after each kernel."""
 NEED = {"gamma": KERNEL_US / (KERNEL_US + GAP_US)}
 """Fraction of the GPU's time that a program with gaps uses when it has the GPU to itself."""
 TICK_S = 0.2
 WINDOW_S = 3.0
-"""Seconds that a bar looks back: 30 turns of 100 ms."""
+"""Seconds over which a bar shows the share: 30 turns of 100 ms."""
 RUN_WITHOUT_TERMINAL_S = 8.0
 JUDGED_S = 5.0
 POINTS = 3.0
-"""Largest allowed error of a share over `JUDGED_S`, in percentage points: a turn is 2 points."""
+"""Largest allowed error of a share over `JUDGED_S`, in percentage points. One turn is 2 points."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end it: Ctrl-C, a request to end, a terminal that was closed."""
+"""Signals that end the program: Ctrl-C, a request to end, and a closed terminal."""
 STEP = 100
-"""Thousandths that a key moves from one program to the other."""
+"""Thousandths of the GPU's time that a key moves from one program to the other."""
 BAR = 30
-"""Characters of a bar: with it, a line has fewer than 80."""
+"""Characters of a bar. With it, a line has fewer than 80 characters."""
 _HEADER = """\
 # The tenants of one simulated GPU, as the operator writes them into a GPUNode.
 # Edit requestMilli, limitMilli (thousandths of the GPU's time) or memory (bytes) and save: the agent follows at once.
@@ -73,38 +73,39 @@ _HEADER = """\
 
 
 class TasteError(Exception):
-    """Broken promise of the demo, named by the message."""
+    """Failure to keep a promise of the demo. The message names the promise."""
 
 
 @dataclass
 class Seen:
-    """Request and share of one program, as last read."""
+    """Request and share of one program, by the last read."""
 
     asked: float = 0.0
     limit: float = 1.0
     got: float = 0.0
     waiting: float = 0.0
-    """Fraction of the last `WINDOW_S` in which the program wanted the GPU and another one had it."""
+    """Part of the last `WINDOW_S` in which the program wanted the GPU while another program held it."""
     memory: int = 0
     memory_limit: int = 1
     need: float = 1.0
 
     @property
     def due(self) -> float:
-        """Smallest share that keeps the promise: the request, or the need if that is less."""
+        """Smallest share that keeps the promise: the request, or what the program needs if it needs less."""
         return min(self.asked, self.need)
 
 
 @dataclass
 class Meter:
-    """Shares over a sliding window, from the simulated device's own accounts and the agent's metrics."""
+    """Shares over a sliding window. They come from the accounts of the simulated device and from the agent's
+    metrics."""
 
     node: Node
     seen: dict[str, Seen] = field(default_factory=lambda: {name: Seen(need=NEED.get(name, 1.0)) for name in NAMES})
     _samples: deque[tuple[float, dict[str, tuple[int, float]]]] = field(default_factory=deque)
 
     def read(self) -> None:
-        """Read the device and the agent once, and bring `seen` up to date."""
+        """Read the device and the agent once, and update `seen`."""
         waited = dict.fromkeys(NAMES, 0.0)
         for sample in self.node.metrics():
             seen = self.seen.get(sample.labels.get("pod", ""))
@@ -133,7 +134,7 @@ class Meter:
 
 
 class TenantsFile:
-    """The YAML file that the agent follows and a person edits."""
+    """YAML file of the tenants. A person may edit it, and the agent follows it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,8 +142,8 @@ class TenantsFile:
         self._replace(_HEADER + yaml.safe_dump({"tenants": rows}, sort_keys=False))
 
     def move(self, to: str) -> str:
-        """Move up to 0.1 of the GPU from the other busy program's request to this one's; the rest of the file stays.
-        Return why the file cannot be changed, or an empty text."""
+        """Move up to 0.1 of the GPU from the other busy program's request to the request of `to`. The rest of the file
+        does not change. Return the reason if the file cannot be changed, else an empty text."""
         text = self.path.read_text(encoding="utf-8", errors="replace")
         found = {
             name: re.search(rf"\bid: {name}$.*?\brequestMilli: (\d+)$", text, re.DOTALL | re.MULTILINE) for name in BUSY
@@ -167,7 +168,7 @@ class TenantsFile:
 
 
 class Refusals:
-    """Rows that the agent does not follow, by its log."""
+    """Rows of the tenants file that the agent refuses, by its log."""
 
     def __init__(self, node: Node, path: Path) -> None:
         self._node = node
@@ -175,10 +176,10 @@ class Refusals:
         self._read = 0
         self._stamp = 0
         self._by_tenant: dict[str, str] = {}
-        """Reason by tenant; that of the whole file has an empty name."""
+        """Reason of the refusal by tenant. The reason for the whole file has an empty name."""
 
     def read(self) -> list[str]:
-        """Return the reasons of the file's present version."""
+        """Return the reasons of refusals in the present version of the file."""
         stamp = self._path.stat().st_mtime_ns
         if stamp != self._stamp:
             self._by_tenant.clear()
@@ -202,7 +203,7 @@ class Refusals:
 
 
 class MemoryRefusal:
-    """A second process of alpha that requests all of its tenant's memory, most of which the first process holds."""
+    """A second process of alpha. It requests all memory of its tenant, of which the first process already has most."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -211,7 +212,7 @@ class MemoryRefusal:
         """The last outcome."""
 
     def ask(self) -> None:
-        """Start the process, unless it runs."""
+        """Start the process if it does not run."""
         if self._process is None:
             command = [str(PROGRAMS / "launchloop"), "--memory", str(4 * GI), "--seconds", "0.1"]
             self._process = subprocess.Popen(
@@ -233,7 +234,7 @@ class MemoryRefusal:
         return self.result
 
     def close(self) -> None:
-        """End the process, if it runs."""
+        """End the process if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -267,7 +268,7 @@ def main() -> int:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End the run once: a further signal must not interrupt the cleaning up."""
+    """End the run once. Further signals are ignored, so that they do not interrupt the cleanup."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -288,7 +289,7 @@ def _programs(console: Console) -> Iterator[tuple[Node, TenantsFile]]:
 
 
 def _watch(console: Console, node: Node, tenants_file: TenantsFile, began: float, seconds: float | None) -> None:
-    """Draw the bars until `q`, Ctrl-C or the end of `seconds`."""
+    """Draw the bars until the user presses `q` or Ctrl-C, or `seconds` have passed."""
     meter, refusals, memory = Meter(node), Refusals(node, tenants_file.path), MemoryRefusal(node)
     unchanged = ""
     try:
@@ -353,7 +354,7 @@ def _picture(meter: Meter, path: Path, notes: list[str]) -> RenderableType:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits some seconds and returns the keys pressed in that time."""
+    """Yield a function that waits for some seconds and returns the keys that were pressed during that time."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
 

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def bundle(target: Path) -> int:
-    """Make the directory and the archive anew. Return the archive's size in bytes. Raises `BundleError`."""
+    """Replace the directory and the archive. Return the archive's size in bytes. Raises `BundleError`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".gpu-kit-", dir=target.parent) as made:
         kit = Path(made) / NAME

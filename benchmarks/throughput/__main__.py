@@ -2,9 +2,9 @@
 
     make bench-throughput [TRACE=DIR] [THROUGHPUT_ARGS=...]
 
-Prints the assumptions, a table for each workload and load, and the error of the approximation, and makes a small real
+Prints the assumptions, a table for each workload and load, and the error of the approximation. Then makes a small real
 run (`real.py`). Writes `build/results/throughput.json` and `throughput.svg`. It exits with 1 if a job got less than its
-guarantee, or the real run lost work.
+guarantee, or if work of the real run was lost.
 """
 
 from __future__ import annotations

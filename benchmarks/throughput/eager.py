@@ -1,8 +1,8 @@
 """Jobs with gaps between their kernels: two to a GPU, in exclusive turns and co-running.
 
-Each keeps the GPU busy for its duty without neighbours, like an eager training. Turns cannot use its gaps, since they
-are shorter than the time after which a hook returns the token. The time scheduler, on a GPU with time slices, yields
-the rates.
+Each job keeps the GPU busy for a part of the time (its duty), like an eager training. Exclusive turns cannot use the
+gaps between its kernels, because the gaps are shorter than the time after which a hook returns the token. The rates
+come from the time scheduler, simulated on a GPU with time slices.
 """
 
 from __future__ import annotations

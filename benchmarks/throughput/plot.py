@@ -1,6 +1,7 @@
-"""Picture of the results: jobs finished a day and median wait by policy, a column a workload, a group of bars a load.
+"""Picture of the results: jobs finished per day and median wait, with a column for each workload and a group of bars
+for each load.
 
-Where a workload was replayed with co-running, which is the default, SharePod's bar is that.
+If a workload was replayed with co-running, which is the default setting, the bar of SharePod shows that result.
 
 Equal figures give an equal file.
 """

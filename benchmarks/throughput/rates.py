@@ -1,7 +1,7 @@
 """Progress of jobs that share a GPU: the pure time scheduler, played for each mix of jobs once.
 
-The rate of a job is its progress with the others as a part of its progress without: 1 is undisturbed. Plays use random
-pauses around the job's mean, so that equal steps do not synchronize.
+The rate of a job is its progress next to the other jobs, relative to its progress without them: 1 means that they do
+not disturb it. The pauses vary at random around the mean of the job, so that jobs with equal steps do not synchronize.
 
 Guarantees:
 - Equal mixes have equal rates, in every run of the same sources.

@@ -1,7 +1,8 @@
 """Small real run: twelve programs with think time, started together, on two simulated GPUs.
 
-First one after the other with a GPU each, without hook and agent. Then all together, six on a GPU, under the real agent
-and the real hook. Every program runs the same steps both times: one kernel, then a pause.
+First the programs run one after the other, each with a GPU to itself, without hook and agent. Then all run together,
+six on each GPU, under the real agent and the real hook. Every program runs the same steps both times. A step is one
+kernel and a pause.
 
 Guarantees:
 - Work is counted by the simulated devices: a program's kernels that its device did not finish are lost.

@@ -1,4 +1,4 @@
-"""`python -m kubectl_sharepod`: the plugin without its installed program."""
+"""`python -m kubectl_sharepod`: runs the plugin without its installed program."""
 
 from kubectl_sharepod.program import main
 

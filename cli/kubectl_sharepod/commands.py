@@ -1,4 +1,4 @@
-"""Commands that read: each returns a page and changes nothing."""
+"""Commands that only read: each returns a page."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _free_of(model: str, pool: str, members: Sequence[Gpu]) -> FreeShares:
 
 
 def who(scope: Scope, place: str) -> Page:
-    """Return the tenants of one GPU: `place` is NODE:INDEX or the UUID, or its beginning."""
+    """Return the tenants of one GPU. `place`: NODE:INDEX, the GPU's UUID, or the beginning of the UUID."""
     gpu = find(gpus(scope.kubectl).gpus, place)
     return Page(
         columns=[Column("NAMESPACE", grows=True), *WORKLOAD_COLUMNS],
@@ -151,14 +151,14 @@ _MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 def month_of(given: str) -> str:
-    """Return a month such as `2026-11` unchanged. Raise `ArgumentTypeError`."""
+    """Return a month such as `2026-11` unchanged. Raise `ArgumentTypeError` if it is not a month."""
     if not _MONTH.fullmatch(given):
         raise ArgumentTypeError(f"{given!r} is no month; write one such as 2026-11")
     return given
 
 
 def bill(scope: Scope, month: str | None) -> Page:
-    """Return the GPU hours of namespaces in a month, such as 2026-01; None: the last month with any."""
+    """Return the GPU hours of namespaces in a month such as 2026-01; None: the last month that has any GPU hours."""
     try:
         statements = scope.kubectl.items(path("gpustatements"))
     except NotFoundError:
@@ -232,7 +232,7 @@ def budget(scope: Scope) -> Page:
 
 
 def explain(reason: str | None) -> Page:
-    """Return the meaning of a reason, of a condition or finding; None: the list of all."""
+    """Return the meaning of a reason, which a condition or a finding has; None: the list of all reasons."""
     known: dict[str, str] = reasons()
     if reason is None:
         return Page(
@@ -252,13 +252,13 @@ def explain(reason: str | None) -> Page:
 
 
 def reasons() -> dict[str, str]:
-    """Return the meaning of each reason, from the reference."""
+    """Return the meaning of each reason. The texts come from docs/reference.md."""
     found: dict[str, str] = json.loads(files(__package__).joinpath("reasons.json").read_text(encoding="utf-8"))
     return found
 
 
 def doctor(kubectl: Kubectl) -> Page:
-    """Return the problems of the installation: exit status 1 if there are any."""
+    """Return the problems of the installation. The exit status is 1 if there are any."""
     fleet = gpus(kubectl)
     lines = [[node, problem] for node, problem in (*fleet.problems, *fleet.cordon_faults)]
     lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]
@@ -299,7 +299,7 @@ WORKLOAD_COLUMNS = (
 
 
 def workload_cells(one: Workload) -> list[str]:
-    """Return the cells of `WORKLOAD_COLUMNS`."""
+    """Return the cells of a workload for `WORKLOAD_COLUMNS`."""
     return [
         one.kind,
         one.name,
@@ -322,7 +322,8 @@ def _place(namespace: str | None) -> list[Column]:
 
 
 def find(found: Iterable[Gpu], place: str) -> Gpu:
-    """Return the GPU of this place, NODE:INDEX or the beginning of its UUID. Raise `KubectlError`."""
+    """Return the GPU with this place: NODE:INDEX, or the beginning of its UUID. Raise `KubectlError` if there
+    is none."""
     fitting = [gpu for gpu in found if gpu.place == place or gpu.uuid.startswith(place)]
     if len(fitting) == 1:
         return fitting[0]

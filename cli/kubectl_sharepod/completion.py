@@ -17,7 +17,7 @@ from kubectl_sharepod.program import arguments
 from kubectl_sharepod.reading import Scope, gpus, sharepods
 
 _NO_FILES = ":4"
-"""Directive: complete no names of files."""
+"""Directive to kubectl: do not complete file names."""
 _NAMED = ("why", "resize", "logs", "exec", "port-forward")
 
 

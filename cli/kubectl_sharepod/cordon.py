@@ -15,14 +15,15 @@ from kubectl_sharepod.reading import gpus
 from kubectl_sharepod.views import CORDONED, Gpu, Workload, cordoned_of, mapping, rows, text
 
 _TRIES = 5
-"""Writes until a conflict is an error: agents write the status of a GPUNode once a second at most."""
+"""Number of writes after which a conflict is an error. Another write is likely to succeed, because agents write the
+status of a GPUNode only once a second."""
 _MOVABLE = "sharepod.dev/gpu-movable"
 _CLAIMS = "/apis/resource.k8s.io/v1"
 _CORE = "/api/v1"
 
 
 def cordon(kubectl: Kubectl, place: str, *, undo: bool = False) -> Page:
-    """Exclude new tenants from a GPU; `undo`: admit them again. Raise `KubectlError`."""
+    """Exclude a GPU from new tenants. `undo`: admit new tenants again. Raise `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     _write(kubectl, gpu, undo=undo)
     stay = (
@@ -36,7 +37,8 @@ def cordon(kubectl: Kubectl, place: str, *, undo: bool = False) -> Page:
 
 
 def drain(kubectl: Kubectl, place: str) -> Page:
-    """Cordon a GPU and evict its Pods that may be moved; exit status 1 if a tenant stays. Raise `KubectlError`."""
+    """Cordon a GPU, and evict its Pods that may be moved. The exit status is 1 if a tenant stays. Raise
+    `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     _write(kubectl, gpu, undo=False)
     lines: list[list[str]] = []
@@ -68,7 +70,7 @@ def drain(kubectl: Kubectl, place: str) -> Page:
 
 
 def _write(kubectl: Kubectl, gpu: Gpu, *, undo: bool) -> None:
-    """Write the annotation of the GPUNode, on the version that was read."""
+    """Write the annotation of the GPUNode. A conflict occurs if the GPUNode has changed since it was read."""
     for attempt in range(_TRIES):
         gpunode = kubectl.get(path("gpunodes", name=gpu.node))
         others = [each for each in cordoned_of(gpunode) if each.lower() not in (gpu.uuid.lower(), str(gpu.index))]
@@ -90,14 +92,14 @@ def _write(kubectl: Kubectl, gpu: Gpu, *, undo: bool) -> None:
 
 
 def may_move(movable: bool | None, restart_policy: str, request_milli: int) -> bool:
-    """Return whether a SharePod may be moved, as the operator decides it."""
+    """Return whether a SharePod may be moved, by the same rules as the operator."""
     if restart_policy == "Never" or movable is False:
         return False
     return movable is True or (request_milli == 0 and restart_policy == "Always")
 
 
 def _movable_pod(kubectl: Kubectl, tenant: Workload) -> str | None:
-    """Return the name of the Pod of a tenant that may be moved; None if it may not. Raise `KubectlError`."""
+    """Return the name of a tenant's Pod if the tenant may be moved, else None. Raise `KubectlError`."""
     if tenant.kind == "SharePod":
         item = kubectl.get(path("sharepods", tenant.namespace, tenant.name))
         spec = mapping(item.get("spec"))

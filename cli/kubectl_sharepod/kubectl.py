@@ -1,4 +1,4 @@
-"""Calls of kubectl: connection, login and proxy are those of the user's kubeconfig.
+"""Calls of kubectl. Connection, login and proxy come from the user's kubeconfig.
 
 Guarantees:
 - Each read ends within `TIMEOUT_S`.
@@ -24,29 +24,29 @@ _Read = TypeVar("_Read")
 _Other = TypeVar("_Other")
 
 TIMEOUT_S = 20
-"""Longest time of one call; kubectl itself ends the request after three quarters of it."""
+"""Longest time of one call in seconds. kubectl itself ends its request after three quarters of this time."""
 GROUP = "/apis/sharepod.dev/v1alpha1"
 
 
 class KubectlError(Exception):
-    """Failed call. The message is kubectl's, or advises what to do."""
+    """Failure of a call. The message comes from kubectl, or advises what to do."""
 
 
 class ForbiddenError(KubectlError):
-    """The user may not do this."""
+    """Refusal of a call because the user has no right to make it."""
 
 
 class ConflictError(KubectlError):
-    """The object has changed since it was read."""
+    """Refusal of a write because the object has changed since it was read."""
 
 
 class NotFoundError(KubectlError):
-    """There is no such object, or the API server does not know its kind."""
+    """Absence of the object, or a kind that the API server does not know."""
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with flags of connection, such as `--context`."""
+    """Calls of kubectl with these flags of its connection, such as `--context`."""
 
     flags: tuple[str, ...] = ()
     program: str = "kubectl"
@@ -73,7 +73,7 @@ class Kubectl:
         return list(self.get(f"{path}{separator}resourceVersion=0").get("items") or ())
 
     def logs(self, namespace: str, part: str, lines: int) -> str:
-        """Return the last lines of the logs of SharePod's operator or agents. Raise `KubectlError`."""
+        """Return the last lines of the logs of SharePod's operator or of its agents. Raise `KubectlError`."""
         select = f"app.kubernetes.io/name=sharepod-{part}"
         flags = ["--prefix", f"--tail={lines}", "--all-containers", "--max-log-requests=50", "--ignore-errors"]
         return self._output(["logs", "--namespace", namespace, "--selector", select, *flags])
@@ -92,12 +92,12 @@ class Kubectl:
         self._output(["create", "--raw", where, "--filename", "-"], given=json.dumps(body))
 
     def token(self, namespace: str, account: str) -> str:
-        """Return a token of a ServiceAccount for ten minutes. Raise `KubectlError`."""
+        """Return a token of a ServiceAccount, valid for ten minutes. Raise `KubectlError`."""
         return self._output(["create", "token", account, "--namespace", namespace, "--duration", "10m"]).strip()
 
     @contextmanager
     def forwarded(self, namespace: str, pod: str, port: int) -> Iterator[int]:
-        """Forward a port of a Pod while the context lasts; give the port of this machine. Raise `KubectlError`."""
+        """Forward a port of a Pod until the block ends. Yield the port on this machine. Raise `KubectlError`."""
         command = [self.program, *self.flags, "port-forward", "--namespace", namespace, f"pod/{pod}", f":{port}"]
         try:
             forwarding = subprocess.Popen(
@@ -156,7 +156,7 @@ _ERRORS: dict[str, type[KubectlError]] = {
     "the object has been modified": ConflictError,
     "could not find the requested resource": NotFoundError,
 }
-"""Parts of kubectl's messages, with the error that each stands for."""
+"""Parts of kubectl's messages, and the error type that each one stands for."""
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
@@ -165,7 +165,8 @@ def _error_of(message: str) -> KubectlError:
 
 
 def path(plural: str, namespace: str | None = None, name: str | None = None, *, group: str = GROUP) -> str:
-    """Return the path of a list or an object; `namespace` None: of all namespaces, or a cluster-scoped kind."""
+    """Return the path of a list or of an object. `namespace` None: the list of all namespaces, or a
+    cluster-scoped kind."""
     parts = [group, *(["namespaces", quote(namespace, safe="")] if namespace else []), plural]
     return "/".join([*parts, *([quote(name, safe="")] if name else [])])
 

@@ -1,9 +1,9 @@
 """Output of a command: a table for people, or JSON, YAML and names for programs.
 
 Guarantees:
-- A table is no wider than the terminal; piped output is never cut.
-- 16,000 rows take a tenth of a second: a library of tables took 1 ms for each row.
-- Colours appear on a terminal only, and not with NO_COLOR.
+- On a terminal a table is not wider than the terminal. Piped output is never cut.
+- 16,000 rows take a tenth of a second. With a library for tables, each row took 1 ms.
+- Colours appear only on a terminal, and not if NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. `wide`: only with `-o wide`. `grows`: cut before the others on a narrow terminal."""
+    """Column of a table. `wide`: shown only with `-o wide`. `grows`: on a narrow terminal it is cut before
+    other columns."""
 
     title: str
     wide: bool = False
@@ -49,9 +50,9 @@ class Page:
     rows: Sequence[Sequence[str]] = ()
     """One cell for each column."""
     colours: Sequence[str] = ()
-    """Colour of each row; empty: none."""
+    """Colour of each row; empty: no row has a colour."""
     items: Callable[[], Sequence[Any]] = tuple
-    """Returns the rows as JSON objects, for programs."""
+    """Function that returns the rows as JSON objects, for programs."""
     names: Sequence[str] = ()
     before: Sequence[str] = ()
     """Lines above the table."""
@@ -60,14 +61,14 @@ class Page:
     status: int = 0
     """Exit status."""
     empty: str = ""
-    """Line in place of a table without rows."""
+    """Line that is printed if the table has no rows."""
     notes: Sequence[str] = ()
-    """Lines for standard error: objects that the user may not read."""
+    """Lines for standard error, for example about objects that the user may not read."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Destination of a page. `columns`: width to which tables are cut; None: they are not cut."""
+    """Destination of a page. `columns`: width to which tables are cut; None: tables are not cut."""
 
     file: TextIO
     columns: int | None
@@ -75,7 +76,7 @@ class Screen:
 
     @classmethod
     def of_process(cls) -> Self:
-        """Return this process's standard output."""
+        """Return the standard output of this process."""
         terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if terminal else None
         return cls(sys.stdout, width, terminal and "NO_COLOR" not in os.environ)
@@ -118,7 +119,8 @@ def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
 
 
 def _cut(widths: Sequence[int], columns: Sequence[Column], width: int) -> list[int]:
-    """Return widths that fit: the widest of the `grows` columns is cut first, then all others."""
+    """Return column widths that fit into `width`. The widest of the `grows` columns is cut first, then all
+    other columns."""
     found = list(widths)
     over = sum(found) + len(_GAP) * (len(found) - 1) - width
     for giving in (True, False):
@@ -140,7 +142,7 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) 
 
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 CLEAR = "\x1b[H\x1b[J"
-"""Moves a terminal's cursor to the top and clears the screen."""
+"""Control sequence that moves the terminal's cursor to the top and clears the screen."""
 _RESET = "\x1b[0m"
 _GAP = "  "
 _LEAST = 4

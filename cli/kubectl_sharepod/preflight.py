@@ -1,6 +1,7 @@
-"""`preflight`: checks of a cluster before SharePod is installed. The command only reads, and needs no installed part.
+"""`preflight`: checks of a cluster before SharePod is installed. The command only reads, and nothing needs to be
+installed.
 
-A check that fails for lack of rights is a warning that names the missing right.
+If the user has no right to make a check, the result is a warning that names the missing right.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from kubectl_sharepod.views import mapping, rows, text
 
 POOLS = ("dedicated", "device-plugin", "scheduler")
 OLDEST, CLAIMS, LINES = (1, 30), (1, 34), (1, 36)
-"""Least Kubernetes versions for SharePods, for claims, and for plain Pods by a policy."""
+"""Oldest Kubernetes versions for SharePods, for claims, and for resource lines of plain Pods, which need a policy."""
 _POOL = "sharepod.dev/pool"
 _WHOLE = re.compile(r"nvidia[.]com/(gpu([.].*)?|mig-.*)")
 _INJECTING = re.compile(
     r"([^/]+[.])?cdi[.]k8s[.]io/|((cdi-)?devices|mounts|cdi)[.](nri[.]io|noderesource[.]dev)(/|$)|"
     r"(devices[.](crio|gke)[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
 )
-"""Annotations by which a container runtime injects devices, as the policy sharepod-gpus-past-sharepod has them."""
+"""Annotations by which a container runtime injects devices. They are the same as in the policy
+sharepod-gpus-past-sharepod."""
 _KINDS = {
     "Pod": "/api/v1/pods",
     "Deployment": "/apis/apps/v1/deployments",
@@ -35,7 +37,7 @@ _KINDS = {
 }
 _ARCHITECTURES = ("amd64", "arm64")
 _NAMED = 5
-"""Objects that a finding names."""
+"""Largest number of objects that a finding names."""
 
 
 class Verdict(StrEnum):
@@ -48,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check, with what to do."""
+    """Result of one check, with the advice what to do."""
 
     check: str
     verdict: Verdict
@@ -71,7 +73,8 @@ def preflight(kubectl: Kubectl) -> Page:
 
 
 def refused_by(pod: Json, metadata: Json) -> str:
-    """Return why the policy sharepod-gpus-past-sharepod would refuse a PodSpec; empty if it would accept it."""
+    """Return the reason why the policy sharepod-gpus-past-sharepod would refuse a PodSpec. Empty if the policy would
+    accept it."""
     containers = [*rows(pod.get("containers")), *rows(pod.get("initContainers"))]
     limits = [mapping(mapping(one.get("resources")).get("limits")) for one in containers]
     whole = any(_WHOLE.fullmatch(name) and str(amount) != "0" for one in limits for name, amount in one.items())
@@ -165,7 +168,7 @@ def _nodes(kubectl: Kubectl) -> list[Finding]:
 
 
 def _others(kubectl: Kubectl) -> list[Finding]:
-    """Find other allocators of GPUs."""
+    """Return findings about other software that allocates GPUs."""
     try:
         classes = [text(one, "metadata", "name") for one in kubectl.items("/apis/resource.k8s.io/v1/deviceclasses")]
     except NotFoundError:
@@ -178,7 +181,7 @@ def _others(kubectl: Kubectl) -> list[Finding]:
 
 
 def _workloads(kubectl: Kubectl) -> list[Finding]:
-    """Find Pods and templates that the policies would refuse."""
+    """Return findings about Pods and templates that the policies would refuse."""
     free = {"kube-system", "sharepod-system"}
     for one in kubectl.items("/api/v1/namespaces"):
         if mapping(mapping(one.get("metadata")).get("labels")).get("sharepod.dev/system") == "true":

@@ -28,7 +28,7 @@ from kubectl_sharepod.why import target, why
 EXIT_ERROR, EXIT_FORBIDDEN = 1, 3
 _REFRESH_S = 2.0
 _CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "server", "token")
-"""Flags that are passed to kubectl."""
+"""Flags that the plugin passes to kubectl."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
-    """Return the function that makes the page of a command."""
+    """Return the function that makes the page of the requested command."""
     every = getattr(asked, "all_namespaces", False)
     needs = hasattr(asked, "namespace") and not every
     scope = Scope(kubectl, _namespace(kubectl, asked) if needs else None)
@@ -178,7 +178,7 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
 
 
 def _rest(given: Sequence[str], rest: Sequence[str]) -> Sequence[str]:
-    """Return the words after a name, with the `--` that argparse removes."""
+    """Return the words after a name, without the `--` that argparse leaves there."""
     begin = len(given) - len(rest)
     return given[begin - 1 :] if rest and given[begin - 1] == "--" else rest
 

@@ -19,7 +19,7 @@ _NOT_PUBLISHED = "The free shares by model are not published in this cluster eit
 
 
 class NotInstalledError(KubectlError):
-    """The API server does not know SharePod's kinds."""
+    """API server that does not know SharePod's kinds."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def published_free(kubectl: Kubectl) -> list[FreeShares]:
 
 
 def gpus_if_allowed(kubectl: Kubectl) -> Fleet | None:
-    """Return the GPUs of the cluster; None if the user may not list them. Raise `KubectlError`."""
+    """Return the GPUs of the cluster if the user may list them, else None. Raise `KubectlError`."""
     try:
         return gpus(kubectl)
     except ForbiddenError:
@@ -74,7 +74,7 @@ def sharepods(scope: Scope) -> list[Workload]:
 def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
     """Return all workloads in scope, and the GPUs if the user may list them. Raise `KubectlError`.
 
-    The usage is the GPUNode's, which is newer; SharePods that wait are in no GPUNode.
+    The usage comes from the GPUNodes, where it is newer than in the SharePods. Waiting SharePods are in no GPUNode.
     """
     pods, known = both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl))
     tenants = {} if known is None else dict(known.by_uid)
@@ -87,7 +87,7 @@ def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
 
 
 def _both(pod: Workload, tenant: Workload) -> Workload:
-    """Return a SharePod with the usage of its row in the GPUNode."""
+    """Return a SharePod with the usage that its row in the GPUNode has."""
     return replace(
         pod,
         used_milli=tenant.used_milli,

@@ -1,4 +1,4 @@
-"""`resize`: another share for a running workload."""
+"""`resize`: gives a running workload another share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubectl_sharepod.output import Page
 from kubectl_sharepod.views import condition, mapping, text, whole
 
 WAIT_S = 10
-"""Longest wait for the operator's answer."""
+"""Seconds for which the command waits for the operator's answer."""
 _PAUSE_S = 0.3
 _REQUEST = "sharepod.dev/gpu-request"
 
@@ -29,7 +29,8 @@ def resize(
 ) -> Page:
     """Change request, limit or memory, and return the operator's answer. Raise `KubectlError`.
 
-    Pods with a resource line and claims can change only their request, up to the originally requested share.
+    For a Pod with a resource line and for a claim only the request can change, and only up to the share that was
+    requested first.
     """
     if request is None and limit is None and memory is None:
         raise KubectlError("nothing to change; add --request, --limit or --memory")

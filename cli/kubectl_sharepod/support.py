@@ -40,7 +40,7 @@ _OBJECTS = {
 
 
 def support(kubectl: Kubectl, target: Path | None = None) -> Page:
-    """Write the bundle and return its path."""
+    """Write the bundle, and return a page with its path."""
     path = target or Path(f"sharepod-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     missing: dict[str, str] = {}
     with tarfile.open(path, "w:gz") as bundle:
@@ -54,7 +54,7 @@ def support(kubectl: Kubectl, target: Path | None = None) -> Page:
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """Return an object of the API server without possible secrets of users."""
+    """Return an object of the API server without fields that may contain secrets of users."""
     if key in ("managedFields", "annotations", "command", "args", "exec"):
         return _REDACTED
     if key == "env" and isinstance(value, list):

@@ -28,12 +28,13 @@ _GPU_TRACK = 0
 
 
 def seconds(given: str) -> float:
-    """Return the seconds of `10s` or `10`. Raise `ValueError`."""
+    """Return the number of seconds that `10s` or `10` stands for. Raise `ValueError`."""
     return float(given.removesuffix("s"))
 
 
 def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = None) -> Page:
-    """Write the trace of a GPU and return its path, with the time by use. Raise `KubectlError`."""
+    """Write the trace of a GPU to a file. Return a page with its path, and with the time by use of the GPU. Raise
+    `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     agent = _agent(kubectl, gpu.node)
     namespace, name = text(agent, "metadata", "namespace"), text(agent, "metadata", "name")
@@ -49,7 +50,8 @@ def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = N
 
 
 def _agent(kubectl: Kubectl, node: str) -> Json:
-    """Return the Pod of the agent on a node. A Pod of another namespace may have the same label."""
+    """Return the Pod of the agent on a node. Only SharePod's namespace counts, because a Pod of another namespace may
+    have the same label."""
     select = urlencode(
         {"labelSelector": "app.kubernetes.io/name=sharepod-agent", "fieldSelector": f"spec.nodeName={node}"},
         quote_via=quote,
@@ -82,7 +84,7 @@ def _read(url: str, token: str) -> Json:
 
 
 def _page(found: Json, path: Path) -> Page:
-    """Return the path of the trace, and how long the GPU was in each state."""
+    """Return a page with the path of the trace, and the time for which the GPU was in each state."""
     spent: dict[str, float] = defaultdict(float)
     for event in rows(found.get("traceEvents")):
         if event.get("ph") == "X" and event.get("tid") == _GPU_TRACK:

@@ -1,6 +1,7 @@
 """GPUs and workloads, as views of the API server's objects.
 
-A field that an object lacks, or has in another form, is empty in its view. So an odd object affects only its own line.
+If an object lacks a field, or the field has another form than expected, the view's field is empty. So an unusual object
+affects only its own line of the output.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Share:
     request_milli: int = 0
     limit_milli: int = WHOLE_MILLI
     memory: int | None = None
-    """None: not granted yet, and not requested."""
+    """None: no memory is granted yet, and the request names none."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Workload:
     """Tenant of GPUs, or a SharePod that waits for a place."""
 
     kind: str
-    """SharePod, Claim or Pod: the door of the request."""
+    """SharePod, Claim or Pod: kind of the object that requests the share."""
     namespace: str
     name: str
     share: Share
@@ -46,9 +47,9 @@ class Workload:
     """Indexes of its GPUs on the node, such as `0,1`."""
     exclusive: bool = False
     used_milli: int | None = None
-    """Time held within the last 10 s, in thousandths; None: not known."""
+    """Time for which it held a GPU within the last 10 s, in thousandths; None: not known."""
     progress_milli: int | None = None
-    """Work of the last 10 s in thousandths of the work alone; None: not known."""
+    """Work of the last 10 s, in thousandths of the work that it would have done alone; None: not known."""
     memory_used: int | None = None
     held_s: int | None = None
     """GPU time held since `counted_since`, in seconds of one GPU; None: not known."""
@@ -56,7 +57,7 @@ class Workload:
     state: str = ""
     """`Running`, or the reason why it does not run, as one word."""
     waiting_s: int | None = None
-    """Seconds since its creation while it has no place."""
+    """Seconds since its creation. Only while it has no place."""
     message: str = ""
     """Why the workload has no place, or a finding of its agent."""
 
@@ -73,7 +74,7 @@ class Gpu:
     """Bytes available to tenants."""
     pool: str
     why: str = ""
-    """Why it takes no tenants; empty: it takes some."""
+    """Reason why it takes no new tenants. Empty: it takes new tenants."""
     tenants: tuple[Workload, ...] = ()
     cordoned: bool = False
     """An administrator excludes new tenants from the GPU."""
@@ -85,25 +86,26 @@ class Gpu:
 
     @property
     def free_memory(self) -> int:
-        """Bytes that no tenant has reserved."""
+        """Bytes of its memory that no tenant has reserved."""
         return max(0, self.memory - sum(tenant.share.memory or 0 for tenant in self.tenants))
 
     @property
     def free(self) -> Share | None:
-        """Largest share that a new tenant can have; None: it takes no tenants."""
+        """Largest share that a new tenant can get. None: the GPU takes no new tenants."""
         if self.why or any(tenant.exclusive for tenant in self.tenants) or not self.free_memory:
             return None
         return Share(self.free_milli, WHOLE_MILLI, self.free_memory)
 
     @property
     def place(self) -> str:
-        """Node and index, as an argument of `who`."""
+        """Node and index, in the form that `who` takes as argument."""
         return f"{self.node}:{self.index}"
 
 
 @dataclass(frozen=True)
 class FreeShares:
-    """Free shares of the GPUs of one model and pool. `unused`: GPUs without a tenant. `largest`: on one GPU."""
+    """Free shares of the GPUs of one model and pool. `unused`: number of GPUs without a tenant. `largest`: largest
+    share that fits on one GPU."""
 
     model: str
     pool: str
@@ -119,9 +121,10 @@ class Fleet:
 
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
-    """Node, and a problem of the node from its agent or ledger."""
+    """Name of a node, and a problem that its agent or its ledger shows."""
     cordon_faults: tuple[tuple[str, str], ...] = ()
-    """Node, and an entry of its annotation `sharepod.dev/cordoned` that names no GPU there, with the fix."""
+    """Name of a node, and an entry of its annotation `sharepod.dev/cordoned` that names no GPU of the node,
+    with advice."""
     by_uid: Mapping[str, Workload] = field(default_factory=dict)
     """Tenants by the UID of their SharePod, claim or Pod."""
 
@@ -212,12 +215,12 @@ def condition(status: Mapping[str, Any], kind: str) -> Json:
 
 
 def mapping(value: object) -> Json:
-    """Return an object of JSON; empty where it is something else."""
+    """Return a JSON object. Empty if the value is something else."""
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: object) -> list[Json]:
-    """Return the objects of a list; empty where it is something else."""
+    """Return the JSON objects of a list. Empty if the value is something else."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
@@ -232,12 +235,12 @@ def text(item: Mapping[str, Any], *keys: str) -> str:
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number; None where it is something else."""
+    """Return a whole number. None if the value is something else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def quantity(value: object) -> int | None:
-    """Return a quantity of Kubernetes, such as `4Gi`, as a whole number; None where it is something else."""
+    """Return a quantity of Kubernetes, such as `4Gi`, as a whole number. None if the value is something else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     digits = str(value).strip()
@@ -253,7 +256,7 @@ def quantity(value: object) -> int | None:
 
 
 def age_s(created: object, now: datetime) -> int | None:
-    """Return the seconds since an RFC 3339 time; None where it is something else."""
+    """Return the seconds since an RFC 3339 time. None if the value is something else."""
     try:
         return max(0, int((now - datetime.fromisoformat(str(created))).total_seconds()))
     except (ValueError, TypeError):
@@ -300,7 +303,7 @@ def cordoned_of(gpunode: Json) -> list[str]:
 
 
 def cordon_faults(cordoned: Iterable[str], devices: Collection[Json]) -> list[str]:
-    """Return the faults of entries of the cordon annotation that name no GPU of the node."""
+    """Return a message for each entry of the cordon annotation that names no GPU of the node."""
     known = {name for one in devices for name in (text(one, "uuid").lower(), str(whole(one.get("index"))))}
     wrong = sorted({one for one in cordoned if one.lower() not in known}) if devices else []
     indexes = ", ".join(sorted((str(whole(one.get("index"))) for one in devices), key=lambda one: (len(one), one)))
@@ -334,7 +337,7 @@ def _gpu(
 
 
 def _silent(status: Json) -> str:
-    """Return why the agent of a node cannot serve new tenants; empty: it can."""
+    """Return the reason why the agent of a node cannot serve new tenants. Empty if it can."""
     for kind in ("AgentAlive", "AgentReady", "HookLoads"):
         found = condition(status, kind)
         if text(found, "status") == "False":
@@ -354,11 +357,11 @@ def _problems(status: Json) -> list[str]:
 
 _NEEDED = ("AgentAlive", "AgentReady", "CDIDevices", "ClaimsAttach", "HookLoads", "OwnNodeOnly")
 _FAULTS = dict.fromkeys(_NEEDED, "False") | {"DevicePluginPresent": "True"}
-"""Condition -> status that needs an administrator."""
+"""Condition -> status of the condition that an administrator must correct."""
 
 
 def _milli(value: object) -> int | None:
-    """Return a fraction in thousandths; None where it is something else."""
+    """Return a fraction in thousandths. None if the value is something else."""
     try:
         return round(float(value) * WHOLE_MILLI) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):

@@ -1,8 +1,7 @@
-"""`why`: the obstacles between a workload and a GPU, by its conditions and Events, and by each GPU that the user may
-see.
+"""`why`: shows what keeps a workload from a GPU, by its conditions and Events, and by each GPU that the user may see.
 
-The operator decides; the table only compares the GPUNodes' size, model, UUID and mode. It does not consider node
-selectors, taints and labels of affinity.
+The operator decides. The table compares only size, model, UUID and mode of the GPUNodes' GPUs with the request. It does
+not consider node selectors, taints and labels of affinity.
 """
 
 from __future__ import annotations
@@ -19,33 +18,34 @@ from kubectl_sharepod.views import now as present
 
 CLAIMS = "/apis/resource.k8s.io/v1"
 LEAST_MEMORY = 1 << 30
-"""Memory below which no share is advised, in bytes: a CUDA context alone takes some 0.5 GiB."""
+"""Bytes below which the command advises no memory share: a CUDA context takes about 0.5 GiB by itself."""
 _EVENTS = 8
-"""Newest Events that are shown."""
+"""Number of newest Events that are shown."""
 _PREFIX = "sharepod.dev/gpu-"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requested share of each of `count` GPUs of one node."""
+    """Requested share. It applies to each of `count` GPUs of one node."""
 
     request_milli: int
     memory: int | None
-    """Bytes; None: the request's part of the GPU's memory."""
+    """Bytes; None: the same part of the GPU's memory as the request is of its time."""
     count: int = 1
     exclusive: bool = False
     uuids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
 
     def memory_on(self, gpu: Gpu) -> int:
-        """Return the bytes that the share takes of a GPU."""
+        """Return the bytes of memory that the share takes on a GPU."""
         if self.exclusive:
             return gpu.memory
         return self.memory if self.memory is not None else gpu.memory * self.request_milli // WHOLE_MILLI
 
 
 def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
-    """Return why a workload has no place, or that it has one. `kind`: sharepod, pod or claim. Raise `KubectlError`.
+    """Return the reasons why a workload has no place, or that it has one. `kind`: sharepod, pod or claim. Raise
+    `KubectlError`.
 
     The exit status is 1 while it has no place.
     """
@@ -94,7 +94,7 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
 
 
 def obstacle(gpu: Gpu, wanted: Wanted) -> str:
-    """Return why a GPU cannot take the share; empty: it can."""
+    """Return the reason why a GPU cannot take the share. Empty if it can."""
     if gpu.why:
         return gpu.why
     if wanted.uuids and gpu.uuid not in wanted.uuids:
@@ -116,7 +116,8 @@ def obstacle(gpu: Gpu, wanted: Wanted) -> str:
 
 
 def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
-    """Return the change of request or memory that reduces the share least; empty: no change helps."""
+    """Return the change of request or memory that makes the share fit and reduces it least. Empty if no change
+    helps."""
     by_node: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if not wanted.exclusive and not gpu.why and not any(tenant.exclusive for tenant in gpu.tenants):
@@ -130,7 +131,7 @@ def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
 
 
 def _changes(gpus: Sequence[Gpu], wanted: Wanted) -> Iterator[tuple[float, str]]:
-    """Yield for one node the part of the share that a change keeps, and the change."""
+    """Yield changes that make the share fit on a node, each with the part of the share that remains."""
     if len(gpus) < wanted.count:
         return
     time = sorted(min(wanted.request_milli, _time_beside(gpu, wanted)) for gpu in gpus)[-wanted.count]
@@ -145,20 +146,22 @@ def _changes(gpus: Sequence[Gpu], wanted: Wanted) -> Iterator[tuple[float, str]]
 
 
 def _time_beside(gpu: Gpu, wanted: Wanted) -> int:
-    """Return the thousandths that are free on a GPU with the requested memory; 0: the memory is not free."""
+    """Return the thousandths of time that are free on a GPU that also has the requested memory. 0 if it does not have
+    the memory."""
     if wanted.memory is not None:
         return gpu.free_milli if gpu.free_memory >= wanted.memory else 0
     return min(gpu.free_milli, gpu.free_memory * WHOLE_MILLI // gpu.memory if gpu.memory else 0)
 
 
 def _memory_beside(gpu: Gpu, wanted: Wanted) -> int:
-    """Return the bytes that are free on a GPU with the requested time; 0: the time is not free."""
+    """Return the bytes of memory that are free on a GPU that also has the requested time. 0 if it does not have
+    the time."""
     return gpu.free_memory if gpu.free_milli >= wanted.request_milli else 0
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Workload as its object and Events show it."""
+    """Workload, as its object and its Events show it."""
 
     placed: bool
     lines: tuple[str, ...]
@@ -218,7 +221,7 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
 
 
 def _of_line(pod: Json) -> Wanted | None:
-    """Return the share of a Pod's resource line; None: it has none."""
+    """Return the share that the resource line of a Pod requests. None if the Pod has no line."""
     time = memory = 0
     for container in rows(mapping(pod.get("spec")).get("containers")):
         limits = mapping(mapping(container.get("resources")).get("limits"))
@@ -233,7 +236,7 @@ def _of_line(pod: Json) -> Wanted | None:
 
 
 def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]:
-    """Return the newest Events about an object, one of each text."""
+    """Return the newest Events about an object. Events with equal text appear once."""
     selector = f"involvedObject.kind%3D{kind},involvedObject.name%3D{name}"
     found = kubectl.get(path("events", namespace, group="/api/v1") + f"?fieldSelector={selector}")
     dated = sorted(rows(found.get("items")), key=lambda one: text(one, "lastTimestamp") or text(one, "eventTime"))
@@ -242,7 +245,7 @@ def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]
 
 
 def target(written: str) -> tuple[str, str]:
-    """Return kind and name of `NAME`, `pod/NAME` or `claim/NAME`. Raise `KubectlError`."""
+    """Return the kind and the name that `NAME`, `pod/NAME` or `claim/NAME` stands for. Raise `KubectlError`."""
     kind, slash, name = written.partition("/")
     if not slash:
         return "sharepod", written

@@ -119,7 +119,7 @@ Step = tuple[str, Callable[[], Cell]]
 def _steps(
     setting: Setting, budget: Budget, programs: int, keys: Sequence[str], steps: Callable[[ExitStack], list[Step]]
 ) -> None:
-    """Start the programs of a case, and measure those of its cells that have no result yet."""
+    """Start the programs of a case, and measure its cells that have no result yet."""
     if all(key in setting.results for key in keys):
         return
     budget.need(setting.expected_s(windows=1, window_s=_window(setting)) + programs)

@@ -112,7 +112,7 @@ class Worker:
         return right
 
     def _on_the_default_stream(self) -> bool:
-        """Run work on the default stream, which waits for the thread's own streams only if it is told to. Return
+        """Run work on the default stream, which waits for the own streams of the thread only on request. Return
         whether the result is right."""
         done = self._main.record_event()
         with torch.cuda.stream(torch.cuda.default_stream()):

@@ -1,1 +1,1 @@
-"""Page of the fleet: GPUs, their tenants and waiting workloads in a browser, with the user's own rights."""
+"""Page of the fleet in a browser: GPUs, their tenants and waiting workloads, as far as the user may read them."""

@@ -1,9 +1,9 @@
-"""Content of the page of the fleet, as the JSON that its script draws.
+"""Content of the page of the fleet, as the JSON that the page's script draws.
 
 Guarantees:
-- Figures and texts equal the output of `top`, `gpus` and `who`: the same reads, the same formats.
+- Figures and texts equal the output of `top`, `gpus` and `who`, because they come from the same reads and formats.
 - The content has GPUs only if the user may list GPUNodes, and waiting SharePods only of namespaces in scope.
-- A figure of the last hour that no object and no earlier read shows is absent.
+- If neither an object nor an earlier read shows a figure of the last hour, the content leaves the figure out.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from kubectl_sharepod.views import Fleet, Gpu, Workload
 
 HOUR_S = 3600
 _COUNTERS_EVERY_S = 60
-"""Agents report totals about once a minute, so closer samples would be equal."""
+"""Seconds between two samples of the counters of GPU time. Agents report totals about once a minute, so samples at
+shorter intervals would be equal."""
 _LEAST_S = 60
-"""Shortest time that the share of the last hour is a mean of."""
+"""Shortest time in seconds over which a mean share of the last hour is shown."""
 _POINTS = 360
-"""Points of the curve: one every 10 s. Later points replace the earliest."""
+"""Largest number of points of the curve, which has a point every 10 s. A new point replaces the earliest one."""
 
 
 class History:
-    """Figures of the last hour: of all GPUs as read, and of each workload by its counter of GPU time."""
+    """Figures of the last hour: of all GPUs, by the reads so far; and of each workload, by its counter of GPU time."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = max(every_s, HOUR_S / _POINTS)
@@ -36,7 +37,7 @@ class History:
         self._counters: deque[tuple[float, Mapping[str, int]]] = deque()
 
     def add(self, at: float, found: Sequence[Workload], fleet: Fleet | None) -> None:
-        """Add one read, at a time in seconds since 1970."""
+        """Add one read. `at`: its time in seconds since 1970."""
         if not self._points or at - self._points[-1][0] >= self._every_s:
             tenants = found if fleet is None else fleet.workloads
             asked = sum(_each(one) * one.share.request_milli for one in tenants if one.waiting_s is None)
@@ -51,7 +52,8 @@ class History:
             self._counters.popleft()
 
     def share(self, one: Workload, at: float) -> str:
-        """Return the part of the last hour that a workload held each GPU, with the time that is known: `0.4 (25m)`."""
+        """Return the part of the last hour for which a workload held each of its GPUs, with the time for which this is
+        known: `0.4 (25m)`."""
         if one.held_s is None:
             return "-"
         since, before = _seconds(one.counted_since), 0
@@ -65,8 +67,8 @@ class History:
         return f"{fraction(round(1000 * min(1.0, part)))} ({duration(round(length))})"
 
     def curve(self) -> Json:
-        """Return the points of the last hour: time, requested and used thousandths of GPUs, waiting SharePods. Return
-        also the mean of the used thousandths, as text."""
+        """Return the points of the last hour: time, requested and used thousandths of GPUs, and number of waiting
+        SharePods. Also return the mean of the used thousandths, as text."""
         return {
             "points": [list(point) for point in self._points],
             "mean": fraction(round(fmean(point[2] for point in self._points))) if self._points else "-",
@@ -76,7 +78,7 @@ class History:
 def content(
     found: Sequence[Workload], fleet: Fleet | None, history: History, moment: datetime, namespace: str | None
 ) -> Json:
-    """Return the content of one read, which the history already has."""
+    """Return the content for one read, which has already been added to the history."""
     at, titles = moment.timestamp(), [column.title for column in WORKLOAD_COLUMNS]
     table = top_of(found, fleet, namespace)
     waiting = sorted((one for one in found if one.waiting_s is not None), key=lambda one: -(one.waiting_s or 0))

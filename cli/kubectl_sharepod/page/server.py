@@ -29,15 +29,15 @@ from kubectl_sharepod.reading import Scope, sharepods, workloads
 from kubectl_sharepod.views import now
 
 EVERY_S = 5.0
-"""Seconds between reads. Agents report what tenants used within the last 10 s."""
+"""Seconds between two reads of the API server. Agents report the usage of the last 10 s."""
 ADDRESS = "127.0.0.1"
 _IDLE_S = 10
-"""Longest wait for a request on an open connection."""
+"""Seconds for which an open connection may send no request. Then it is closed."""
 _CLOSED = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Reading:
-    """Newest content of the page, read again and again by a thread."""
+    """Thread that reads the content of the page regularly, and the newest content."""
 
     def __init__(self, scope: Scope, note: str = "") -> None:
         self._scope, self._note = scope, note
@@ -57,7 +57,7 @@ class Reading:
         self._show("")
 
     def run(self) -> None:
-        """Read until `end`. A failed read is shown together with the last content."""
+        """Read until `end` is called. If a read fails, the page shows the error together with the last content."""
         while not self._ended.wait(EVERY_S):
             try:
                 self.read()
@@ -73,7 +73,7 @@ class Reading:
 
 
 def port_of(given: str) -> int:
-    """Return a port of this machine; 0: a free one. Raise `ValueError`."""
+    """Return a port number of this machine; 0: any free port. Raise `ValueError`."""
     port = int(given)
     if not 0 <= port < 1 << 16:
         raise ValueError(f"{given} is no port")
@@ -81,9 +81,10 @@ def port_of(given: str) -> int:
 
 
 def scope_of(kubectl: Kubectl, namespace: str | None, *, every: bool) -> tuple[Scope, str]:
-    """Return the scope, and a note if it is narrower than the cluster. Raise `KubectlError`.
+    """Return the scope, and a note if it is less than the cluster. Raise `KubectlError`.
 
-    Without a namespace and without `every`, all namespaces if the user may list their SharePods, else the context's.
+    Without a namespace and without `every`, the scope is all namespaces if the user may list SharePods in all of them.
+    Otherwise it is the namespace of the context.
     """
     if every:
         return Scope(kubectl, None), ""
@@ -115,7 +116,8 @@ def serve(scope: Scope, note: str, port: int, announce: Callable[[str], None]) -
 
 @contextmanager
 def served(body: Callable[[], bytes], port: int = 0) -> Iterator[str]:
-    """Serve page and content while the context lasts; give the URL. Port 0: a free one. Raise `KubectlError`."""
+    """Serve the page and its content until the block ends. Yield the URL. Port 0: any free port. Raise
+    `KubectlError`."""
     token = secrets.token_urlsafe(24)
     html = files(__package__).joinpath("page.html").read_bytes()
     try:
@@ -157,7 +159,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def server_bind(self) -> None:
-        """Bind without the look-up of a name that `HTTPServer` makes."""
+        """Bind the socket without the name lookup that `HTTPServer` makes."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
@@ -210,4 +212,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: a request's path has the token."""
+        """Log nothing, because the path of a request contains the token."""

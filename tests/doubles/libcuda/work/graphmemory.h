@@ -16,8 +16,8 @@ struct fake_footprint {
 
 /* Get the pages that contain the graph's allocations. */
 void fake_footprint_of(const struct graph *graph, struct fake_footprint *out);
-/* Assign addresses to a node that allocates `asked` bytes: those of an allocation that the graph has freed, or new
- * ones. */
+/* Assign addresses to a node that allocates `asked` bytes: the addresses of an allocation that the graph has freed, or
+ * new ones. */
 void fake_graph_place(struct graph *graph, struct node *node, uint64_t asked, struct context *context);
 /* Record that a node of the graph frees the allocation at an address. */
 void fake_graph_frees(struct graph *graph, CUdeviceptr address);
