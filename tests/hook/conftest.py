@@ -285,7 +285,7 @@ def tenant(make_tenant: MakeTenant) -> Tenant:
 
 @pytest.fixture
 def lives() -> Iterator[list[Life]]:
-    """Runs of the program lifecycle; each ends with the test."""
+    """Runs of the program lifecycle. Each run ends with the test."""
     started: list[Life] = []
     yield started
     for life in started:

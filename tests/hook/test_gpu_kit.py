@@ -41,7 +41,8 @@ bundle, wheels = (_module(path) for path in SOURCES)
 
 
 def _python() -> str:
-    """Return a bare Python: 3.12, which the kit is meant for, or else the one below this virtual environment."""
+    """Return the path of a Python without installed packages: 3.12, for which the kit is made, or else the Python on
+    which this virtual environment is based."""
     found = shutil.which("python3.12")
     if found is not None:
         printed = subprocess.run([found, "-c", "import venv"], capture_output=True, timeout=20, check=False)
@@ -69,7 +70,7 @@ def kit(double: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Short directory in which the kit may create its own."""
+    """Short directory in which the kit may create its directories."""
     with tempfile.TemporaryDirectory(prefix="kit-", dir="/tmp") as place:
         yield Path(place)
 
@@ -197,7 +198,8 @@ def test_the_kits_wheels_are_of_the_versions_that_the_project_pins() -> None:
     names = {name for name, _ in in_kit}
     assert {pin for pin in pins if pin[0] in names} <= in_kit
     left_out = {name for name, _ in pins} - names
-    assert left_out == {"grpcio", "protobuf", "kubernetes", "httptools", "orjson"}  # only mode `cluster` imports them
+    # the agent imports these packages only in mode `cluster`
+    assert left_out == {"grpcio", "protobuf", "kubernetes", "httptools", "orjson"}
 
 
 @pytest.mark.parametrize(

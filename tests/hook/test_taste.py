@@ -39,7 +39,7 @@ def _environment(directory: Path, columns: int = 150) -> dict[str, str]:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directory with a short path, for the sockets in it; empty at the end."""
+    """Directory with a short path, because it contains sockets. It must be empty at the end."""
     directory = Path(f"/tmp/t{os.getpid()}")
     directory.mkdir()
     yield directory
@@ -108,7 +108,7 @@ def test_without_a_terminal_the_shares_are_as_asked_within_eight_seconds(short: 
         shown, _ = taste.communicate(timeout=PATIENCE_S)
     finally:
         if taste.poll() is None:
-            os.killpg(taste.pid, signal.SIGINT)  # ends its agent and its programs too
+            os.killpg(taste.pid, signal.SIGINT)  # this also ends its agent and its programs
             taste.wait(PATIENCE_S)
     assert taste.returncode == 0, shown
     assert shown.startswith("simulated GPU, real agent and hook")
@@ -179,7 +179,8 @@ def test_an_edited_file_is_followed_and_a_wrong_one_is_named(screen: _Screen, sh
 
 def test_a_closed_terminal_and_signals_while_it_ends_leave_nothing(screen: _Screen) -> None:
     screen.wait_for(r"alpha +50%")
-    os.kill(screen.process.pid, signal.SIGHUP)  # only to this process: the agent would reload on it
+    # the signal goes only to this process, because the agent would reload its settings
+    os.kill(screen.process.pid, signal.SIGHUP)
     for _ in range(3):
         time.sleep(0.02)
         os.kill(screen.process.pid, signal.SIGINT)

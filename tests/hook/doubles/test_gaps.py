@@ -44,7 +44,7 @@ def gaps(state: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[float]]:
-    """Return the last line that an ended program has printed, and the latencies in all its lines."""
+    """Return the last line that a program printed before it ended, and the latencies from all its lines."""
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     lines: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]

@@ -197,7 +197,8 @@ def test_an_event_waits_for_no_more_than_its_stream_and_the_legacy_stream_say(st
             probe.ok("stream", name, flags)
         probe.ok("launch", "hang", "busy")
         answers = {}
-        for stream in ("busy", "other", "apart", ""):  # last: legacy, which waits for all but `apart`
+        # the legacy stream comes last, because it waits for all streams but `apart`
+        for stream in ("busy", "other", "apart", ""):
             probe.ok("event", f"on {stream}")
             probe.ok("event_record", f"on {stream}", stream)
             answers[stream] = probe.call("event_query", f"on {stream}").code

@@ -21,7 +21,7 @@ def state(tmp_path: Path, double: Path) -> Path:
 
 @pytest.fixture
 def client(state: Path) -> Iterator[Callable[..., Probe]]:
-    """Start a process that uses the device; the keywords are variables of its environment."""
+    """Function that starts a process which uses the device. Keywords become variables of its environment."""
     probes: list[Probe] = []
 
     def start(label: str, **more: int) -> Probe:
@@ -46,7 +46,7 @@ def usage(state: Path, label: str) -> Usage:
 
 
 def run(probe: Probe, kernel: str, count: int = 1) -> int:
-    """Run kernels, wait for them, and return the moment before their launch."""
+    """Run kernels and wait for their end. Return the time before the first launch."""
     begun = time.monotonic_ns()
     probe.ok("launch", kernel, "", count)
     probe.ok("stream_sync")

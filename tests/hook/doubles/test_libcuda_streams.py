@@ -40,7 +40,7 @@ def ends(*events):
 one, other = new("cuStreamCreate", 1), new("cuStreamCreate", 1)
 begun = record(one)
 """
-"""Names: two streams, an event `begun`, and `launch`, `record`, `ends`."""
+"""Names for the scripts: two streams, an event `begun`, and functions `launch`, `record` and `ends`."""
 
 TWO_KERNELS = """
 launch(b"spin_us_40000", one)

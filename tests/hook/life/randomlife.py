@@ -62,7 +62,7 @@ allocation waits for an agent.
 
 @dataclass(frozen=True)
 class Program:
-    """Program of the random life, and how the hook is loaded into it."""
+    """Program of the random life, and the way in which the hook is loaded into it."""
 
     path: Path = BUILD / "programs" / "randomlife"
     linked: bool = False
@@ -220,8 +220,8 @@ class Soak:
                 self.counts["holds"] += 1
 
     def _hunt(self, life: Life, now: float) -> None:
-        """Hold one thread of a process inside a launch, if one is found there."""
-        with contextlib.suppress(OSError, LookupError):  # it has just ended, or has not begun
+        """Hold one thread of a process inside a launch, if a thread is found there."""
+        with contextlib.suppress(OSError, LookupError):  # the process has just ended, or has not used CUDA yet
             hold = caught_inside(Gate(life.process.pid, self._hook), HUNT_LOOKS)
             if hold is not None:
                 self._keep(hold, life, now)
@@ -269,7 +269,7 @@ class Soak:
 
 
 def soak(run: Run, hook: Path, program: Program = Program()) -> dict[str, int]:
-    """Run random life; return what happened, counted. The counts of NOTHING_OF have to be 0."""
+    """Run random life. Return counts of what happened. The counts of NOTHING_OF must be 0."""
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         life = Soak(run, Path(directory), hook, program)
         try:

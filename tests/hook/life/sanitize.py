@@ -74,7 +74,7 @@ def build(kind: str, folder: Path) -> Path:
 
 
 def race(folder: Path, hook: Path, seed: int) -> dict[str, int]:
-    """Run one race for memory; return its counts and whether it ended well."""
+    """Run one race for memory. Return its counts, and whether the program ended without an error."""
     with (
         tempfile.TemporaryDirectory(prefix="sr") as directory,
         running(Path(directory), tenant("a", 0.5, memory=LIMIT), hook_file=str(hook)) as node,

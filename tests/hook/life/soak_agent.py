@@ -52,9 +52,9 @@ quantum of at most 100 ms. On a GPU with three tenants both others may be stoppe
 reserve for a slow machine.
 """
 LOOKED_BACK_S = 1.0
-"""Faults in the last so many seconds of the longest wait are reported with it."""
+"""Seconds: faults in this time before the end of the longest wait are reported with the wait."""
 STALLED_S = 3.0
-"""Most seconds for which the agent is stopped."""
+"""Longest time for which the agent is stopped, in seconds."""
 GAPS = ("e22", "e45", "decode", "busy", "requests")
 """Programs that leave gaps (tests/hook/programs/gaps.c), and one of the same kind without gaps."""
 SLICES = {"FAKE_CUDA_SLICE_US": "1024", "FAKE_CUDA_SWITCH_US": "91"}
@@ -108,7 +108,7 @@ class Soak:
     longest_gap_ms: int = 0
     """Longest time without an agent."""
     longest_after: str = ""
-    """Troubles in the last seconds of the longest wait."""
+    """Faults in the last seconds of the longest wait."""
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
     """Latest faults with their times, by `now`."""
     over: int = 0
@@ -129,9 +129,8 @@ class Soak:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def now(self) -> float:
-        """Return time.monotonic() minus the time in which the whole machine stood still, which does not count as
-        waiting.
-        """
+        """Return time.monotonic() minus the time in which the whole machine was stopped. That time does not count as
+        waiting."""
         return time.monotonic() - self.standstill.seconds
 
     def begin(self) -> None:
@@ -191,7 +190,7 @@ class Soak:
         self.longest_gap_ms = max(self.longest_gap_ms, round((self.now() - begun) * 1000))
         self.note("agent listens")
         for worker in self.workers.values():
-            if not worker.busy_ns:  # its first allocation needs an agent
+            if not worker.busy_ns:  # the first allocation of the program needs an agent
                 worker.troubled_until = self.now() + SETTLE_S
 
     def floods(self) -> None:

@@ -62,7 +62,7 @@ EXACT = (
     "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemAllocPitch_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemCreate",
     "cuMemMap", "cuMemRetainAllocationHandle", "cuMemImportFromShareableHandle", "cuMemMapArrayAsync",
 )  # fmt: skip
-"""Functions that take exactly the requested bytes: they are refused only if these bytes do not fit."""
+"""Functions that take exactly the requested bytes. So they may be refused only if these bytes do not fit."""
 OLD = ("cuMemAlloc", "cuMemAllocPitch")
 """Functions with 32-bit addresses. Long runs do not call them, because the double uses each address only once."""
 OTHERS = tuple(way for way in WAYS if way not in {*EXACT, *OLD, *CONTEXTS, *MODULES})
@@ -91,7 +91,7 @@ class Process:
         self.held: list[Held] = []
 
     def begin(self) -> bool:
-        """Create the process's context. Return False if it does not fit."""
+        """Create the process's context. Return False if the context does not fit into the limit."""
         try:
             self.caller.start()
         except DriverError as error:
@@ -228,7 +228,7 @@ class Soak:
         must then be between the bytes that the driver has taken and these bytes plus all idle credits.
         """
         credited = self.observer.ask(gpu).used
-        if credited < used:  # also while the querying process has no agent
+        if credited < used:  # this also applies while the querying process is not connected to an agent
             return credited
         if callers and credited <= self.limit:
             return ledger_use(self.observer, callers, gpu)
@@ -237,7 +237,7 @@ class Soak:
     # ---- steps
 
     def size(self, gpu: int) -> int:
-        """Choose a size of whole pages; sometimes exactly the bytes that are left, or a page more."""
+        """Return a random size of whole pages. Sometimes it is exactly the bytes that are left, or one page more."""
         chance = self.random.random()
         left = max(0, self.limit - self.use(gpu)) // (4 * MIB) * 4 * MIB
         if chance < 0.1 and left:
@@ -264,7 +264,7 @@ class Soak:
         return what
 
     def most(self, way: str, size: int) -> int:
-        """Return the most bytes that the function may take for `size`."""
+        """Return the largest number of bytes that the function may take for `size`."""
         if way in EXACT or way == "cuCtxSetLimit":
             return (size + 511) & ~511
         if "Async" in way and CAPTURED not in way:
@@ -289,7 +289,7 @@ class Soak:
         return f"{held.name} given back by {process.caller.pid}"
 
     def move(self) -> str:
-        """Make one of the moves of memory_moves.py."""
+        """Run one function of memory_moves.py. Return its name."""
         process = self.random.choice(self.processes)
         others = [other.caller for other in self.on(process.gpu) if other is not process]
         move: Move = self.random.choice(MOVES)
@@ -299,16 +299,16 @@ class Soak:
         try:
             held = move(process.caller, self.size(process.gpu), self.random, others)
         except DriverError as error:
-            return self.refused(error, what, 0, None)  # one of several calls; it is not known which
+            # the function makes several calls, and it is not known which one was refused
+            return self.refused(error, what, 0, None)
         if held is not None:
             process.held.append(held)
         self.counts["moves"] += 1
         return what
 
     def all_at_once(self) -> str:
-        """Let all processes of a GPU request the same size at the same time: exactly as many requests succeed as
-        fit.
-        """
+        """Let all processes of a GPU request the same size at the same time. Exactly as many requests must
+        succeed as fit."""
         gpu = self.random.choice(self.processes).gpu
         asking, size, before = self.on(gpu), self.size(gpu), self.use(gpu)
         for process in asking:
@@ -409,7 +409,7 @@ def _node(limit: int, *, nvml: bool) -> Iterator[Node]:
 def soak(run: Run) -> dict[str, int]:
     """Run random memory calls. Return the counts."""
     limit = run.random.choice(LIMITS)
-    nvml = run.random.random() < 0.5  # else the agent knows processes only from its ledger
+    nvml = run.random.random() < 0.5  # without NVML, the agent knows processes only from its ledger
     with _node(limit, nvml=nvml) as node, Standstill() as standstill:
         run.begun = time.monotonic()  # on a busy machine, the agent's start takes longer than a run
         soaking = Soak(run, node, limit, standstill)

@@ -20,7 +20,8 @@ _Chosen = TypeVar("_Chosen")
 
 
 class _Even(random.Random):
-    """Replaces chance: each grant is for 50 ms, not metered, and follows its request after 20 ms."""
+    """Replacement of the random numbers: each grant is for 50 ms, is not metered, and follows its request after
+    20 ms."""
 
     def random(self) -> float:
         return 0.5
@@ -91,7 +92,7 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
         _until(agent, lambda asked=asked: _asked(agent) > asked, 1)  # type: ignore[misc]
         while not hold.release():
             time.sleep(0.001)
-        time.sleep(0.01)  # the next grant follows after 20 ms
+        time.sleep(0.01)  # the agent sends the next grant after 20 ms
         agent.step()
     assert agent.seen["launches without a token"] == 0
     assert agent.seen["drained too early"] == 0
@@ -101,9 +102,8 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
 def test_such_a_launch_may_come_between_a_later_grant_and_its_reading(
     tenant: Tenant, agent: WatchedAgent, hook_file: Path
 ) -> None:
-    """The hook thread is held while the later grant is sent, as if it had no processor. The held launch passes before
-    the hook reads the grant, so DRAINED of the grant does not count it.
-    """
+    """The test holds the hook thread while the later grant is sent, as if that thread had no processor. The held launch
+    passes before the hook reads the grant, so DRAINED of the grant does not count the launch."""
     process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
     assert _until(agent, lambda: tenant.submitted() > 1000, 20)
     gate = Gate(process.pid, hook_file)

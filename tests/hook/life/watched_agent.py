@@ -69,7 +69,7 @@ class Counts:
         """Return how many calls of a process had a handle of an ended context, or came while the driver ended."""
         try:
             count: int = struct.unpack_from("=Q", self._page, self.place(pid) + _TO_MISUSED)[0]
-        except KeyError:  # it has not used CUDA
+        except KeyError:  # the process has not used CUDA
             return 0
         return count
 
@@ -126,7 +126,8 @@ class WatchedAgent(ScriptedAgent):
         self._chance = chance
         self._turns: dict[int, Turn] = {}
         self._granted_at: dict[int, float] = {}
-        """By process: time.monotonic() of its last grant, over any connection. Its gate closed later than that."""
+        """Time of the last grant of each process, over any connection, as time.monotonic(). Its gate has closed later
+        than that."""
         super().__init__(tenant.directory, tenant.gpus)
 
     def step(self) -> None:
@@ -195,7 +196,7 @@ class WatchedAgent(ScriptedAgent):
         now = self._counts.launches(turn)
         if turn.settled is None or now is None or now == turn.settled:
             return
-        if _hung_up(client):  # the client continues without an agent
+        if _hung_up(client):  # the client continues without an agent after this
             turn.given_up = True
             return
         late = min(now - turn.settled, len(turn.inside))
@@ -300,6 +301,6 @@ def _hung_up(client: Client) -> bool:
     waiting = select.poll()
     try:
         waiting.register(client.socket, 0)
-    except ValueError:  # closed on this side as well
+    except ValueError:  # this side has closed the connection as well
         return True
     return bool(waiting.poll(0))

@@ -15,9 +15,10 @@ def test_a_contexts_limits_are_paid_by_the_tenant(make_check: MakeCheck) -> None
     check = make_check()
     probe = check.probe
     probe.ok("own_context", "own")
-    probe.ok("context_limit", 2, 24 * MIB)  # CU_LIMIT_MALLOC_HEAP_SIZE, 8 MiB at first
+    probe.ok("context_limit", 2, 24 * MIB)  # CU_LIMIT_MALLOC_HEAP_SIZE, which is 8 MiB before this call
     assert check.same() == 16 * MIB
-    probe.ok("context_limit", 0, 1025)  # CU_LIMIT_STACK_SIZE, which the driver rounds up to 1040, 1024 at first
+    # CU_LIMIT_STACK_SIZE, which is 1024 before this call; the driver rounds 1025 up to 1040
+    probe.ok("context_limit", 0, 1025)
     stacks = 16 * 132 * 2048
     assert check.same() == 16 * MIB + stacks
     check.refused("context_limit", 2, 300 * MIB)
@@ -57,13 +58,14 @@ def test_what_was_allocated_in_a_green_context_counts_until_the_primary_one_ends
 
 @pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])
 def test_a_context_is_paid_for_as_the_agent_has_learnt(make_tenant: MakeTenant, create: str) -> None:
-    """The overhead is charged once per process and GPU, before its first context, and returned after the last."""
+    """The overhead of contexts is charged once per process and GPU: from before the first context until after the last
+    one."""
     tenant = make_tenant(terms(context_kib=100 << 10))
     create_state(tenant.state, [(gpu, "Simulated", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)], context_bytes=100 * MIB)
     agent, first, second, third = tenant.agent(), *(tenant.probe(f"p{n}") for n in range(3))
     for probe in (first, second):
         probe.ok("init")
-        probe.ok("welcomed")  # from then on the bytes of a context are known
+        probe.ok("welcomed")  # after this answer the process knows the bytes of a context
         probe.ok(create, *["one"] * (create != "context_create"))
         probe.ok("own_context", "more")
     assert agent.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)

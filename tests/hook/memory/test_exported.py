@@ -30,7 +30,7 @@ def exported(check: LedgerCheck, size: int = PIECE) -> int:
 
 
 def until(check: LedgerCheck, size: int) -> None:
-    """Wait until the driver has taken `size`. The ledger must then have the same."""
+    """Wait until the driver has taken `size` bytes. The ledger must then have the same number."""
     check.tenant.until(lambda: check.taken() == size, f"{size} bytes taken")
     assert check.same() == size
 
@@ -217,7 +217,7 @@ def test_a_child_of_fork_keeps_nothing_for_an_importer(other: tuple[LedgerCheck,
 
 def test_no_descriptor_of_the_hooks_is_left_behind(make_check: MakeCheck) -> None:
     check = make_check()
-    check.probe.ok("descriptor_close", exported(check))  # from now on the hook has two descriptors that watch exports
+    check.probe.ok("descriptor_close", exported(check))  # the hook now watches exports by two descriptors
     until(check, 0)
     before = len(check.probe.ok("facts")["files"])
     handles = [check.probe.ok("physical", PAGE) for _ in range(40)]
@@ -304,7 +304,7 @@ def test_a_range_that_the_driver_refuses_to_export_leaves_nothing(make_check: Ma
 
 
 def test_freeing_beside_many_descriptors_is_no_dearer(tenant: Tenant) -> None:
-    """One read shows all open descriptors, so the hook does not read them in each call."""
+    """One read shows all open descriptors, so the hook reads them only in some of the calls."""
     tenant.agent()
     few, many = (tenant.probe(label) for label in ("few", "many"))
     for probe in (few, many):

@@ -76,7 +76,7 @@ def test_a_captured_allocation_belongs_to_its_graph(make_check: MakeCheck) -> No
 
 
 def test_an_allocation_captured_from_another_gpus_pool_counts_on_that_gpu(make_tenant: MakeTenant) -> None:
-    """The memory node is on the pool's GPU, whatever the stream's GPU."""
+    """The memory node is on the GPU of the pool, even if the stream is on another GPU."""
     tenant = make_tenant(terms(GPU_0), terms(GPU_1, memory=64 * MIB))
     tenant.agent()
     probe = tenant.probe()

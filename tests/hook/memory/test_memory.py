@@ -54,7 +54,7 @@ def test_pitched_and_managed_memory_count_as_well(tenant: Tenant) -> None:
 
 
 def test_any_sequence_keeps_the_ledger_right(tenant: Tenant) -> None:
-    """After each of many random calls the GPU's figure, the agent's count and the calls' sizes agree."""
+    """After each of many random calls three figures agree: the GPU's, the agent's, and the sum of the calls' sizes."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -110,7 +110,8 @@ def test_a_failed_free_stays_counted(tenant: Tenant) -> None:
 
 
 def test_a_free_that_waits_for_work_delays_no_other_thread(tenant: Tenant) -> None:
-    """The driver's call waits for all work of the context, here until the test ends a wait of a stream."""
+    """The driver's call for a free waits for all work of the context. Here the work ends only when the test ends a wait
+    of a stream."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -173,7 +174,7 @@ def test_small_allocations_seldom_ask(tenant: Tenant) -> None:
     for _ in range(1000):
         probe.ok("alloc", 2000)
     client = agent.client()
-    given_back = len(agent.frames(client, Release))  # idle credits, if the allocations take long
+    given_back = len(agent.frames(client, Release))  # idle credits go back if the allocations take long
     assert len(agent.frames(client, Reserve)) <= 1 + given_back
 
 
@@ -259,7 +260,7 @@ def test_without_an_agent_the_credits_in_hand_are_all_there_is(make_tenant: Make
     probe.start_cuda()
     probe.ok("alloc", MIB)
     agent.vanish()
-    probe.ok("alloc", MIB)  # from the 2 MiB of credits
+    probe.ok("alloc", MIB)  # this allocation is from the 2 MiB of credits
     begun = time.monotonic()
     assert probe.call("alloc", MIB).code == OUT_OF_MEMORY
     assert 1.4 < time.monotonic() - begun < 6, "it waits for the agent first"

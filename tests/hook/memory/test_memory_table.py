@@ -1,11 +1,11 @@
 """Every function of the driver that takes device memory, under the real hook and the real agent: `make memory-table`.
 
-Guarantees that are checked of each function:
-- The tenant can have its memory to the last byte of the limit, and not beyond.
+Guarantees that are checked for each function:
+- The tenant can get memory by it up to the last byte of the limit, and no byte more.
 - Nothing stays counted when the driver refuses the call.
-- All of it is given back.
+- After the memory is freed, nothing stays counted.
 
-The table of what was found is printed at the end (`pytest -s`).
+The table of results is printed at the end (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZE = 12 * MIB
 LEAST = 512
 OUT_OF_MEMORY = 2
 
-# Functions of class memory that take none: they free, report, or prepare for a function of WAYS.
+# Functions of the class `memory` that take no memory: they free, report, or prepare for a function of WAYS.
 TAKES_NOTHING = {
     "cuArrayDestroy",
     "cuDeviceGraphMemTrim",
@@ -55,7 +55,7 @@ REFUSED = [symbol for symbol in WAYS if symbol not in MODULES]
 
 @dataclass
 class Tenant:
-    """Processes of one tenant on the node, and what they use."""
+    """Processes of one tenant on the node, and the memory that they use."""
 
     node: Node
     name: str
@@ -64,7 +64,7 @@ class Tenant:
     callers: list[Caller]
 
     def process(self) -> Caller:
-        """Start one more process; it has not called the driver yet."""
+        """Start one more process, which has not called the driver yet."""
         environment = dict(os.environ) | {
             "LD_LIBRARY_PATH": str(FAKE_CUDA),
             "LD_PRELOAD": str(self.node.path(self.name) / "libsharepod.so"),
@@ -76,7 +76,7 @@ class Tenant:
         return self.callers[-1]
 
     def filler(self) -> Caller:
-        """First process, which the tests share."""
+        """Return the first process, which the tests share."""
         if not self.callers:
             self.process().start()
         return self.callers[0]
@@ -128,7 +128,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, double: Path, hook_file: Path
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[Table]:
-    """Findings of each function, by its symbol; printed at the end."""
+    """Results of each function, by its symbol. They are printed at the end."""
     found: Table = {symbol: {} for symbol in REFUSED}
     yield found
     columns = ("takes", "limit", "refused by the driver", "freed")
@@ -147,7 +147,7 @@ def limited(node: Node) -> Iterator[Tenant]:
 
 @pytest.fixture(scope="module")
 def wide(node: Node) -> Iterator[Tenant]:
-    """Tenant whose limit is more than the GPU has left next to another process."""
+    """Tenant whose limit is larger than the memory that another process leaves on the GPU."""
     yield from tenant_of(node, "wide")
 
 
@@ -213,7 +213,7 @@ def test_what_the_driver_refuses_is_not_counted(wide: Tenant, table: Table, symb
         ballast.new("cuMemAlloc_v2", free - SIZE + LEAST)
         assert refused(symbol, caller)
     finally:
-        ballast.close()  # then the limit alone determines the free memory
+        ballast.close()  # without the ballast, the limit alone determines the free memory
     assert wide.use() == before
     with take(symbol, caller, SIZE):
         assert wide.use() == before + cost

@@ -9,7 +9,7 @@ from hook.world.probe import OUT_OF_MEMORY
 
 
 def test_what_is_freed_on_a_stream_counts_until_the_work_before_it_is_over(make_check: MakeCheck) -> None:
-    """An allocation without room waits for that work."""
+    """An allocation that finds no room waits until the work before the free is over."""
     check = make_check()
     probe = check.probe
     check.agent.on_want = lambda client: check.agent.next_grant()
@@ -103,7 +103,8 @@ def test_a_pool_that_would_grow_over_the_limit_is_trimmed_again(make_check: Make
 def test_a_pools_step_is_learnt_so_that_nothing_that_fits_is_refused(make_check: MakeCheck) -> None:
     check = make_check(FAKE_CUDA_POOL_CHUNK=str(8 * MIB))
     probe = check.probe
-    for leave, size in ((12 * MIB, MIB), (64 * MIB, 26 * MIB), (8 * MIB, MIB)):  # unknown, 8 to 32 MiB, known
+    # the driver's step is unknown, is known to be 8 to 32 MiB, and is known exactly
+    for leave, size in ((12 * MIB, MIB), (64 * MIB, 26 * MIB), (8 * MIB, MIB)):
         filling, pool = check.fill(leave), probe.ok("pool_create")
         address = probe.ok("alloc_async", size, "", pool)
         assert check.taken("pool") == (size + 8 * MIB - 1) // (8 * MIB) * 8 * MIB

@@ -51,7 +51,7 @@ def test_destroyed_with_allocations_left_it_counts_until_the_last_is_freed(make_
 
 
 def test_it_takes_no_step_that_the_limit_has_no_room_for(make_check: MakeCheck) -> None:
-    """The hook does not know the driver's step of 32 MiB yet, and memory that the pool takes could not be returned."""
+    """The hook does not know yet that the driver's step is 32 MiB. Memory that the pool takes could not be returned."""
     check = make_check()
     pool = shareable(check)
     check.fill(20 * MIB)

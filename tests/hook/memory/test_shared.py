@@ -25,7 +25,7 @@ LIMIT = 256 * MIB
 
 @contextmanager
 def siblings(directory: Path, count: int = 2) -> Iterator[tuple[Node, list[Probe]]]:
-    """Function that starts processes of one tenant of 256 MiB, each with a context."""
+    """Function that starts processes of one tenant with 256 MiB. Each has a context."""
     with running(directory, tenant("a", 0.5, memory=LIMIT)) as node:
         probes = [Probe(node.environment("a", label=f"p{n}")) for n in range(count)]
         try:
@@ -46,7 +46,7 @@ def test_what_fits_the_limit_is_not_refused_for_a_siblings_idle_credits(tmp_path
     with siblings(tmp_path, 3) as (node, probes):
         for less in range(0, 4 * 512, 512):
             asker = probes[0]
-            for probe in probes[1:]:  # each keeps its freed memory as idle credits for a while
+            for probe in probes[1:]:  # each process keeps the memory that it has freed as idle credits for a while
                 probe.ok("free", probe.ok("alloc", 30 * MIB))
             address = asker.ok("alloc", LIMIT - less)
             assert asker.call("alloc", LIMIT).code == OUT_OF_MEMORY

@@ -10,7 +10,7 @@ NO_DEVICE = 100
 
 
 def test_memory_is_booked_on_the_device_whatever_its_number(make_tenant: MakeTenant) -> None:
-    """The result must not depend on the device's number in the program."""
+    """The device to which memory is charged must not depend on the number that the program uses for it."""
     tenant = make_tenant(terms(GPU_0, memory=64 * MIB), terms(GPU_1, memory=128 * MIB))
     agent = tenant.agent()
     probe = tenant.probe(FAKE_CUDA_VISIBLE=f"{GPU_1},{GPU_0}")
@@ -35,7 +35,7 @@ def test_memory_is_booked_on_the_device_whatever_its_number(make_tenant: MakeTen
 def test_devices_chosen_by_index_or_uuid_are_the_ones_booked(
     make_tenant: MakeTenant, container: str, chosen: str, seen: list[str]
 ) -> None:
-    """CUDA_VISIBLE_DEVICES selects from the container's GPUs."""
+    """CUDA_VISIBLE_DEVICES selects some of the container's GPUs."""
     memory = {GPU_0: 64 * MIB, GPU_1: 128 * MIB}
     tenant = make_tenant(*(terms(gpu, memory=size) for gpu, size in memory.items()))
     agent = tenant.agent()

@@ -30,7 +30,8 @@ def waits_at_the_gate(probe: Probe, thread: str) -> bool:
 
 @pytest.mark.promise("program-ends")
 def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant) -> None:
-    """The events around a launch ended with the context. The graph is launched into the next context."""
+    """The events around a launch of the graph end with the context. Then the graph is launched into the next
+    context."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -57,7 +58,7 @@ def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: T
     grants: list[Grant] = []
 
     def again(_client: Client) -> Grant:
-        """Grants the token each time the process returns it for lack of work."""
+        """Grant the token each time the process returns it because it has no work."""
         grants.append(agent.next_grant(metered=True))
         return grants[-1]
 
@@ -78,14 +79,14 @@ def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: T
     tenant.until(lambda: waits_at_the_gate(probe, "other"), "the gate to be closed")
     agent.next_frame(
         client, Want, len(wants), timeout=20
-    )  # the drain is overdue: it waits for the second context's work
+    )  # the drain is overdue, because it waits for the second context's work
     assert agent.frames(client, Drained) == drained
     assert misused(tenant) == 0
 
 
 @pytest.mark.promise("program-ends")
 def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
-    """During the slow release, launches continue in the same context."""
+    """While the release is under way, which takes long, launches continue in the same context."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe(FAKE_CUDA_RELEASE_MS="100")
@@ -107,7 +108,7 @@ def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-ends")
 def test_work_of_a_green_contexts_stream_is_drained_and_departs_with_it(tenant: Tenant) -> None:
-    """The primary context is current at the launch."""
+    """The primary context is current in the thread that launches."""
     agent = tenant.agent()
     grants: list[Grant] = []
 

@@ -90,7 +90,7 @@ class Script:
         assert (self._process.returncode, output) == (0, "")
 
     def misused(self) -> int:
-        """Number of driver calls with a handle of an ended context."""
+        """Return the number of driver calls with a handle of an ended context."""
         return self._tenant.read().client("ends").usage[GPU_0].misused
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Script:
 
 
 class Scripts:
-    """Starts scripts, which end with the test."""
+    """Starts scripts. Each script ends with the test."""
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant = tenant
@@ -244,7 +244,8 @@ pause("reborn")
 def test_a_context_that_is_made_again_before_its_release_has_returned_is_another(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """The driver then reports an active primary context. Everything in the first context has ended, its memory too."""
+    """After the first context has ended, the driver reports an active primary context, which is another one. Everything
+    in the first context has ended, its memory too."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(RETAINED_AFTER, how)
@@ -272,7 +273,7 @@ assert cuda.fake_live_events() == events, "they have the fences of before"
 
 
 def test_a_context_that_is_retained_before_its_last_release_goes_on(tenant: Tenant, scripts: Scripts) -> None:
-    """Afterwards it is the same context, with its streams and events."""
+    """After the last release, the context is the same as before, with its streams and events."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(GOES_ON, "release")

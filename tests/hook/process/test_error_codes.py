@@ -49,7 +49,7 @@ def test_physical_memory_of_a_device_that_does_not_exist_is_refused_by_the_drive
 
 
 def codes_after_a_fault(probe: Probe) -> dict[str, int]:
-    """Return the answers to calls in a context in which a kernel has read memory that is none."""
+    """Return the result codes of calls in a context in which a kernel has read an invalid address."""
     probe.start_cuda()
     probe.ok("stream", "s")
     probe.ok("stream", "other")

@@ -18,7 +18,8 @@ from hook.world.probe import NOT_FOUND, NOT_INITIALIZED, SYSTEM_NOT_READY
 from sharepod.protocol import Want
 from table.render import read_table
 
-# A function in libc.so.6 of every glibc since 2.17 and in musl, and a list of glibc's that may be missing.
+# Symbols that the hook may take from the C library: a function that is in libc.so.6 of every glibc since 2.17 and in
+# musl, and a list of glibc that may be missing.
 ALLOWED_UNDEFINED = {"dl_iterate_phdr", "_r_debug"}
 
 
@@ -80,9 +81,8 @@ def test_a_program_without_cuda_notices_nothing(tenant: Tenant, bind: str) -> No
 def test_a_program_with_a_sanitizer_of_its_own_runs_as_without_the_hook(
     kind: str, hook_file: Path, tmp_path: Path
 ) -> None:
-    """At its start a sanitizer uses dlsym to find the functions to which its own memcpy, strcmp or dl_iterate_phdr
-    lead.
-    """
+    """At its start a sanitizer uses dlsym to find the functions of the C library that its own memcpy, strcmp and
+    dl_iterate_phdr call."""
     library = {"address": "-static-libasan", "thread": "-static-libtsan"}[kind]
     (tmp_path / "main.c").write_text('#include <stdio.h>\nint main(void) { puts("ran"); }')
     output_of("cc", f"-fsanitize={kind}", library, "-o", tmp_path / "main", tmp_path / "main.c")
@@ -91,7 +91,8 @@ def test_a_program_with_a_sanitizer_of_its_own_runs_as_without_the_hook(
 
 @pytest.mark.promise("program-silent")
 def test_a_library_may_look_up_the_next_of_what_it_wraps_when_that_is_called(hook_file: Path, tmp_path: Path) -> None:
-    """The library uses dlsym, which is the hook's: it must call none of the functions that libraries wrap."""
+    """The library calls dlsym, which is the hook's dlsym. It must not call any function that a library may wrap,
+    because that function might call dlsym again."""
     (tmp_path / "front.c").write_text(
         textwrap.dedent("""
             #define _GNU_SOURCE
@@ -127,7 +128,8 @@ def test_a_library_may_look_up_the_next_of_what_it_wraps_when_that_is_called(hoo
 def test_where_no_libcuda_is_loaded_a_name_of_its_leads_where_it_does_without_the_hook(
     own: str, hook_file: Path, tmp_path: Path
 ) -> None:
-    """Such a program checks whether it is linked with CUDA, or has a driver of its own for its tests."""
+    """By such a lookup, a program checks whether it is linked with CUDA, or finds a driver of its own that its tests
+    provide."""
     (tmp_path / "main.c").write_text(
         textwrap.dedent("""
             #define _GNU_SOURCE
@@ -302,7 +304,8 @@ def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
 
 
 def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(tenant: Tenant) -> None:
-    """A thread of the program writes a message of the hook, where a write would cause SIGPIPE."""
+    """A thread of the program writes a message of the hook to a pipe without a reader, where a write would
+    cause SIGPIPE."""
     tenant.agent()
     read, write = os.pipe()
     os.close(read)
@@ -318,7 +321,7 @@ def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(te
 
 
 def test_errno_and_output_are_left_alone(tenant: Tenant) -> None:
-    """A run without faults writes nothing to standard error."""
+    """In a run without faults, nothing is written to standard error."""
     tenant.agent().on_want = lambda client: None
     program = BUILD / "programs" / "launchloop"
     done = subprocess.run(

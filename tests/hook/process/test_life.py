@@ -70,7 +70,7 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
     agent.grant(client, 20)
     agent.next_frame(client, Drained)
     life.proceed()
-    agent.wait_asked(client, 2)  # for the launch of the handler
+    agent.wait_asked(client, 2)  # the handler's launch requests the token
     agent.grant(client, 20)
     life.hears("launched")
     assert life.ends() == 0
@@ -78,7 +78,8 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
 
 
 def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant, lives: list[Life]) -> None:
-    """The handler runs after the hook has left the driver, so the hook cannot query the driver for the launches."""
+    """The handler runs after the hook has left the driver. So the hook cannot query the driver whether the launches
+    have ended."""
     agent = tenant.agent()
     grants: list[Grant] = []
 
@@ -102,9 +103,8 @@ def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant
 @pytest.mark.promise("program-signals")
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
-    """Otherwise the process would seem to wait and never to be idle, so it would keep the token from other tenants
-    permanently.
-    """
+    """If such a wait counted, the process would seem to wait and never to be idle, so it would keep the token from
+    other tenants."""
     agent = tenant.agent()
     life = begin(lives, tenant, case)
     client = agent.client()
@@ -142,7 +142,7 @@ def test_a_signal_handler_may_launch_while_its_thread_waits(tenant: Tenant, live
     life = begin(lives, tenant, "handler_calls_cuda")
     client = agent.client()
     agent.next_frame(client, Want)
-    time.sleep(1.2)  # the handler waits by now, on top of its thread
+    time.sleep(1.2)  # the handler waits now, on the stack of its thread's wait
     agent.grant(client)
     life.hears("launched")
     assert tenant.submitted() == 2
@@ -187,7 +187,7 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
 def test_a_program_that_puts_a_file_over_every_descriptor_keeps_it_and_finds_the_agent_again(
     tenant: Tenant, lives: list[Life]
 ) -> None:
-    """Unlike after close(2), each number is open at every moment, but refers to another file."""
+    """Each number is open at every moment, unlike after close(2), but refers to another file."""
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "write_over")
     first = agent.client()
@@ -228,7 +228,7 @@ def test_a_driver_that_the_program_closes_goes_on_for_the_hook(tenant: Tenant, l
 
 @pytest.mark.promise("program-no-descriptor")
 def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, lives: list[Life]) -> None:
-    """Otherwise a tenant would escape its share by a low limit of open files."""
+    """If it could launch, a tenant would escape its share by a low limit of open files."""
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "no_descriptors")
     life.hears("started")
@@ -251,7 +251,7 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
 
 
 def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life]) -> None:
-    """More threads than slots run one after another. The slots of ended threads are used again."""
+    """More threads than slots run one after another, so they use the slots of ended threads."""
     agent = generous(tenant)
     life = begin(lives, tenant, "churn_threads")
     life.hears("done", 60)
@@ -266,9 +266,8 @@ def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life
 def test_a_thread_without_a_slot_that_is_gone_inside_a_launch_holds_up_no_turn(
     make_tenant: MakeTenant, lives: list[Life]
 ) -> None:
-    """The closing gate does not wait for this thread. Otherwise it would wait for the grace period, which is ten
-    minutes here.
-    """
+    """The closing gate does not wait for this thread. If it did, it would wait for the grace period, which is ten
+    minutes here."""
     tenant = make_tenant(hasty=True)
     agent = tenant.agent(grace_ms=600_000)
     life = begin(lives, tenant, "gone_inside")
@@ -321,8 +320,10 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     agent.next_frame(client, Want)
     grant = agent.grant(client)
     assert started.result(10).code == 0
-    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")  # next to the kernel and its fence
-    launching = probe.post("launch", "spin_us_500", "s", 5, thread="stopped")  # sleeps in a full queue
+    # the stream's queue also contains the kernel and its fence
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")
+    # the fifth launch sleeps in the driver, because the stream's queue is full
+    launching = probe.post("launch", "spin_us_500", "s", 5, thread="stopped")
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     with held(stopped):
         agent.revoke(client, grant)

@@ -34,7 +34,7 @@ print("done", flush=True)
 
 
 def built(name: str, double: Path, directory: Path) -> str:
-    """Build a library that needs libcuda; return its path."""
+    """Build a library that needs libcuda. Return its path."""
     library = directory / f"{name}.so"
     flags = ["-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", f"-L{double}"]
     subprocess.run(["cc", *flags, "-o", str(library), str(SOURCES / f"{name}.c"), "-l:libcuda.so.1"], check=True)
@@ -42,7 +42,7 @@ def built(name: str, double: Path, directory: Path) -> str:
 
 
 def output(tenant: Tenant, program: str, *arguments: str) -> list[str]:
-    """Run a Python program under the hook; return the lines that it prints."""
+    """Run a Python program under the hook. Return the lines that it prints."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", program, *arguments],
         env=tenant.environment(),
@@ -64,7 +64,7 @@ def test_a_child_that_is_forked_while_a_library_is_loaded_does_not_wait_for_ever
 
 @pytest.mark.promise("program-fork")
 def test_a_child_that_is_forked_while_a_library_is_loaded_starts_cuda(tenant: Tenant) -> None:
-    """The parent has looked up a function of libcuda, but called none."""
+    """The parent has looked up a function of libcuda, but has not called any."""
     tenant.agent()
     probe = tenant.probe()
     probe.ok("load")

@@ -80,11 +80,12 @@ def test_every_wrapped_symbol_comes_out_wrapped_by_dlsym(programs: Path, driver:
     answers, errors = ask(programs, driver, [f"{way} {row.symbol}" for way in ways for row in rows], hook)
     for (way, row), (file, symbol) in zip(((way, row) for way in ways for row in rows), answers, strict=True):
         if row.wrapped:
-            wanted = ("-", "-") if way == "vhandle" else (HOOK, row.symbol)  # the driver's symbols have no version NONE
+            # the driver's symbols have no version named NONE
+            wanted = ("-", "-") if way == "vhandle" else (HOOK, row.symbol)
         elif way == "handle":
             wanted = (DRIVER, row.symbol)
         else:
-            continue  # the driver is not in the global scope: as without the hook
+            continue  # the driver is not in the global scope, so the result is the same as without the hook
         assert (file, symbol) == wanted, (way, row)
     assert errors == ""
 

@@ -24,7 +24,7 @@ print(len(os.listdir("/proc/self/task")))
 
 @pytest.mark.promise("program-no-device")
 def test_where_there_is_no_device_the_hook_starts_nothing_and_says_nothing(make_tenant: MakeTenant) -> None:
-    """Also if the agent has not written the tenant's shares."""
+    """This holds even if the agent has not written the tenant's shares."""
     tenant = make_tenant(limits=False)
     done = subprocess.run(
         [sys.executable, "-S", "-c", WITHOUT_DEVICE],

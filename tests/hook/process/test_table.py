@@ -54,7 +54,7 @@ def test_the_wrappers_of_moves_follow_from_the_table() -> None:
 
 
 def test_the_table_covers_the_installed_header() -> None:
-    """Checked without a network: the table has every entry point of the header that the hook is compiled with."""
+    """The check needs no network: the table has every entry point of the header that the hook is compiled with."""
     rows = {row.symbol: row for row in read_table()}
     for entry in union([read(include_dir())]):
         row = rows[entry.symbol]

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: r
 
 SETTLE_S = 1.0
 SYNC = ("--sync-every", "16")
-"""Synchronise as programs do between steps. A program that never does has queued seconds of work before others arrive.
-"""
+"""Arguments by which the programs wait for their work after every 16 launches, as programs do between steps. A program
+that never waits has queued seconds of work before other tenants arrive."""
 
 
 def busy(node: Node, *labels: str) -> None:
@@ -59,7 +59,8 @@ def test_a_tenant_alone_gets_its_limit_and_no_more(tmp_path: Path) -> None:
         capped = node.shares(4, "capped")["capped"]
         after, end = node.devices(), time.monotonic()
         free = (after.busy_ns("free") - before.busy_ns("free")) / 1e9 / (end - begin)
-    assert 0.55 <= capped <= 0.73  # 0.70 on a machine that has time for the program: benchmarks/shares.py
+    # the share is 0.70 if the machine has enough processor time for the program (benchmarks/shares.py)
+    assert 0.55 <= capped <= 0.73
     assert free >= 0.9
 
 

@@ -31,9 +31,8 @@ def test_without_an_agent_the_request_is_the_share(make_tenant: MakeTenant, requ
 
 
 def test_long_kernels_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Each kernel takes longer than the window of the duty cycle in which it is launched. The gate stays closed in the
-    following windows.
-    """
+    """Each kernel takes longer than the window of the duty cycle in which it is launched. So the gate stays closed in
+    the following windows."""
     tenant = make_tenant(terms(request=100))
     assert share_alone(tenant, 0.1, "--kernel-us", "50000") == pytest.approx(0.1, abs=0.05)
 
@@ -54,7 +53,7 @@ def test_best_effort_waits_for_the_agent(make_tenant: MakeTenant) -> None:
 
 @pytest.mark.promise("time-agent-away")
 def test_processes_of_a_tenant_run_at_the_same_time(make_tenant: MakeTenant) -> None:
-    """Ranks that wait for each other's kernels must not run one after another."""
+    """Ranks wait for each other's kernels, so they must not run one after another."""
     tenant = make_tenant(terms(request=300))
     loops = [tenant.loop("--seconds", "3", "--kernel-us", "1000", label=f"rank{rank}") for rank in range(2)]
     shares = [last_report(loop)["share"] for loop in loops]

@@ -40,7 +40,7 @@ def calls(environment: dict[str, str], pattern: str, *more: str) -> int:
 @pytest.mark.parametrize("metered", [False, True])
 @pytest.mark.parametrize("pattern", MOST_ADDED)
 def test_a_call_costs_one_more_call_of_the_driver_at_most(tenant: Tenant, pattern: str, metered: bool) -> None:
-    """This holds with one GPU in the container. With several, the hook also queries the current context."""
+    """This holds with one GPU in the container. With several GPUs, the hook also queries the current context."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     bare = calls(tenant.environment(LD_PRELOAD="", FAKE_CUDA_VISIBLE="0"), pattern)
@@ -62,7 +62,8 @@ def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenan
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    address = probe.ok("alloc", 4096) + 4096  # the double's next address; host memory until then
+    # this address is the double's next one; before the allocation it belongs to the host
+    address = probe.ok("alloc", 4096) + 4096
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
     assert probe.ok(allocation, 4096) == address
@@ -78,7 +79,8 @@ def test_memory_of_a_pool_that_does_not_grow_lies_where_the_host_had_some_and_is
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
-    address = probe.ok("alloc_async", 4096, "s") + 4096  # the next one in the double; memory of the host until then
+    # this address is the double's next one; before the allocation it belongs to the host
+    address = probe.ok("alloc_async", 4096, "s") + 4096
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
     assert probe.ok("alloc_async", 4096, "s") == address
@@ -96,7 +98,8 @@ def test_memory_of_a_graph_that_lies_where_the_host_had_some_is_a_devices(tenant
     probe.start_cuda()
     probe.ok("stream", "s")
     probe.ok("capture_begin", "s", 2)  # relaxed
-    address = probe.ok("alloc_async", 4096, "s") + 4096  # the double's next address; host memory until then
+    # this address is the double's next one; before the allocation it belongs to the host
+    address = probe.ok("alloc_async", 4096, "s") + 4096
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
     if way == "captured":

@@ -165,7 +165,8 @@ def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> N
 def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     tenant: Tenant, metered: bool, way: str
 ) -> None:
-    """If the stream joins a capture, it was launched into after the capture had begun."""
+    """The two ways are: the stream captures, or it joins a capture. In the second way it was launched into after the
+    capture had begun."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -188,7 +189,7 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
         return grants[-1]
 
     agent.on_want = granted
-    for _ in range(8):  # short ones: no fence is due after the long one
+    for _ in range(8):  # these launches are short, so no fence is due after the long launch
         probe.ok("launch", "spin_us_1", "busy")
     probe.ok("launch", "spin_us_100000", "busy")
     if way == "begins":
@@ -201,7 +202,8 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     agent.revoke(client, grants[-1])
     agent.wait(lambda: any(drained.grant_id == last for drained in agent.frames(client, Drained)), "the drain")
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
-    drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)  # one more may have arrived
+    # one DRAINED more may have arrived than grants are compared
+    drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)
     assert usage.last_end <= next(at for drained, at in drains if drained.grant_id == last)
 
 
@@ -220,7 +222,7 @@ def test_a_drain_next_to_a_capture_waits_for_launches_of_ended_threads_into_defa
     probe.ok("launch", "spin_us_300000", "", 2, thread="ends")
     probe.ok("thread_ends", thread="ends")
     probe.ok("context_use", thread="next")
-    probe.ok("launch", "noop", "s", thread="next")  # gets the slot of the ended thread
+    probe.ok("launch", "noop", "s", thread="next")  # this thread gets the slot of the ended thread
     probe.ok("capture_begin", "captured", RELAXED)
     client = agent.client()
     agent.revoke(client, agent.last_grant)
@@ -243,7 +245,7 @@ def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, 
     probe.start_cuda()
     probe.ok("stream", "captured", 0 if stream == "legacy" else 1)
     where = "captured" if stream == "captured" else ""
-    launches = ["launch", "spin_us_1", where, 9]  # no fence is due after the last ones
+    launches = ["launch", "spin_us_1", where, 9]  # nine launches, so no fence is due after the last ones
     probe.ok("in_turn", launches, ["capture_begin", "captured", RELAXED])
     client = agent.client()
     agent.next_frame(client, Drained)
@@ -269,5 +271,5 @@ def test_drains_leave_a_stream_alone_that_is_about_to_join_a_capture(tenant: Ten
             ["event_record", "joins", "joining"],
             ["stream_wait", "captured", "joins"],
             ["capture_end", "captured"],
-            timeout=60,  # some rounds wait for drains, and each takes a second on a busy machine
+            timeout=60,  # some rounds wait for drains, and each drain takes a second on a busy machine
         )

@@ -22,7 +22,7 @@ def gaps(node: Node, name: str, kind: str = "e22") -> Program:
 
 
 def co_run_seconds(node: Node) -> list[float]:
-    """Return by tenant the seconds for which it held the GPU while other tenants did, too."""
+    """Return by tenant the seconds for which it held the GPU while another tenant held it, too."""
     return [each.value for each in node.metrics() if each.name == "sharepod_tenant_co_run_seconds_total"]
 
 

@@ -16,7 +16,7 @@ from sharepod.protocol import Drained, Grant, Want
 
 @dataclass
 class Scene:
-    """Process that holds the first grant, under which a kernel runs that does not end by itself."""
+    """Process that holds the first grant. A kernel runs under this grant and does not end by itself."""
 
     tenant: Tenant
     agent: ScriptedAgent
@@ -42,11 +42,11 @@ class Scene:
         return self.probe.post("launch", "noop", "other", thread="other")
 
     def drained(self) -> list[int]:
-        """Ids of the grants whose DRAINED has arrived."""
+        """Return the ids of the grants whose DRAINED has arrived."""
         return [frame.grant_id for frame in self.agent.frames(self.client, Drained)]
 
     def last_drained(self, count: int) -> Drained:
-        """Wait until so many DRAINED have arrived, and return the last one."""
+        """Wait until `count` DRAINED frames have arrived. Return the last one."""
         return self.agent.next_frame(self.client, Drained, count - 1)
 
     def end_kernel(self) -> None:
@@ -111,7 +111,7 @@ def test_a_kept_grant_takes_new_terms(scene: Scene) -> None:
     waiting = scene.revoke_first()
     second = scene.agent.grant(scene.client, 1)
     scene.agent.send(scene.client, Grant(second.grant_id, 0, 1, metered=False, renews=True))
-    time.sleep(0.01)  # longer than the quantum was
+    time.sleep(0.01)  # the sleep is longer than the quantum
     scene.end_kernel()
     assert waiting.result(10).code == SUCCESS
     assert scene.last_drained(1).grant_id == scene.first.grant_id
@@ -130,7 +130,7 @@ def test_of_two_grants_that_come_during_a_drain_the_later_one_is_kept(scene: Sce
 
 @pytest.mark.promise("program-waiting-work")
 def test_a_kept_grant_opens_the_gate_beside_a_drain_that_is_overdue(tenant: Tenant) -> None:
-    """The kernel may wait for the launch that waits at the gate (T3)."""
+    """The kernel may be waiting for the launch that waits at the gate (T3), so the kept grant must open the gate."""
     scene = scene_of(tenant, grace_ms=50)
     waiting = scene.revoke_first()
     launched = tenant.submitted()

@@ -43,7 +43,7 @@ def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, qu
 
 
 RECALLS = 2000
-"""More requests than a connection has room for answers that are not read."""
+"""Number of recalls that are sent: a connection has no room for so many unread answers."""
 
 
 def recall_unread(agent: ScriptedAgent, client: Client) -> None:
@@ -90,7 +90,7 @@ def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> No
     client = agent.client()
     recall_unread(agent, client)
     probe.ok("free", address)
-    probe.ok("alloc", 19 * MIB)  # from idle credits, like the next request
+    probe.ok("alloc", 19 * MIB)  # this request and the next one are served from idle credits
     probe.ok("context_limit", 0, 1025)  # CU_LIMIT_STACK_SIZE, which the driver rounds up
     agent.mute = False
     agent.wait(lambda: bool(client.grown), "what the driver took beyond that")
@@ -216,7 +216,7 @@ def test_its_thread_answers_the_c_librarys_own_signals(tenant: Tenant) -> None:
 
 
 def test_a_second_driver_gives_nothing_that_is_gated(tenant: Tenant, tmp_path: Path) -> None:
-    """A compatibility package next to the driver, opened by its path."""
+    """The second driver is a compatibility package, which the program opens by its path."""
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

@@ -106,7 +106,7 @@ def test_an_idle_holder_gives_the_token_back(tenant: Tenant, metered: bool, cont
     probe = tenant.probe()
     probe.start_cuda()
     delays = []
-    for turn in range(5):  # the machine may be busy: the best of five counts
+    for turn in range(5):  # the machine may be busy, so the best of five turns counts
         launched = probe.post("launch", "spin_us_3000", "", 2)
         client = agent.client()
         agent.next_frame(client, Want, turn)
@@ -169,7 +169,7 @@ def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tena
     others = [probe.post("launch", "noop", "t", thread="other")]
 
     def asked() -> bool:
-        if others[-1].done():  # the gate was open still
+        if others[-1].done():  # the gate was still open
             others.append(probe.post("launch", "noop", "t", thread="other"))
         return len(agent.frames(client, Want)) > 1
 
@@ -191,7 +191,7 @@ def test_without_an_agent_too_work_may_wait_for_a_thread_at_the_gate(make_tenant
         probe.ok("stream", name)
     probe.ok("launch", "hang", "s")
     probe.ok("context_use", thread="other")
-    for _ in range(3):  # one of the launches meets a closed gate
+    for _ in range(3):  # one of these launches arrives at a closed gate
         probe.ok("launch", "noop", "t", thread="other")
         time.sleep(0.04)
     release_hung_kernels(tenant.state)
@@ -207,9 +207,9 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     first = probe.post("launch", "hang", "s")
     client = agent.client()
     agent.next_frame(client, Want)
-    grant = agent.grant(client, 60_000, metered=True)  # the fence behind the first launch shows its end
+    grant = agent.grant(client, 60_000, metered=True)  # the fence behind the first launch shows when that launch ends
     assert first.result(10).code == 0
-    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # next to the kernel and its fence
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # the stream's queue also contains the kernel and its fence
     launching = probe.post("launch", "spin_us_200000", "s", 3)
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     agent.revoke(client, grant)
@@ -338,9 +338,8 @@ def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant, version: str)
 
 
 def test_more_threads_than_slots_all_pass_and_all_count(make_tenant: MakeTenant) -> None:
-    """The hook keeps waiting for a thread that is inside a launch without a processor. Otherwise its launch would count
-    before it passes.
-    """
+    """A thread without a processor may be inside a launch for long. The hook continues to wait for it. Otherwise its
+    launch would pass after the launches were counted."""
     tenant = make_tenant(hasty=True)
     agent = tenant.agent(grace_ms=60000)
     process = tenant.loop("--threads", "100", "--kernel-us", "0", "--idle-us", "20000", "--event-every", "1000000")

@@ -14,7 +14,7 @@ from sharepod.protocol import Drained, Want
 
 
 def with_graph(tenant: Tenant, milliseconds: float) -> tuple[ScriptedAgent, Client, Probe]:
-    """Start a process whose graph has run three times, and so has been measured."""
+    """Start a process whose graph has run three times, so the hook has measured its duration."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -100,7 +100,7 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
         probe.ok("capture_end", "s", "", "graph of 1 ms")
         probe.ok("graph_update", "graph", "graph of 1 ms")
     agent.wait_asked(client, 1)
-    probe.ok("stream", "fresh")  # the duration of launches into the other stream is known
+    probe.ok("stream", "fresh")  # the hook knows the duration of launches into the other stream
     posted = [probe.post("launch", "noop", "fresh"), *(probe.post("launch_graph", "graph", "fresh") for _ in range(3))]
     agent.wait_asked(client, 2)
     agent.grant(client, 50, metered=True)

@@ -44,7 +44,8 @@ def drained_launches(agent: ScriptedAgent, tenant: Tenant, grants: list[Grant]) 
 def test_a_stream_under_the_handle_of_a_destroyed_one_is_another_for_every_thread(
     tenant: Tenant, metered: bool
 ) -> None:
-    """The thread that launches has not destroyed the first stream, and has launched into others since."""
+    """The launching thread is not the thread that has destroyed the first stream. It has launched into other streams
+    since."""
     agent = tenant.agent()
     grants = held_for_ever(agent, metered=metered)
     probe = tenant.probe()
@@ -106,7 +107,7 @@ def test_a_default_stream_of_a_context_that_comes_again_is_another_for_every_thr
 @pytest.mark.promise("program-every-stream")
 @pytest.mark.parametrize("metered", [False, True])
 def test_every_one_of_many_streams_of_a_thread_is_drained(tenant: Tenant, metered: bool) -> None:
-    """Streams are created and destroyed. The remaining ones are all launched into, in each of two grants."""
+    """Streams are created and destroyed. Under each of two grants, the thread launches into all streams that remain."""
     agent = tenant.agent()
     grants = held_for_ever(agent, metered=metered)
     probe = tenant.probe()

@@ -13,11 +13,11 @@ from hook.world.lifecycle import generous
 
 
 def test_a_hints_page_in_hostile_hands_harms_nobody(tenant: Tenant) -> None:
-    """No holder of the descriptor can shorten or write the page, even after opening it again."""
+    """A process that has the descriptor can neither shorten nor write the page, even if it opens the file again."""
     agent = generous(tenant)
     victim = tenant.loop("--kernel-us", "500")
     tenant.until(lambda: tenant.submitted() > 5, "launches")
-    page = os.dup(agent.hints.fd)  # as every client gets it
+    page = os.dup(agent.hints.fd)  # a copy of the descriptor, as every client gets it
     try:
         with pytest.raises(PermissionError):
             os.ftruncate(page, 0)

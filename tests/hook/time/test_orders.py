@@ -27,7 +27,7 @@ def blocked(tenant: Tenant, symbol: str, *, metered: bool = False) -> tuple[Scri
     for name in "XY":
         probe.ok("stream", name, BLOCKING)
     probe.ok("event", "e")
-    probe.ok("launch", "noop", "", 3, symbol)  # no fence is behind the last one
+    probe.ok("launch", "noop", "", 3, symbol)  # no fence is behind the last of these launches
     probe.ok("context_sync")
     probe.ok("ungated", "function", "X")
     return agent, agent.client(), probe
@@ -62,7 +62,8 @@ def test_an_idle_token_goes_back_and_orders_nothing_while_a_stream_waits_for_the
 def test_a_capture_that_begins_orders_nothing_while_a_stream_waits_for_the_program(
     tenant: Tenant, metered: bool, flags: int
 ) -> None:
-    """For a capture in any stream: the hook records no event in the legacy stream as a fence behind launches there."""
+    """If a capture begins in any stream, the hook must not record an event in the legacy stream as a fence behind the
+    launches there."""
     _, _, probe = blocked(tenant, "cuLaunchKernel", metered=metered)
     probe.ok("stream", "captured", flags)
     probe.ok("capture_begin", "captured", 2)  # relaxed
@@ -101,7 +102,7 @@ def test_a_drain_that_asks_the_legacy_stream_waits_for_per_thread_default_stream
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
-    probe.ok("launch", "noop", "", 3)  # no fence is behind the last one
+    probe.ok("launch", "noop", "", 3)  # no fence is behind the last of these launches
     probe.ok("launch", "spin_us_300000", "", 1, "cuLaunchKernel_ptsz")
     client = agent.client()
     agent.revoke(client, agent.last_grant)
@@ -123,7 +124,7 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
         probe.ok("stream", name)
     probe.ok("event", "e")
     probe.ok("context_use", thread="sleeper")
-    probe.ok("launch", "noop", "full", 3)  # no fence is behind the last one
+    probe.ok("launch", "noop", "full", 3)  # no fence is behind the last of these launches
     probe.ok("ungated", "function", "full")
     sleeps = probe.post("event_record", "e", "full", 2 * QUEUE_DEPTH, thread="sleeper")
     client = agent.client()
@@ -138,7 +139,7 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
 @pytest.mark.promise("program-full-stream")
 @pytest.mark.parametrize("metered", [False, True])
 def test_a_full_stream_is_destroyed_at_once(tenant: Tenant, metered: bool) -> None:
-    """The thread that destroys the stream afterwards ends the wait that fills the stream."""
+    """The thread that destroys the stream ends the wait that fills the stream only afterwards."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()
@@ -187,7 +188,7 @@ def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
     probe.ok("event", "e")
     if call == "second capture":
         probe.ok("capture_begin", "other", 2)
-    probe.ok("launch", "noop", full, 3)  # the last one is behind no fence
+    probe.ok("launch", "noop", full, 3)  # no fence is behind the last of these launches
     probe.ok("ungated", "function", full)
     probe.ok("event_record", "e", full, QUEUE_DEPTH - 1)
     if way.startswith("revoked"):

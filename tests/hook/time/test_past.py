@@ -142,7 +142,7 @@ def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str, t
 
 
 def test_so_it_is_on_each_of_many_streams(tenant: Tenant) -> None:
-    """More streams than a thread's slot can store."""
+    """There are more streams than the slot of a thread can store."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()

@@ -32,7 +32,7 @@ def test_work_in_more_than_64_contexts_is_drained(tenant: Tenant, version: str) 
         probe.ok("launch", "spin_us_100")
         if index < 89:
             probe.ok("context_pop")
-    probe.ok("launch", "spin_us_80000")  # into the last of these streams
+    probe.ok("launch", "spin_us_80000")  # this launch goes into the last of these streams
     launched, client = time.monotonic_ns(), agent.client()
     agent.wait(lambda: max(agent.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
     usage = tenant.read().client("tenant").usage[GPU_0]
@@ -104,7 +104,7 @@ def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tena
 def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queue(
     tenant: Tenant, kernel_us: int, most: int
 ) -> None:
-    """If a launch takes longer than half of that: at most two launches and one under way."""
+    """If a launch takes longer than half of that time, at most two launches are queued and a third one is under way."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     tenant.loop("--kernel-us", str(kernel_us), "--event-every", "1000000")
@@ -166,9 +166,9 @@ def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
-    probe.ok("ungated_ends")  # from now on nothing waits for a value
+    probe.ok("ungated_ends")  # after this call nothing waits for a value
     probe.ok("launch", "noop", "s", 500)
-    agent.next_frame(agent.client(), Drained)  # the events of a drain, and of windows, are made
+    agent.next_frame(agent.client(), Drained)  # the events of a drain and of windows have been created by now
     before = int(probe.ok("live_events"))
 
     def launch_and_load() -> int:
@@ -228,7 +228,7 @@ def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
 @pytest.mark.promise("program-every-stream")
 @pytest.mark.parametrize("streams", [3, 40])
 def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: int) -> None:
-    """Also if a thread has more streams than its slot can store."""
+    """This also holds if a thread has more streams than its slot can store."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -239,7 +239,7 @@ def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: in
     most = 0
     for _ in range(200 // streams):
         for name in names:
-            probe.ok("launch", "spin_us_20000", name)  # much longer than the call takes
+            probe.ok("launch", "spin_us_20000", name)  # each launch takes much longer than the call
         usage = tenant.read().client("tenant").usage[GPU_0]
         most = max(most, usage.submitted - usage.kernels)
     assert 0 < most <= 3 * streams, "two windows of a launch each, and one under way"
@@ -281,7 +281,8 @@ def test_two_streams_of_one_context_that_a_thread_remembers_in_one_place_have_sh
     probe.start_cuda()
     at: dict[int, str] = {}
     pair: tuple[str, str] | None = None
-    for name in (f"s{index}" for index in range(33)):  # two of them have the same of thirty-two places
+    # two of these streams have the same place, because there are thirty-two places
+    for name in (f"s{index}" for index in range(33)):
         probe.ok("stream", name)
         other = at.setdefault(place(probe.ok("handle", name)), name)
         if other != name:
@@ -342,7 +343,7 @@ def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int
     client = agent.client()
     agent.next_frame(client, Want)
     overruns = []
-    for turn in range(8):  # the machine may be busy: the best counts
+    for turn in range(8):  # the machine may be busy, so the best turn counts
         sent = time.monotonic_ns()
         agent.grant(client, 60, metered=True)
         agent.next_frame(client, Drained, turn)
@@ -380,7 +381,7 @@ def test_a_hook_says_when_its_last_work_will_have_ended_if_the_agent_listens(ten
     assert agent.frames(client, Draining) == []
     ids = count(7)
 
-    def again(_: object = None) -> Grant:  # a late thread may have no work at the end
+    def again(_: object = None) -> Grant:  # a thread that is late may have no work left at the end
         return Grant(next(ids), 300_000_000, 1, metered=True, announce=True)
 
     agent.on_want = again

@@ -139,7 +139,7 @@ def test_samples_disturb_no_capture(tenant: Tenant, captured: str, mode: int) ->
     client = agent.client()
     probe.ok("stream", "blocking", 0)
     probe.ok("launch", "hang", "busy")
-    for stream in ("s", "blocking", ""):  # a sample queries later streams before the busy one
+    for stream in ("s", "blocking", ""):  # a sample queries other streams before the busy one
         probe.ok("launch", "spin_us_20000", stream)
     probe.ok("capture_begin", captured, mode)
     for _ in range(5):
@@ -156,7 +156,7 @@ def test_samples_go_on_while_a_launch_waits_for_room_in_the_driver(tenant: Tenan
     client = agent.client()
     probe.ok("launch", "hang", "s")
     probe.ok("event", "e")
-    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # next to the kernel and its fence
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # the stream's queue also contains the kernel and its fence
     submitted = tenant.submitted()
     waiting = probe.post("launch", "noop", "s", 3)
     tenant.until(lambda: tenant.submitted() > submitted, "a launch that waits")

@@ -90,9 +90,8 @@ Starve = Callable[[Program], AbstractContextManager[None]]
 @pytest.mark.promise("time-starved")
 @pytest.mark.parametrize("starve", [stopped_half_of_the_time, stopped_each_twenty_ms, half_a_processor])
 def test_a_tenant_without_processor_time_does_not_idle_the_gpu(tmp_path: Path, starve: Starve) -> None:
-    """Together the two tenants get as much GPU time as without the stops: what other work on the machine leaves
-    them.
-    """
+    """Together the two tenants get as much GPU time as without the stops, as far as other work on the machine
+    allows."""
     with running(tmp_path, tenant("starved", 0.5), tenant("fed", 0.5)) as node:
         program = ("--kernel-us", "1000", "--sync-every", "16")
         starved, _ = (node.launch(label, *program, extra=AHEAD) for label in ("starved", "fed"))
@@ -168,7 +167,7 @@ def test_no_launch_begins_under_a_barred_grant_while_the_hook_has_no_processor(t
 
 
 def test_a_barred_grant_is_drained_at_once(tenant: Tenant) -> None:
-    """The drain begins at once, and does not wait for the end of the work or of the grant."""
+    """The drain begins at once. It waits neither for the end of the work nor for the end of the grant."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -272,7 +271,7 @@ def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant:
     tenant.loop("--kernel-us", "5000", "--event-every", "1000000")
     client = agent.client()
     agent.next_frame(client, Want)
-    agent.grant(client, 100, metered=True)  # the hook measures its kernels meanwhile
+    agent.grant(client, 100, metered=True)  # the hook measures the duration of its kernels under this grant
     agent.next_frame(client, Drained, timeout=30)
     agent.wait_asked(client, 2)
     agent.on_want = lambda client: agent.next_grant()  # a delayed program may return the token

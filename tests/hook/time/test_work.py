@@ -32,7 +32,8 @@ def prepare(probe: Probe) -> None:
 
 @pytest.mark.promise("program-device-work", "security-share")
 def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
-    """With the token, each call returns and works as without the hook. The double lacks the array forms of CUDA 2."""
+    """With the token, each call returns and works as without the hook. The double does not have the array functions of
+    CUDA 2."""
     bare = tenant.probe("bare", LD_PRELOAD="")
     prepare(bare)
     due = []
@@ -79,9 +80,8 @@ def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> No
 @pytest.mark.promise("program-captures")
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_stays_as_it_is_beside_all_device_work(tenant: Tenant, mode: int) -> None:
-    """One thread captures while another thread works. After each call the capture is valid or not, as without the
-    hook.
-    """
+    """One thread captures while another thread makes the calls. After each call the capture is valid if it would be
+    valid without the hook."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(5, metered=True)
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
@@ -117,7 +117,7 @@ DIRECTIONS = [
 
 @pytest.mark.promise("program-host-copies")
 def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
-    """Copies whose direction only the descriptor or the driver shows."""
+    """Only the descriptor or the driver shows the direction of these copies."""
     parameters = {row.symbol: row.parameters for row in GATED}
     agent = tenant.agent()
     probe = tenant.probe()

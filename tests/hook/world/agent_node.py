@@ -37,7 +37,7 @@ MODEL = "Simulated"
 GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
 PATIENCE_S = 60.0
 CALLED_MOST = 12
-"""Most tenants to which callers connect: more callers would be a load of their own."""
+"""Largest number of tenants to which callers connect: more callers would load the machine."""
 
 
 def built() -> bool:
@@ -117,9 +117,8 @@ class Node:
         wait_for(lambda: self._serves_again(before, served), "the agent")
 
     def upgrade_agent(self) -> Interruption:
-        """Start another agent, and end the first one once the new one is ready. Return the interruption that callers
-        saw.
-        """
+        """Start another agent. End the first one once the new one is ready. Return the longest time without an agent,
+        as callers saw it."""
         former, stood_by = self._agent, self.log().count("standing by")
         assert former is not None
         following = self._started()
@@ -131,9 +130,8 @@ class Node:
             return callers.settled()
 
     def kill_agent(self) -> Interruption:
-        """Kill the privileged process and the worker. Return the interruption that callers saw until the next processes
-        served.
-        """
+        """Kill the privileged process and the worker. Return the longest time until the next processes served, as
+        callers saw it."""
         children = [(pid, os.pidfd_open(pid)) for pid in self.agent_pids[1:]]
         with self._callers() as callers:
             for pid, _pidfd in children:
@@ -144,7 +142,8 @@ class Node:
             return callers.settled()
 
     def restart_container(self) -> Interruption:
-        """Kill the agent and its supervisor, and start another agent. Return the interruption that callers saw."""
+        """Kill the agent and its supervisor, and start another agent. Return the longest time without an agent, as
+        callers saw it."""
         with self._callers() as callers:
             self.stop_agent(signal.SIGKILL)
             self.start_agent()
@@ -155,9 +154,8 @@ class Node:
         return Callers(directories[:: -(-len(directories) // CALLED_MOST)])
 
     def _sockets(self) -> dict[Path, tuple[int, int]]:
-        """Return the tenants' sockets, each with an identity by which it differs from a later socket at the same
-        path.
-        """
+        """Return the tenants' sockets. Each has an identity by which a later socket at the same path differs
+        from it."""
         return {path: _identity(path) for path in self.directory.glob("state/tenants/*/agent.sock")}
 
     def _serves_again(self, before: Mapping[Path, tuple[int, int]], served: int) -> bool:
@@ -169,7 +167,7 @@ class Node:
         listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
         paths = [self.path(row["id"]) / "agent.sock" for row in listed]
         return all(path.exists() and _identity(path) != before.get(path) for path in paths) and (
-            self._served() >= served + len(listed)  # a new container listens before it serves
+            self._served() >= served + len(listed)  # an agent in a new container listens before it serves
         )
 
     def _served(self) -> int:
@@ -316,7 +314,7 @@ class Program:
         return report
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end; return the exit status."""
+        """Send a signal to the program and wait for its end. Return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
@@ -335,7 +333,7 @@ def running(
     apart: bool = False,
     **settings: str,
 ) -> Iterator[Node]:
-    """Run a node with these tenants. `settings`: of the agent, by environment variable without its prefix."""
+    """Run a node with these tenants. `settings`: environment variables of the agent, without their prefix."""
     named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
     node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml, apart=apart)
     try:

@@ -73,27 +73,27 @@ class Caller(PythonChild):
         return code, [bytes.fromhex(content) for content in contents]
 
     def raw(self, symbol: str, *arguments: Argument) -> tuple[int, list[bytes]]:
-        """Make a call; return its CUresult and the bytes behind its pointers."""
+        """Make a call. Return its CUresult, and the bytes behind its pointers."""
         self.post(symbol, *arguments)
         return self.answer()
 
     def code(self, symbol: str, *arguments: Argument) -> int:
-        """Make a call; return its CUresult alone."""
+        """Make a call. Return only its CUresult."""
         return self.raw(symbol, *arguments)[0]
 
     def ok(self, symbol: str, *arguments: Argument) -> list[bytes]:
-        """Make a call that has to succeed; return the bytes behind its pointers. DriverError if it fails."""
+        """Make a call that must succeed. Return the bytes behind its pointers. DriverError if it fails."""
         code, contents = self.raw(symbol, *arguments)
         if code != 0:
             raise DriverError(symbol, code)
         return contents
 
     def new(self, symbol: str, *arguments: Argument, size: int = 8) -> int:
-        """Make a call that has to succeed; return the number that it writes behind its first parameter."""
+        """Make a call that must succeed. Return the number that it writes through its first parameter."""
         return int.from_bytes(self.ok(symbol, Out(size), *arguments)[0], "little")
 
     def start(self, device: int = 0) -> None:
-        """Call cuInit and make the device's primary context current."""
+        """Call cuInit, and make the primary context of the device current."""
         self.ok("cuInit", 0)
         self.ok("cuCtxSetCurrent", self.new("cuDevicePrimaryCtxRetain", device))
 

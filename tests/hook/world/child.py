@@ -27,7 +27,7 @@ def end(process: subprocess.Popen[Any]) -> None:
     process.wait(REAP_S)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
-            with contextlib.suppress(BrokenPipeError):  # unread standard input is lost
+            with contextlib.suppress(BrokenPipeError):  # data that the process has not read from standard input is lost
                 stream.close()
 
 

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from harness.cache import acquire, cache_dir
 
-OLD_RELEASE = (
-    "bullseye"  # glibc 2.31: libpthread and libdl are libraries of their own there, as in every one before 2.34
-)
+OLD_RELEASE = "bullseye"  # glibc 2.31: libpthread and libdl are separate libraries, as in every version before 2.34
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _TIMEOUT = 120.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 """Requests of ptrace(2)."""
 _ANY_CHILD = 0x40000000
-"""Option of waitpid(2): threads count too."""
+"""Option of waitpid(2) by which it also reports threads."""
 
 
 def hook_thread(pid: int) -> int:
@@ -26,8 +26,8 @@ def hook_thread(pid: int) -> int:
 
 
 def stop(process: subprocess.Popen[str], timeout: float = 20) -> None:
-    """Stop a process (SIGSTOP), and return after all of its threads have stopped. On a busy machine some run on for a
-    while.
+    """Stop a process (SIGSTOP), and return after all of its threads have stopped. On a busy machine some threads
+    continue for a while.
 
     TimeoutError if a thread still runs after `timeout` seconds.
     """

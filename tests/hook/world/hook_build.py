@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build"
 _BUILD_S = 120
-"""Most seconds for a build: ten times the time on a slow machine."""
+"""Longest time for a build in seconds: ten times as long as on a slow machine."""
 
 
 def built_hook(target: Path, *, define: str = "") -> Path:

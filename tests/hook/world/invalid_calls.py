@@ -28,7 +28,7 @@ _SCALARS = (
     "CUdeviceptr", "CUcontext", "CUarray", "CUmipmappedArray", "CUmemGenericAllocationHandle", "CUmemoryPool",
     "CUgraph", "CUgraphExec", "CUgraphNode", "CUgreenCtx", "CUdeviceptr_v1", "size_t", "unsigned int", "int",
 )  # fmt: skip
-"""Types whose pointers point to variables that the call writes."""
+"""Types that a call writes if its parameter is a pointer to one of them."""
 _BAD_NUMBERS: Mapping[str, tuple[int, ...]] = {
     "size_t": (0, 1 << 60, (1 << 64) - 1),
     "unsigned int": (0, 0xFFFFFFFF),

@@ -47,7 +47,7 @@ class LedgerCheck:
         assert self.same() == before
 
     def fill(self, leave: int) -> int:
-        """Allocate linear memory until `leave` bytes of the limit are left; return its address."""
+        """Allocate linear memory until `leave` bytes of the limit are left. Return the address of the memory."""
         address: int = self.probe.ok("alloc", self.agent.gpus[0].memory - self.same() - leave)
         return address
 

@@ -62,7 +62,7 @@ class Life:
         self._process.stdin.flush()
 
     def ends(self, timeout: float = 20) -> int:
-        """Wait for the end; return the exit status. AssertionError if a step failed."""
+        """Wait for the end of the program. Return the exit status. AssertionError if a step failed."""
         code = self._process.wait(timeout)
         for reader in self._readers:
             reader.join(timeout)

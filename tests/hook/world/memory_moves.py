@@ -148,7 +148,7 @@ def handed_to_another(caller: Caller, size: int, chance: random.Random, others: 
         imported = [caller.new("cuMemImportFromShareableHandle", descriptors[0], DESCRIPTOR)]
         undo.callback(_each, imported, caller, "cuMemRelease")
         references = [(handles, "cuMemRelease"), (descriptors, "close"), (imported, "cuMemRelease")]
-        for reference, end in chance.sample(references, chance.randrange(3)):  # the others keep the memory
+        for reference, end in chance.sample(references, chance.randrange(3)):  # the other references keep the memory
             _each(reference, caller, end)
         if others:
             other = chance.choice(others)

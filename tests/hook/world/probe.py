@@ -57,13 +57,13 @@ class Probe(PythonChild):
         return self.post(op, *args, thread=thread).result(timeout)
 
     def ok(self, op: str, *args: Any, thread: str = "main", timeout: float = 20) -> Any:
-        """Make a call that has to succeed; return its value."""
+        """Make a call that must succeed. Return its value."""
         result = self.call(op, *args, thread=thread, timeout=timeout)
         assert result.code == SUCCESS, f"{op}{args} returned {result.code}"
         return result.value
 
     def start_cuda(self, thread: str = "main") -> None:
-        """Call cuInit, make a context and load a module."""
+        """Call cuInit, create a context and load a module."""
         self.ok("init", thread=thread)
         self.ok("context_create", thread=thread)
 

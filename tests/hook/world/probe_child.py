@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memory_calls import MemoryCalls  # modules in the folder of this file
+from memory_calls import MemoryCalls  # these modules are in the folder of this file
 from past_calls import PastCalls
 from work_calls import WorkCalls
 
@@ -317,7 +317,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return 0, None
 
     def become_nobody(self) -> tuple[int, Any]:
-        """Give up root in all threads, and forbid core dumps of the process."""
+        """Give up root in all threads. Afterwards the process makes no core dumps."""
         os.setresuid(65534, 65534, 65534)
         return ctypes.CDLL(None).prctl(4, 0, 0, 0, 0), None  # PR_SET_DUMPABLE
 

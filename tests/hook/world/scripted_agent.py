@@ -165,7 +165,7 @@ class ScriptedAgent:
         self.send(client, Recall(gpu, size))
 
     def change_limits(self, gpus: Sequence[GpuTerms]) -> None:
-        with self._changed:  # a client gets the new limits by WELCOME or by LIMITS
+        with self._changed:  # a client gets the new limits either by WELCOME or by LIMITS
             self.gpus = tuple(gpus)
             for client in self.clients:
                 self.send(client, Limits(self.gpus, self.grace_ms))
@@ -195,7 +195,7 @@ class ScriptedAgent:
             return [received.time for received in client.received if isinstance(received.frame, kind)]
 
     def next_frame(self, client: Client, kind: type[Got], after: int = 0, timeout: float = 10) -> Got:
-        """Wait for the frame of this type that follows `after` others of the type, and return it."""
+        """Wait for the frame of this type that follows `after` other frames of the type. Return it."""
         self.wait(lambda: len(self.frames(client, kind)) > after, f"{kind.__name__} number {after + 1}", timeout)
         return self.frames(client, kind)[after]
 
@@ -224,7 +224,7 @@ class ScriptedAgent:
                         accepted, _ = self._listener.accept()
                         accepted.setblocking(False)
                         if self.turn_away is not None:
-                            time.sleep(0.02)  # its HELLO has arrived by now
+                            time.sleep(0.02)  # the client's HELLO has arrived by now
                             accepted.send(encode(Refused(self.turn_away, "as the test wants it")))
                             accepted.close()
                             continue

@@ -44,15 +44,15 @@ struct queue {
 };
 
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t moved; /* something was committed or retired */
-static pthread_cond_t wake;  /* the thread has something new to schedule */
+static pthread_cond_t moved; /* signalled when an operation was put on the timeline or has ended */
+static pthread_cond_t wake;  /* signalled when the thread has something new to schedule */
 static struct queue queues[FAKE_DEVICES];
 static bool running, strict;
 static uint64_t ahead_ns = AHEAD_NS, slice_ns = SLICE_NS;
 static uint64_t switch_ns;    /* ns that the device takes to change to another process */
 static uint64_t asleep_until; /* time until which the thread sleeps; 0: it does not sleep */
-static unsigned blocked;      /* number of launches that wait for room */
-static bool progress;         /* something was committed or retired since the last broadcast */
+static unsigned blocked;      /* number of launches that wait for room in a full queue */
+static bool progress;         /* an operation was put on the timeline or has ended since the last broadcast */
 
 static struct timespec timespec_of(uint64_t moment) {
     return (struct timespec){.tv_sec = (time_t)(moment / 1000000000u), .tv_nsec = (long)(moment % 1000000000u)};

@@ -99,7 +99,7 @@ struct context {
     bool green;  /* its memory belongs to the primary context, if there is one */
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged;           /* device memory that the context itself takes */
-    _Atomic uint64_t faults_at; /* ns: when a kernel reads memory that is none; 0: none has */
+    _Atomic uint64_t faults_at; /* ns: when a kernel reads an invalid address; 0: no kernel has */
     struct stream legacy;
     struct stream *per_thread; /* default streams of threads that have used them */
     struct stream marks;       /* carries events that are behind all work of the context */
@@ -142,7 +142,7 @@ struct op {
     _Atomic uint64_t *meeting; /* of OP_KERNEL: as in struct work; NULL: the kernel lasts as long as `left` */
     uint64_t met_at;
     bool arrived; /* the kernel has added 1 */
-    bool faults;  /* it reads memory that is none, at its end */
+    bool faults;  /* it reads an invalid address at its end */
 };
 
 /* Work of a stream, or of a graph's node. */
