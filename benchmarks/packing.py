@@ -88,7 +88,8 @@ class Outcome:
 
 
 def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, float]:
-    """Return the percent allocated when each whole percent of the capacity has arrived for the first time."""
+    """Return the allocated per cent of the capacity by the per cent that has arrived. Each whole per cent of arrivals
+    counts when it is reached for the first time."""
     arrived = allocated = 0
     curve: dict[int, float] = {}
     reached = 0
@@ -136,9 +137,9 @@ def plot(name: str, outcomes: dict[str, Outcome]) -> None:
 
 
 def in_fixed_order(nodes: Sequence[TraceNode]) -> list[TraceNode]:
-    """Shuffle the nodes for the policies of the paper, which choose the first node among equals, so that the order does
-    not depend on the hardware. (In a file's order the nodes of one purchase are adjacent, which costs FGD up to two
-    points.)"""
+    """Shuffle the nodes for the policies of the paper, which choose the first of equally good nodes. So the result does
+    not depend on the order of the hardware. (In a file the nodes of one purchase are adjacent, which costs FGD up to
+    two points.)"""
     order = list(nodes)
     random.Random(1).shuffle(order)
     return order
@@ -253,7 +254,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
             policy for policy in POLICIES if policy != MOVING and (policy != BLIND or options.draw_gpu_memory)
         ]
     if options.trace is not None:
-        # A trace published with two lists has one of the nodes with GPUs.
+        # If a trace was published with two lists of nodes, one of them contains only the nodes with GPUs.
         found = sorted(options.trace.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))
         options.pods = options.pods or sorted(options.trace.glob("*pod_list*.csv"))
         options.nodes = options.nodes or (found[0] if found else None)

@@ -25,8 +25,9 @@ from results import Row, write
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault. `must`: the promised limit. `own`: it needs a separate cluster; `start`: with an operator;
-    `bind_timeout`: the operator's, in seconds, for faults that must precede a watch's silence."""
+    """One fault. `must`: promised limit, in `unit`. `own`: True if it needs a cluster of its own. `start`: True if an
+    operator runs at its begin. `bind_timeout`: setting of the operator in seconds, for faults that must come before a
+    watch is silent."""
 
     name: str
     play: Callable[[Weather], float]
@@ -87,7 +88,7 @@ def main() -> int:
 
 
 def _play(case: Case, common: Weather | None) -> float | None:
-    """Play a fault; None if the operator did not survive it, with the reason on standard error."""
+    """Play a fault. Return the time; None if the operator did not survive, with the reason on standard error."""
     with ExitStack() as own:
         if case.own or common is None:
             weather = own.enter_context(

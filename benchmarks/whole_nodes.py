@@ -23,7 +23,7 @@ from throughput.jobs import Job
 
 LOAD, DAYS, GPUS = 0.9, 7.0, 8
 LONGEST_S, SHORTEST_S = 12 * 3600.0, 30.0
-"""Seconds. Draws are cut to these."""
+"""Longest and shortest run time in seconds. Drawn times outside are set to the nearer bound."""
 KINDS = (
     (1, 200, 0.08, 0.5, 1.0),
     (1, 300, 0.08, 1.0, 1.0),
@@ -33,13 +33,14 @@ KINDS = (
     (4, 1000, 0.14, 1.5, 0.8),
     (8, 1000, 0.14, 1.7, 0.6),
 )
-"""GPUs, thousandths of each, part of the GPU time, median in hours and sigma of a log-normal run time."""
+"""Kinds of jobs: number of GPUs, thousandths of each GPU, part of the total GPU time, and median (hours) and sigma of
+the log-normal run time."""
 LONGEST_HEAD_H, LEAST_UTILISATION = 6.0, 0.86
 NODES, SEEDS = (8, 16), (1, 2, 3)
 
 
 def jobs_of(nodes: int, seed: int, days: float = DAYS) -> list[Job]:
-    """Draw the jobs of some days, by time of arrival."""
+    """Draw the jobs of some days, in the order of their arrival."""
     chance, drawn = random.Random(seed), []
     for count, milli, part, median_h, sigma in KINDS:
         sample = random.Random(1)
@@ -59,14 +60,15 @@ def _run_s(chance: random.Random, median_h: float, sigma: float) -> float:
 
 
 def week(nodes: int, jobs: Sequence[Job], days: float = DAYS) -> tuple[float, dict[int, float]]:
-    """Play the jobs. Return the part of the GPU time that is used, and the wait of each job in seconds."""
+    """Simulate the jobs. Return the used part of the GPU time, and the wait of each job in seconds."""
     of_eight = tuple(TraceNode(f"node-{number:03}", 128_000, 1_048_576, GPUS, "A", 80 * GIB) for number in range(nodes))
     month = MonthOfTeams(of_eight, days, budgets=False).run([("a", job) for job in jobs])
     return sum(month.gpu_s.values()) / (nodes * GPUS * days * 86_400), month.wait_of
 
 
 def heads(jobs: Sequence[Job], waits: dict[int, float], days: float = DAYS) -> Iterator[tuple[int, float]]:
-    """Yield the GPUs of each job, by time of arrival, and the seconds for which it was the oldest that waits."""
+    """Yield for each job, in the order of arrival, its number of GPUs and the seconds for which it waited as the oldest
+    job."""
     until = 0.0
     for job in jobs:
         placed = min(job.arrives_s + waits[job.number], days * 86_400)
@@ -75,7 +77,7 @@ def heads(jobs: Sequence[Job], waits: dict[int, float], days: float = DAYS) -> I
 
 
 def part_of(values: Sequence[float], part: float) -> float:
-    """Return the quantile in hours."""
+    """Return a quantile of durations in seconds, in hours."""
     return sorted(values)[min(int(part * len(values)), len(values) - 1)] / 3600 if values else 0.0
 
 

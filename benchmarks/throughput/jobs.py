@@ -20,19 +20,21 @@ SHORTEST_S = 10.0
 """Shortest job in seconds. Shorter jobs (mostly pods that failed at their start) are lengthened to it: they would only
 add changes of holders."""
 MEDIAN_S, SIGMA = 655.0, 1.8
-"""Median in seconds and shape of the log-normal draw for a trace without times: as in the default trace."""
+"""Median in seconds and shape of the log-normal distribution of service times, for a trace without times. The values
+come from the default trace."""
 NEEDS = (0.5, 1.0, 1.5)
-"""Duty of a share as a multiple of its request, each equally likely: users request their need on average, and miss it
-by half as often in either direction."""
+"""GPU work of a job as a multiple of its request. Each value is equally likely: on average users request what they
+need, and as many request too much as too little."""
 WHOLE_DUTIES = (0.6, 0.8, 1.0)
-"""Duty of a job with whole GPUs, each equally likely. It counts as GPU time used and changes nothing else."""
+"""GPU work of a job with whole GPUs, as a part of the time. Each value is equally likely. The work counts as used GPU
+time and changes nothing else."""
 SHORT_STEP_MS, LONG_STEP_MS = 40, 160
-"""Milliseconds of a step without neighbours, work and pause together: of a batch of inference, of a step of
+"""Milliseconds of a step without neighbours, with its work and its pause: a batch of inference, and a step of
 training."""
 TRAINS_FROM = 400
-"""Request in thousandths from which a job trains; a smaller one serves inference."""
+"""Request in thousandths from which on a job is a training. A smaller job serves inference."""
 SMALL_SHARES = (100, 200, 300, 400, 500)
-"""Requests of the workload `small shares`, each as likely: 0.3 of a GPU on average."""
+"""Requests of the workload `small shares`, in thousandths. Each is equally likely: the mean is 0.3 of a GPU."""
 
 ASSUMPTIONS = (
     ("service time", "of the trace (scheduled to deleted), 10 s to 6 h; else log-normal, median 655 s, sigma 1.8"),
@@ -48,7 +50,7 @@ ASSUMPTIONS = (
     ("static", "the request is also the limit: the same scheduler, which lends nothing"),
     ("not modelled", "interference in caches, PCIe and memory bandwidth; memory that does not fit; start-up times"),
 )
-"""Assumption and value; an empty name continues the line before."""
+"""Assumptions as (name, value). An empty name continues the line before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +61,24 @@ class Job:
     arrives_s: float
     pod: TracePod
     service_s: float
-    """Seconds that it runs with its GPUs to itself."""
+    """Seconds for which the job runs if it has its GPUs to itself."""
     duty: int
-    """Part of a step that is GPU work without neighbours, in thousandths."""
+    """Part of a step without neighbours that is GPU work, in thousandths."""
 
     @property
     def step_ms(self) -> int:
-        """Length of a step without neighbours."""
+        """Length of a step without neighbours, in ms."""
         return LONG_STEP_MS if self.pod.milli >= TRAINS_FROM else SHORT_STEP_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Nodes, and the jobs that arrive: each arrival is a random one of `lines`."""
+    """Nodes, and the pods of which each arriving job is a random one."""
 
     name: str
     nodes: tuple[TraceNode, ...]
     lines: tuple[tuple[TracePod, float], ...]
-    """Pod and seconds of service."""
+    """Pods, each with its service time in seconds."""
 
     @property
     def gpus(self) -> int:
@@ -85,15 +87,17 @@ class Workload:
 
     @property
     def whole_part(self) -> float:
-        """Part of the GPU time of exclusive use that jobs with whole GPUs take."""
+        """Part of the GPU time that jobs with whole GPUs take, if all jobs had whole GPUs."""
         of_all = sum(pod.gpus * seconds for pod, seconds in self.lines)
         return sum(pod.gpus * seconds for pod, seconds in self.lines if pod.milli >= 1000) / of_all
 
     def bound(self) -> float:
-        """Return the largest factor by which sharing can multiply finished jobs, with perfect packing and no slowdown.
+        """Return the largest factor by which sharing can increase the number of finished jobs, with perfect packing and
+        no slowdown.
 
-        Least GPU time for the requests (bound L2 of Martello and Toth for bin packing, weighted by time): no two
-        requests above a half fit on one GPU, and the rest of such a GPU takes only requests down to a size `least`.
+        The result comes from the least GPU time that the requests need (bound L2 of Martello and Toth for bin packing,
+        weighted by time): no two requests above a half fit on one GPU, and the rest of such a GPU takes only requests
+        down to a size `least`.
         """
         weights: dict[int, float] = {}
         for pod, seconds in self.lines:
@@ -108,7 +112,8 @@ class Workload:
         return sum(weights.values()) / needed
 
     def draw(self, load: float, days: float, seed: int) -> list[Job]:
-        """Draw the arrivals of some days with a demand, in whole GPUs each, of `load` of the GPU time."""
+        """Draw the jobs that arrive within some days. If each had whole GPUs, they would need `load` times the GPU time
+        of the nodes."""
         chance = random.Random(seed)
         mean_gpu_s = sum(pod.gpus * seconds for pod, seconds in self.lines) / len(self.lines)
         per_s = load * self.gpus / mean_gpu_s
@@ -126,8 +131,8 @@ class Workload:
 
 
 def of_trace(folder: Path, names: Sequence[str], node_count: int) -> list[Workload]:
-    """Read the traces of these names. Raises `TraceError` where a file is missing or is no trace."""
-    # A trace published with two lists has one of the nodes with GPUs.
+    """Read the traces of these names. Raises `TraceError` if a file is missing or is no trace."""
+    # If a trace was published with two lists of nodes, one of them contains only the nodes with GPUs.
     node_files = sorted(folder.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))
     files = {path.stem.rpartition("pod_list_")[2]: path for path in sorted(folder.glob("*pod_list*.csv"))}
     if not node_files or not files:
@@ -140,7 +145,7 @@ def of_trace(folder: Path, names: Sequence[str], node_count: int) -> list[Worklo
 
 
 def drawn(node_count: int, seed: int) -> Workload:
-    """Make a mixed workload for when there is no trace: requests of a large cluster on some of its nodes."""
+    """Make a mixed workload for use without a trace: requests as in a large cluster, on some of its nodes."""
     all_nodes, pods = generated()
     nodes, chance = sample(all_nodes, node_count), random.Random(seed)
     lines = [(pod, service_s(None, chance)) for pod in pods if pod.gpus and any(_takes(node, pod) for node in nodes)]
@@ -160,7 +165,8 @@ def small_shares(node_count: int, seed: int) -> Workload:
 
 
 def sample(nodes: Sequence[TraceNode], count: int) -> tuple[TraceNode, ...]:
-    """Return so many nodes, spread evenly over the list sorted by hardware: the trace's mix."""
+    """Return `count` nodes with the trace's mix of hardware: they are spread evenly over the list of nodes, sorted by
+    hardware."""
     order = sorted(nodes, key=lambda node: (node.model, node.gpus, node.cpu, node.name))
     return tuple(order[index * len(order) // count] for index in range(min(count, len(order))))
 
@@ -187,7 +193,7 @@ def _takes(node: TraceNode, pod: TracePod) -> bool:
 
 
 def _ran_s(row: dict[str, str]) -> float | None:
-    """Return the seconds that the trace's pod ran; None if the trace has no times."""
+    """Return the seconds for which a pod of the trace ran. None if the trace has no times."""
     try:
         return float(row["deletion_time"]) - float(row["scheduled_time"])
     except (KeyError, ValueError):
@@ -195,6 +201,6 @@ def _ran_s(row: dict[str, str]) -> float | None:
 
 
 def service_s(ran_s: float | None, chance: random.Random) -> float:
-    """Return the seconds of a job: as in the trace, or drawn, within the bounds of all jobs."""
+    """Return the service time of a job in seconds: from the trace or drawn, and within the bounds of all jobs."""
     seconds = chance.lognormvariate(0.0, SIGMA) * MEDIAN_S if ran_s is None else ran_s
     return min(LONGEST_S, max(SHORTEST_S, seconds))

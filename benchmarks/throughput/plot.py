@@ -22,14 +22,14 @@ COLOURS = {Sharing.EXCLUSIVE: "#9e9e9e", Sharing.STATIC: "#6fa8dc", Sharing.LEND
 NAMES = {Sharing.EXCLUSIVE: "a GPU for each job", Sharing.STATIC: "static fractions", Sharing.LENDING: "SharePod"}
 TITLES = {"eager pairs": "programs with gaps", "default": "production mix", "gpushare100": "every job takes a share"}
 WIDTH = 0.27
-"""Width of a bar, in distances between two loads: three bars and a gap."""
+"""Width of a bar. The unit is the distance between two loads, which has room for three bars and a gap."""
 
 Values = Mapping[float, Mapping[Sharing, float]]
 """A figure by load and policy."""
 
 
 def draw(per_day: Mapping[str, Values], waits_min: Mapping[str, Values], path: Path) -> None:
-    """Write an SVG of jobs a day and median waits in minutes, both by workload."""
+    """Write an SVG of the jobs finished per day and of the median waits in minutes, both by workload."""
     style: dict[Any, Any] = {"svg.hashsalt": "sharepod", "svg.fonttype": "none", "font.size": 9, "axes.titlesize": 9}
     with mpl.rc_context(style):
         figure, panels = plt.subplots(
@@ -54,7 +54,7 @@ def draw(per_day: Mapping[str, Values], waits_min: Mapping[str, Values], path: P
 
 
 def _bars(panel: Axes, values: Values, *, gains: bool) -> None:
-    """Draw a group of bars for each load; `gains`: with the ratio to exclusive GPUs above, else with the value."""
+    """Draw a group of bars for each load. Above each bar is its value; with `gains`: its ratio to exclusive GPUs."""
     for place, by_policy in enumerate(values.values()):
         product = by_policy.get(Sharing.CO_RUNNING, by_policy[Sharing.LENDING])
         shown = {**{sharing: by_policy[sharing] for sharing in COLOURS}, Sharing.LENDING: product}

@@ -21,26 +21,26 @@ from property.timeshare_simulation import MS, US, Program, S, Simulation
 from sharepod import timeshare
 
 Tenancy = tuple[int, int, int, int]
-"""A job on a GPU: request, limit, duty (thousandths) and the length of a step without neighbours (ms)."""
+"""A job on a GPU: request, limit and duty in thousandths, and the length of a step without neighbours in ms."""
 Mix = tuple[Tenancy, ...]
 """The jobs on a GPU, sorted."""
 
 KERNEL_MS = 2
-"""Length of a kernel in ms: a long one, so that turns end rather too late. A step's work is a whole number of equal
-kernels."""
+"""Length of a kernel in ms. It is long, so that turns end rather too late than too early. The work of a step is a whole
+number of equal kernels."""
 HAND_OFF_US = 700
-"""Time in us that no job uses between two holders: 0.5 ms until the hook returns the token of a pausing job, 0.2 ms
-from its DRAINED to the next one's grant (`make bench-handoff`)."""
+"""Microseconds between two holders that no job uses: 0.5 ms until the hook returns the token of a pausing job, and 0.2
+ms from its DRAINED to the next grant (`make bench-handoff`)."""
 PAUSE_VARIES = 0.5
-"""Part by which a pause is shorter or longer than its mean, at most."""
+"""Largest part by which a pause is shorter or longer than its mean."""
 WARM_UP_S, PLAYED_S = 1, 4
-"""Simulated seconds before a play counts (buckets fill within one) and for which it does."""
+"""Simulated seconds of a play: before counting starts (buckets fill within one), and for which it counts."""
 LONG_PLAYED_S = 20
-"""The same in seconds for a job below its guarantee: short plays have errors of some hundredths."""
+"""Counted seconds of a play with a job below its guarantee: short plays have errors of some hundredths."""
 
 
 def guaranteed(tenancy: Tenancy) -> float:
-    """Return the rate of a job whose GPU work runs as fast as its request, without neighbours."""
+    """Return the rate of a job without neighbours whose GPU work runs as fast as its request allows."""
     request, _, duty, _ = tenancy
     return 1000.0 / (duty * 1000.0 / request + 1000.0 - duty)
 
@@ -56,7 +56,7 @@ class _MixOfPrograms(Simulation):
         )
 
     def rates(self, warm_up_ns: int, played_ns: int) -> tuple[float, ...]:
-        """Play; return of each program the part of the time in which it did not wait for the GPU."""
+        """Run the simulation. Return for each program the part of the time in which it did not wait for the GPU."""
         programs, until = list(self.programs.values()), warm_up_ns + played_ns
         self.at(warm_up_ns, self._forget_waits)
         self.run(until)
@@ -93,26 +93,25 @@ def _program(name: str, tenancy: Tenancy, kernel_ms: int) -> Program:
 
 
 def play(mix: Mix, *, played_s: int = PLAYED_S, kernel_ms: int = KERNEL_MS) -> tuple[float, ...]:
-    """Return the rate of each job of a mix, in its order. Together they use one GPU at most."""
+    """Return the rate of each job of a mix, in the order of the mix. Together the jobs use at most one GPU."""
     rates = _MixOfPrograms(mix, kernel_ms).rates(WARM_UP_S * S, played_s * S)
-    # In a short play pauses may be longer than on average, which allows more work than there is time for.
+    # Pauses may be longer than on average during a short play. The jobs could then do more work than a GPU has time
+    # for.
     used = sum(rate * duty / 1000 for rate, (_, _, duty, _) in zip(rates, mix, strict=True))
     return tuple(rate / max(1.0, used) for rate in rates)
 
 
 class Rates:
-    """Rates by mix, each played at its first use.
+    """Rates by mix. Each mix is played when its rates are first used.
 
-    Args:
-        kept_in: Folder of the file of rates; None: no file.
-        fresh: Whether the file is written and not read.
+    Args: |>kept_in: Folder of the file with rates; None: no file. |>fresh: True: the file is written but not read.
     """
 
     def __init__(self, kept_in: Path | None = None, *, fresh: bool = False) -> None:
         self._known: dict[Mix, tuple[float, ...]] = {}
         self._file = None if kept_in is None else kept_in / f"rates-{_fingerprint()}.json"
         self.asked: set[Mix] = set()
-        """Mixes whose rates were used."""
+        """Mixes whose rates have been used."""
         self._played = 0
         if self._file is not None and not fresh:
             with contextlib.suppress(OSError, ValueError):

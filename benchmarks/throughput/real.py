@@ -26,9 +26,9 @@ from results import Row
 from throughput.rates import LONG_PLAYED_S, Tenancy, guaranteed, play
 
 SECONDS = 4.0
-"""Time of a program without neighbours on a GPU, in seconds."""
+"""Time of a program that has a GPU to itself, in seconds."""
 LATEST_S = 120.0
-"""Seconds after which a program that has not ended counts as hung; all of them together take half a minute."""
+"""Seconds after which a program that has not ended counts as hung. All programs together take half a minute."""
 PROGRAMS_ON_A_GPU = (
     # request, kernel ms, pause ms
     (0.10, 8, 32),
@@ -38,8 +38,8 @@ PROGRAMS_ON_A_GPU = (
     (0.20, 16, 24),
     (0.20, 40, 60),
 )
-"""Programs on each of the two GPUs. Each requests half of its use without neighbours: 0.9 of a GPU for 1.8 of work, in
-all."""
+"""Programs on each of the two GPUs. Each program requests half of what it uses without neighbours. Together they
+request 0.9 of a GPU, and have work for 1.8 GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Thinker:
 
     @property
     def tenancy(self) -> Tenancy:
-        """Return its model in the replay."""
+        """Return the program as a job of the replay's model."""
         step = self.kernel_ms + self.pause_ms
         return (round(self.request * 1000), 1000, round(1000 * self.kernel_ms / step), step)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One program that has ended. Times in seconds from the beginning of the run."""
+    """One program that has ended. Times are in seconds since the beginning of the run."""
 
     began_s: float
     ended_s: float
@@ -93,7 +93,8 @@ def thinkers() -> list[Thinker]:
 
 
 def play_through(node: Node, programs: Sequence[Thinker], *, at_a_time: int, hooked: bool) -> dict[Thinker, Ended]:
-    """Run all programs, in their order, `at_a_time` on a GPU; `hooked`: under the hooks of their tenants.
+    """Run all programs in their order, `at_a_time` of them on a GPU at the same time. `hooked` true: under the hooks of
+    their tenants.
 
     AssertionError if a program fails or hangs.
     """
@@ -131,13 +132,14 @@ def _start(node: Node, program: Thinker, *, hooked: bool) -> subprocess.Popen[st
 
 
 def _finished(node: Node, programs: Sequence[Thinker]) -> dict[Thinker, int]:
-    """Return the kernels of each program that its device has finished, in all runs."""
+    """Return for each program the number of kernels that its device has finished, in all runs so far."""
     devices = node.devices()
     return {program: round(devices.busy_ns(program.name) / 1e6 / program.kernel_ms) for program in programs}
 
 
 def predicted(programs: Sequence[Thinker]) -> dict[Thinker, float]:
-    """Return when each of these programs of one GPU ends by the rates of the replay's model, in seconds."""
+    """Return the time in seconds at which each of these programs of one GPU ends, by the rates of the replay's
+    model."""
     left = dict.fromkeys(programs, SECONDS)
     ends: dict[Thinker, float] = {}
     now = 0.0
@@ -154,7 +156,7 @@ def predicted(programs: Sequence[Thinker]) -> dict[Thinker, float]:
 
 
 def run() -> tuple[list[Row], int]:
-    """Run the programs both ways; return the rows and how many kernels were lost."""
+    """Run the programs both ways. Return the rows, and the number of lost kernels."""
     programs = thinkers()
     tenants = [tenant(program.name, program.request, gpus=(program.gpu,)) for program in programs]
     with tempfile.TemporaryDirectory(prefix="th") as directory, running(Path(directory), *tenants) as node:

@@ -29,14 +29,15 @@ from throughput.jobs import Job
 from throughput.rates import Mix, Tenancy, guaranteed
 
 KEPT_AFTER_S = 600.0
-"""Seconds that the oldest job waits until GPUs are reserved for it: the operator's default, `keep_after`."""
+"""Seconds for which the oldest job waits before GPUs are reserved for it. This is the operator's default of
+`keep_after`."""
 TOLERANCE = 0.95
-"""A job is below its guarantee if it ran at less than this part of the speed that its request guarantees. If the
-requests take the whole GPU and all want more, hand-offs (2 to 3 % of the time with short steps) belong to no job."""
+"""A job is below its guarantee if its speed is less than this part of the guaranteed speed. If requests take the whole
+GPU and all jobs want more, hand-offs (2 to 3 % of the time with short steps) belong to no job."""
 
 
 class Sharing(StrEnum):
-    """Policy of a replay, by the name that readers see."""
+    """Policy of a replay. The values are the names that readers see."""
 
     EXCLUSIVE = "exclusive"
     """A whole GPU for each job, as Kubernetes gives it."""
@@ -45,12 +46,12 @@ class Sharing(StrEnum):
     LENDING = "SharePod"
     """Idle time is lent, up to the whole GPU."""
     CO_RUNNING = "SharePod, co-running"
-    """Jobs also use each other's gaps at the same time. Only for jobs with gaps between their kernels."""
+    """Jobs also use the gaps of each other at the same time. Only for jobs with gaps between their kernels."""
 
 
 @dataclass(slots=True)
 class RunningJob:
-    """One job that has its GPUs."""
+    """Job that runs on its GPUs."""
 
     job: Job
     tenant: TenantId
@@ -59,43 +60,44 @@ class RunningJob:
     tenancy: Tenancy
     began_s: float
     left_s: float
-    """Seconds of service left at `at_s`, at rate 1."""
+    """Seconds of service that are left at `at_s`, at rate 1."""
     at_s: float
     rate: float = 1.0
     version: int = 0
-    """Number of changes of its rate; an end that was computed before the last one is void."""
+    """Number of changes of its rate. An end of the job that was computed before the last change is invalid."""
 
 
 @dataclass
 class Outcome:
-    """Figures of one policy at one load, over the time that counts."""
+    """Figures of one policy at one load. Only the counted part of the time contributes to most of them."""
 
     seconds: float
     gpus: int
     arrived: int = 0
-    """Jobs of the whole replay, as the next three."""
+    """Number of jobs of the whole replay. This and the next three numbers are not limited to the counted time."""
     finished: int = 0
     running: int = 0
     waiting: int = 0
     counted: int = 0
-    """Jobs finished in the time that counts."""
+    """Number of jobs that finished in the counted time."""
     counted_whole: int = 0
-    """Jobs that requested whole GPUs."""
+    """Number of these jobs that requested whole GPUs."""
     waits_s: list[float] = field(default_factory=list)
-    """Seconds in the queue of the jobs that arrived in the counted time; so far, for jobs still waiting at the end."""
+    """Seconds in the queue of each job that arrived in the counted time. For a job that still waits at the end: seconds
+    so far."""
     slowdowns: list[float] = field(default_factory=list)
-    """Time to run relative to the time without neighbours, of the counted jobs."""
+    """For each counted job: its running time, relative to the running time without neighbours."""
     below: int = 0
-    """Jobs counted that took longer than their guarantee."""
+    """Number of counted jobs that ran slower than their guarantee."""
     worst: float = float("inf")
-    """Least speed of a job, as a part of its request's guarantee."""
+    """Least speed of a counted job, as a part of its guaranteed speed."""
     used_gpu_s: float = 0.0
     served_s: float = 0.0
-    """Seconds of exclusive use, of one GPU, that the jobs' progress is worth."""
+    """Exclusive use of one GPU that would make the same progress, in seconds."""
 
     @property
     def median_wait_s(self) -> float:
-        """Median of the seconds in the queue."""
+        """Median wait in the queue, in seconds."""
         return median(self.waits_s) if self.waits_s else 0.0
 
     @property
@@ -110,16 +112,15 @@ class Outcome:
 
     @property
     def worth(self) -> float:
-        """Exclusive GPUs, busy without a gap, needed for the same work, relative to the capacity."""
+        """Number of exclusive GPUs, busy without a gap, that would do the same work, relative to the capacity."""
         return self.served_s / (self.seconds * self.gpus)
 
 
 class Replay:
-    """One policy over one list of jobs. `run` once.
+    """Replay of one list of jobs under one policy. Call `run` once.
 
-    Args:
-        rates: Rate of each job of a sorted mix on one GPU.
-        guarantee: Rate that a tenancy guarantees.
+    Args: |>rates: Returns the rate of each job of a sorted mix on one GPU. |>guarantee: Returns the rate that a job's
+    request guarantees.
     """
 
     def __init__(
@@ -140,12 +141,12 @@ class Replay:
         self._running: dict[TenantId, RunningJob] = {}
         self._ends: list[tuple[float, int, int, RunningJob]] = []
         self._oldest: Job | None = None
-        """The job that had waited longest after the last end of a job."""
+        """Job that had waited longest when a job last ended."""
         self._begin_s = 0.0
         self._outcome = Outcome(0.0, self._gpus)
 
     def run(self, jobs: Sequence[Job], begin_s: float, end_s: float) -> Outcome:
-        """Play until `end_s`; events before `begin_s` are not counted."""
+        """Simulate until `end_s`. Events before `begin_s` are not counted."""
         self._begin_s = begin_s
         self._outcome = outcome = Outcome(end_s - begin_s, self._gpus)
         upcoming = iter(jobs)
@@ -184,7 +185,7 @@ class Replay:
             self._waiting.setdefault(job.pod, deque()).append(job)
 
     def _serve_queue(self, node: str, now: float) -> None:
-        """Start the waiting jobs, oldest first, as far as this node's new room serves them."""
+        """Start waiting jobs, oldest first, as long as this node has room for them."""
         account = self._cluster.node(node)
         assert account is not None, "nodes stay"
         refused: set[TracePod] = set()
@@ -212,7 +213,7 @@ class Replay:
                 return
 
     def _keep_for_head(self, now: float) -> None:
-        """Reserve GPUs for the oldest job, once it has waited long and new room did not serve it."""
+        """Reserve GPUs for the oldest job if it has waited long and there was no room for it."""
         if self._cluster.head_reservation is not None or not self._waiting:
             return
         oldest = min((queue[0] for queue in self._waiting.values()), key=lambda job: job.number)
@@ -221,7 +222,7 @@ class Replay:
             self._cluster.reserve_for_head(find_head_reservation(self._cluster, self._request(oldest)))
 
     def _start(self, job: Job, now: float) -> bool:
-        """Place the job, if there is a place."""
+        """Place the job. Return False if there is no place."""
         request = self._request(job)
         answer = self._engine.find(request)
         if answer is None:
@@ -285,8 +286,8 @@ class Replay:
         self._keep_for_head(now)
 
     def _pace(self, gpus: Sequence[GpuUuid], now: float) -> None:
-        """Bring up to date how fast the jobs of these GPUs progress, and when each will end."""
-        for gpu in gpus[:1]:  # a job with several GPUs shares none of them
+        """Update the progress rates of the jobs on these GPUs, and the times at which the jobs will end."""
+        for gpu in gpus[:1]:  # a job with several GPUs shares none of them, so one GPU represents all
             there = sorted(self._on_gpu[gpu], key=lambda running: running.tenancy)
             alone = len(there) == 1 and there[0].tenancy[1] == WHOLE_GPU
             rates = (1.0,) if alone else self._rates(tuple(running.tenancy for running in there)) if there else ()
@@ -298,7 +299,7 @@ class Replay:
                 heapq.heappush(self._ends, (ends, running.job.number, running.version, running))
 
     def _account(self, running: RunningJob, now: float) -> None:
-        """Count the progress of the job since its last count."""
+        """Add the progress of the job since the last call."""
         running.left_s = max(0.0, running.left_s - (now - running.at_s) * running.rate)
         progress = max(0.0, now - max(running.at_s, self._begin_s)) * running.rate * len(running.gpus)
         self._outcome.served_s += progress

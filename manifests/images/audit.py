@@ -18,7 +18,7 @@ _TIMEOUT = 300.0
 
 
 def judge(report: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Return of pip-audit's report how many packages it knew, and a line for each vulnerability."""
+    """Return the number of packages that pip-audit's report knows, and a line for each vulnerability."""
     known = [one for one in report["dependencies"] if "skip_reason" not in one]
     found = [
         f"{one['name']} {one['version']}: {fault['id']}, fixed in {', '.join(fault['fix_versions']) or 'no version'}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 _TIME = 315532800
-"""Time of each file: the first that zip files can hold, too (1980-01-01)."""
+"""Time stamp of each file, in seconds since 1970: 1980-01-01, the earliest time that a zip file can contain."""
 _LEVEL = 6
 _FILE, _FACTS = "layer.tar.gz", "layer.json"
 
@@ -35,7 +35,7 @@ class Layer:
         return cls(folder / _FILE, **json.loads((folder / _FACTS).read_text()))
 
     def members(self) -> Iterator[tuple[str, bytes]]:
-        """Give name and content of each regular file."""
+        """Yield the name and content of each regular file."""
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
                 if member.isfile():
@@ -45,7 +45,8 @@ class Layer:
 
 
 def layer_of_tar(archive: Path, folder: Path, *, left_out: Sequence[str] = ()) -> None:
-    """Write the layer of a tar file to `folder`; of the folders `left_out` nothing but the folder itself."""
+    """Write the files of a tar archive as a layer to `folder`. Of the folders `left_out`, only the folder itself is
+    written."""
     with tarfile.open(archive) as source:
         chosen = []
         for member in source.getmembers():
@@ -62,7 +63,7 @@ def layer_of_tar(archive: Path, folder: Path, *, left_out: Sequence[str] = ()) -
 
 
 def layer_of_folder(root: Path, folder: Path, *, top: str) -> None:
-    """Write the layer of all files below `root / top` to `folder`, owned by root."""
+    """Write all files below `root / top` as a layer to `folder`. They are owned by root in the layer."""
 
     def entries() -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
         parents = [root / Path(*Path(top).parts[:depth]) for depth in range(1, len(Path(top).parts) + 1)]

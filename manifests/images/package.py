@@ -28,7 +28,7 @@ SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "shim", "operat
 _FROM_CFFI = ("_wire.c", "_scores.c", "_frame_reader.c", "_timed_wait.c")
 BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", *_FROM_CFFI)
 _OLDEST_LIBC = 17
-"""Minor version of the oldest glibc that wheels are made for (manylinux2014)."""
+"""Minor version of the oldest glibc for which wheels are built (manylinux2014)."""
 _BY = "1"
 _TIMEOUT = 900.0
 
@@ -78,8 +78,8 @@ def package_layer(root: CompilingRoot, source: Path) -> Layer:
 
 
 def check_libraries(layers: Sequence[Layer]) -> None:
-    """Raise ImageError unless these layers contain all libraries that each library below the prefix needs. Checked once
-    each."""
+    """Check that these layers contain all libraries that each library below the prefix needs. Raise ImageError if one
+    is missing. Equal layers are checked only once."""
 
     def make(folder: Path) -> None:
         root = folder / "root"
@@ -147,7 +147,7 @@ def _venv(root: CompilingRoot, prefix: str, *options: str) -> None:
 def _pip(
     root: CompilingRoot, label: str, command: str, *arguments: str, prefix: str = f"/{PREFIX}", usual_s: float = 0.0
 ) -> None:
-    # Debian's own virtual environment has pip; one for an image has none.
+    # Debian's own virtual environment has pip. A virtual environment for an image has none.
     pip = ["/opt/pip/bin/python", "-m", "pip", f"--python={prefix}/bin/python"]
     if not (root.path / "opt/pip").is_dir():
         _venv(root, "/opt/pip")
@@ -166,7 +166,8 @@ def _check(prefix: Path) -> None:
 
 
 def _finish(root: CompilingRoot, folder: Path) -> None:
-    """Compile to byte code, so that a read-only root need not at each start, and write the layer."""
+    """Compile Python files to byte code, and write the layer. A container with a read-only root would otherwise compile
+    at each start."""
     site = f"/{PREFIX}/lib"
     compiles = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash", site]
     root.run("byte code", compiles)

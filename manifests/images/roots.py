@@ -51,7 +51,7 @@ _MADE_OF = {"base": [*_OPTIONS, _COMPILED, *BASE], "root": [*_OPTIONS, *COMPILES
 _TIMEOUT = 1800.0
 _EPOCH = "0"
 _BY = "1"
-"""Version of the procedure that makes roots: a new version makes them again."""
+"""Version of the procedure that makes roots. A new version makes all roots again."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class CompilingRoot:
 
 
 def why_no_images() -> str | None:
-    """Return why no image can be made on this machine, in one line; None if it can (packages may be missing)."""
+    """Return the reason why no image can be made on this machine, in one line. None if images can be made, even if
+    packages are still missing."""
     if os.geteuid() != 0:
         return "images are made as root"
     if shutil.which("apt-get") is None:

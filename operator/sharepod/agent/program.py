@@ -206,7 +206,7 @@ def _agent(
     asks: ApiReviews | None,
     stop: asyncio.Event,
 ) -> AnyAgent:
-    """Return the agent; with `control`, one whose tenants are served by a worker."""
+    """Return the agent. With `control`, a worker serves the tenants of the agent."""
     inventory = inventory_of(settings)
     if control is None:
         return Agent(settings, inventory, on_this_node(settings))

@@ -146,7 +146,7 @@ def _with_room(charged: Mapping[TotalKey, ConsumedTotal]) -> list[tuple[TotalKey
     for _, group in groupby(sorted(charged.items()), key=lambda item: item[0][0]):
         own = list(group)
         if len(own) > 1 and own[0] == (own[0][0], ConsumedTotal()) and own[0][0][1] == _NO_MODEL:
-            del own[0]  # this entry only shows that the namespace is covered, as its other entries do
+            del own[0]  # this entry only shows that the namespace is covered, which its other entries show too
         if len(found) + len(own) > MAX_TAKEN:
             break
         found += own

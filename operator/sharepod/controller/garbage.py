@@ -52,7 +52,7 @@ class Garbage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gc.set_threshold(*self._thresholds)
-        gc.freeze()  # the process ends with these objects: visiting them would delay the successor
+        gc.freeze()  # these objects live until the process ends; visiting them at the end would delay the successor
 
     async def run(self) -> None:
         """Collect new objects periodically, until cancelled."""

@@ -22,7 +22,7 @@ BUILD_INFO = Gauge(
 )
 try:
     BUILD_INFO.labels(version("sharepod")).set(1)
-except PackageNotFoundError:  # run from a tree that is not installed
+except PackageNotFoundError:  # the code runs from a tree that is not installed
     BUILD_INFO.labels("unknown").set(1)
 
 LEADER = Gauge("sharepod_operator_leader", "1 while this process holds the Lease and acts, else 0.", registry=REGISTRY)
@@ -35,7 +35,7 @@ LONGEST_WAIT_SECONDS = Gauge(
 )
 DECISIONS = Counter("sharepod_operator_decisions", "Placement decisions by outcome.", ["outcome"], registry=LEADERS)
 for _outcome in ("placed", "refused", "resized", "resize_refused"):
-    DECISIONS.labels(_outcome)  # there from the start: the first one shows in rates too
+    DECISIONS.labels(_outcome)  # create the series at the start, so that rates include the first decision
 DECISION_SECONDS = Histogram(
     "sharepod_operator_decision_seconds",
     "Duration of one placement decision.",

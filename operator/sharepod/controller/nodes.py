@@ -176,7 +176,7 @@ class NodeReconciler:
         else:
             if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
-                # no event of the Node or GPUNode shows the end of its last claim
+                # no event of the Node or GPUNode shows that its last claim has ended
                 if gpunode.spec.pool is Pool.SCHEDULER:
                     self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)

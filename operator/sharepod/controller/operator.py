@@ -362,7 +362,7 @@ class Operator:
             self._term_begun.clear()
             term = self._term
             await self.watches.catch_up()
-            await self.line_policy.look()  # so that also the first created Pod has its line where lines are in use
+            await self.line_policy.look()  # so that even the first created Pod has a resource line if lines are in use
             if term != self._term or not self.leadership.acting():
                 continue
             await self.attach_mode.look()

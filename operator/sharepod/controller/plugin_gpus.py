@@ -130,7 +130,7 @@ class HolderReconciler:
     def rows(self, base: GpuNodeFacts) -> tuple[PluginHolder, ...]:
         """Return the holders' rows that the ledger of a node should contain."""
         pods = self._seen.on(base.name)
-        if not base.spec.holders and not pods:  # as on each node without GPUs of the device plugin
+        if not base.spec.holders and not pods:  # the node has no GPUs of the device plugin, like most nodes
             return ()
         return holder_rows(
             base.spec.holders,
@@ -199,7 +199,7 @@ class HolderReconciler:
         )
         try:
             made = await self._client.create(PODS, body, namespace, strict=True)
-        except AlreadyExistsError:  # an answer was lost
+        except AlreadyExistsError:  # the Pod already exists, because the answer to an earlier request was lost
             made = await self._client.get(PODS, wanted.name, namespace)
         except (ForbiddenError, InvalidError) as error:
             self._refused(wanted, error)

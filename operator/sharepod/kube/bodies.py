@@ -30,7 +30,7 @@ def encoded(body: Json | list[Json]) -> bytes:
     """
     try:
         text = orjson.dumps(body)
-    except TypeError:  # a lone surrogate, a number of more than 64 bits
+    except TypeError:  # orjson refuses a lone surrogate and a number of more than 64 bits
         text = b"\x7f"
     if text.isascii() and b"\x7f" not in text:
         return text
@@ -46,7 +46,8 @@ def loads(text: bytes) -> Any:
     """Return a JSON value. Raises the errors of `json.loads`."""
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:  # a lone surrogate, NaN, a number beyond a double, nested deeper than 1,024
+    # orjson refuses a lone surrogate, NaN, a number beyond a double, and more than 1,024 levels
+    except orjson.JSONDecodeError:
         return json.loads(text)
 
 

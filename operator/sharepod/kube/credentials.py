@@ -43,7 +43,7 @@ class Rereading:
             return
         self._read_at = time.monotonic()
         self._rejected = False
-        with contextlib.suppress(Exception):  # for instance a partly written file
+        with contextlib.suppress(Exception):  # the file may be only partly written, for instance
             await self._load(config)
         config.refresh_api_key_hook = self
 

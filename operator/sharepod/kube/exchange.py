@@ -231,7 +231,7 @@ class _Channel(asyncio.Protocol):
 
     def _complete(self) -> None:
         assert self._answer is not None
-        if self._answer.done():  # a second answer to one request
+        if self._answer.done():  # this is a second answer to one request
             self.is_reusable = False
             return
         sent = self._transport is not None and self._transport.get_write_buffer_size() == 0

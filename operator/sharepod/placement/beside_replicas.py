@@ -100,7 +100,7 @@ class BesideReplicas:
             return None
         key = owner, request.gpu.count
         order = self._orders.pop(key, None) or _Order()
-        self._orders[key] = order  # most recently used last
+        self._orders[key] = order  # the most recently used order comes last
         replicas = self._cluster.replicas_on(owner)
         if order.seen < 0:
             self._read(order, request, list(replicas))

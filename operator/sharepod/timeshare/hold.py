@@ -70,7 +70,7 @@ class CoRunEnd(Enum):
     """The lead is interactive or takes exclusive turns, or the co-runner may no longer co-run."""
 
     GROUP = "group"
-    """No other member of its group holds the GPU any more."""
+    """No other member of the tenant's group holds the GPU any more."""
 
     LEADS = "leads"
     """The co-runner has become the lead."""

@@ -264,7 +264,7 @@ class Scheduler:
             hold.phase = HoldPhase.DRAINING
             hold.ends_at = now + expected_ns
             if tenant.group is not None:
-                self._changed_gpus.update(tenant.gpus)  # members may join it if it is late
+                self._changed_gpus.update(tenant.gpus)  # members of the tenant's group may join it if it is late
             if not any(gpu in self._occupancy.co_runners for gpu in tenant.gpus):
                 hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
@@ -664,7 +664,7 @@ class Scheduler:
         # the tenant was displaced: its old work on the GPUs counts to this turn from now on
         if tenant.hold is not None:
             self._occupancy.settle_around(now, tenant)
-            if tenant.hold.phase is HoldPhase.PREEMPTED:  # so that a short turn does not cancel the debt of this work
+            if tenant.hold.phase is HoldPhase.PREEMPTED:  # otherwise a short turn would cancel the debt of this work
                 charged_ns = tenant.hold.charged_ns
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)

@@ -236,7 +236,7 @@ class HttpServer:
         @web.middleware
         async def attend(request: web.Request, handler: Handler) -> web.StreamResponse:
             connection = self._connections.get(request.protocol)
-            if connection is None:  # it was replaced
+            if connection is None:  # the connection was replaced by another one
                 raise web.HTTPServiceUnavailable
             connection.asks = True
             try:
@@ -247,7 +247,7 @@ class HttpServer:
                 return await handler(request)
             finally:
                 connection.asks = False
-                if request.protocol in self._connections:  # it becomes the latest connection
+                if request.protocol in self._connections:  # the connection becomes the latest one
                     self._connections[request.protocol] = self._connections.pop(request.protocol)
 
         return attend

@@ -347,7 +347,7 @@ class PrivilegedServices:
             return await self.review(wanted.path, wanted.body), ()
         except OSError:
             raise
-        except Exception as error:  # the API server's answer
+        except Exception as error:  # the API server's answer to the review is an error
             raise OSError(5, str(error)) from None
 
     def _row(self, tenant_id: str) -> Tenant:

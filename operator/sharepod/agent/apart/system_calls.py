@@ -143,7 +143,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         (_JUMP_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        (_JUMP_FROM, 0, 1, 0x40000000),  # the x32 calls of x86_64
+        (_JUMP_FROM, 0, 1, 0x40000000),  # refuse the x32 calls of x86_64
         fail,
     ]
     for number in sorted(number for each in _ALLOWED.values() if (number := each[column]) is not None):

@@ -200,7 +200,7 @@ class LedgerWatch:
                         attempt = 0
                         version = str(event["object"]["metadata"]["resourceVersion"])
                         self._take_event(event)
-            except GoneError:  # list again after a short pause
+            except GoneError:  # the API server cannot continue the watch: list again after a short pause
                 log.info("watch of the ledger expired; listing again", gpunode=self._node)
             except UnavailableError as error:
                 log.warning("cannot follow the ledger; trying again", gpunode=self._node, error=str(error))

@@ -177,7 +177,7 @@ class NvmlInventory:
 
     def _open(self) -> Any:
         if self._nvml is None:
-            import pynvml  # loads nothing of the driver until nvmlInit
+            import pynvml  # importing pynvml loads nothing of the driver; nvmlInit does
 
             self._nvml = pynvml
         if not self._initialised:

@@ -162,7 +162,7 @@ class HookIntegrity:
             return False
         try:
             found = _open_cached(root, PRELOAD_PATH)
-        except OSError:  # missing, or not in the kernel's cache
+        except OSError:  # the file is missing, or its name is not in the kernel's cache
             return False
         finally:
             os.close(root)
@@ -194,7 +194,7 @@ def _open_cached(root: int, path: str) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return _open_in_root(root, path, 0)  # Linux before 5.12 lacks the flag
+    return _open_in_root(root, path, 0)  # Linux before 5.12 does not have the flag
 
 
 def _open_in_root(root: int, path: str, more: int) -> int:

@@ -368,7 +368,8 @@ class MemoryLedger:
             head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._kept else self._recall_ns)
         if now >= head.deadline:
             return False
-        for client in unasked:  # also siblings that have connected since then, with memory from an earlier connection
+        # these include siblings that have connected since then, with memory from an earlier connection
+        for client in unasked:
             head.deadline = max(head.deadline, now + self._recall_ns)
             self._ask(head, client, actions)
         for client in list(head.later):

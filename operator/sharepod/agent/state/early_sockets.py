@@ -69,7 +69,7 @@ def _state_dir(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
             config = argument.removeprefix("--config=")
     if config is None:
         return DEFAULT_STATE_DIR
-    import yaml  # some 10 ms
+    import yaml  # imported late, because it takes some 10 ms
 
     settings = yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}
     return str(settings.get("state_dir", DEFAULT_STATE_DIR))

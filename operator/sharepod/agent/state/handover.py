@@ -283,7 +283,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     *account, checksum = words[begin : begin + _ACCOUNT]
     survivors: dict[int, Survivor] = {}  # a process has one slot, even if the file has more
     for at in range(first, len(words), width):
-        if words[at] == 0:  # a free slot, as most are
+        if words[at] == 0:  # the slot is free, as most slots are
             continue
         pid, start, *sizes = (_checked(words[place], place) for place in range(at, at + width))
         if pid == 0:

@@ -140,7 +140,7 @@ class DescriptorShelf:
         """
         assert self._ours is not None
         assert self._childs is not None
-        self._childs.close()  # so that the child's exit ends the messages
+        self._childs.close()  # the child then has the only copy, so its exit ends the messages
         return self._ours
 
     def messages(self) -> socket.socket:
@@ -165,7 +165,7 @@ class DescriptorShelf:
         before = self._held.pop(name, None)
         if before is not None:
             os.close(before.fd)
-        for fd in descriptors:  # empty if this process has no free descriptor
+        for fd in descriptors:  # `descriptors` is empty if this process has no free descriptor
             os.set_inheritable(fd, False)
             self._held[name] = KeptDescriptor(fd, message["mark"])
 

@@ -74,7 +74,7 @@ class Succession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.left_to_supervisor:
-            turn_lock.released(self._serving)  # for the supervisor too
+            turn_lock.released(self._serving)  # the lock is released for the supervisor too
         os.close(self._serving)
         os.close(self._next)
         if self._passing_on is not None:

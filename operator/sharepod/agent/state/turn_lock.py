@@ -23,7 +23,8 @@ def opened(path: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.ENOSPC):
             raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # created by an earlier agent: sufficient for a lock
+        # a file that an earlier agent has created is sufficient for a lock
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def taken(descriptor: int) -> bool:

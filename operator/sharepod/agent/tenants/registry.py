@@ -153,7 +153,7 @@ class TenantRegistry:
                 self._known = True
                 self._state.unheard_all_but(wanted)
                 self._leftovers.add(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
-            await self._metering.keep(durable=False)  # rows with their new content
+            await self._metering.keep(durable=False)  # the stored rows then have their new content
         self._changed()
         if failed:
             tenant_id, first = next(iter(failed.items()))
@@ -360,7 +360,7 @@ class TenantRegistry:
                     self._serve(row, files)
                 except OSError as error:
                     failed[row.id] = error
-                await asyncio.sleep(0)  # to start a tenant takes some 0.3 ms
+                await asyncio.sleep(0)  # let other tasks run, because the start of a tenant takes some 0.3 ms
         return failed
 
     async def _opened(self, rows: Sequence[Tenant]) -> Sequence[TenantFiles | OSError]:

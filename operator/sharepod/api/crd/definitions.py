@@ -78,7 +78,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     spec["x-kubernetes-validations"] = _fix_pod(spec)
     status = model_schema(SharePodStatus)
     status["default"] = dict(_UNSEEN)
-    status["x-kubernetes-map-type"] = "atomic"  # it has one writer
+    status["x-kubernetes-map-type"] = "atomic"  # the field has only one writer
     by_key(status, "conditions", key="type")
     by_key(status, "gpus", key="uuid")
     return definition(
@@ -200,7 +200,7 @@ def gpustatement_crd() -> dict[str, Any]:
         scope="Cluster",
         description="GPU time of the namespace of its name, by month and model. The operator writes it.",
         spec=model_schema(GPUStatementSpec),
-        # Lists stay atomic: keyed, their managedFields would be larger than the entries.
+        # The lists stay atomic. As maps with keys, their managedFields would be larger than their entries.
         status=model_schema(GPUStatementStatus),
         columns=[
             column("Month", "string", ".status.shown.month", "Latest month with GPU time, in UTC"),

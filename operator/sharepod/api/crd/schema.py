@@ -204,7 +204,7 @@ def _inlined(node: Mapping[str, Any], schemas: Mapping[str, Any], keys: Sequence
             return _quantity()
         if name == _INT_OR_STRING:
             return {"x-kubernetes-int-or-string": True, "maxLength": MAX_NAME}
-        if name == _OBJECT_META:  # of a volume claim's template, which has only these two
+        if name == _OBJECT_META:  # metadata of a volume claim's template, which may have only these two fields
             return {"type": "object", "properties": {"annotations": _texts(), "labels": _texts()}}
         return _inlined(schemas[name], schemas, keys, field)
     schema: Schema = {key: node[key] for key in _KEPT if key in node}

@@ -152,7 +152,7 @@ class Leadership:
             log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=repr(error))
             held = self.acting()
         else:
-            # also for a process that still holds the Lease: its writes were refused while it did not act
+            # this also concerns a process that still holds the Lease: its writes were refused while it did not act
             if not self.acting():
                 self._turn(False)
             self._renewed = began if held else None

@@ -223,7 +223,8 @@ class Reflector:
         listed = self.listed
         self._histories += 1
         self._since, self._seen, self.listed = None, 0, False
-        self._mirror.invalidate()  # also while the kind is not served, as a CRD in the first seconds of an API server
+        # do this even while the API server does not serve the kind, as in the first seconds after a CRD was created
+        self._mirror.invalidate()
         if listed:
             self.reopen()
 
@@ -432,7 +433,7 @@ class Reflector:
     def _drop(self, metadata: object, last: Json | None) -> None:
         try:
             self._mirror.drop(_uid(metadata), self._seen, last)
-        except Exception as error:  # the last state is unreadable
+        except Exception as error:  # the last stored state cannot be read
             log.warning(
                 "last state cannot be read", kind=self.kind, uid=_uid(metadata), error=repr(error)[:_LONGEST_WHY]
             )
@@ -441,7 +442,7 @@ class Reflector:
     def _put(self, raw: Json) -> None:
         try:
             self._mirror.put(raw)
-        except Exception as error:  # whatever the object contains
+        except Exception as error:  # an object with any content must not stop the reflector
             metadata = raw.get("metadata")
             why = f"is not readable: {type(error).__name__}: {error}"
             self._pass_over(Unreadable(metadata if isinstance(metadata, dict) else {}, why))

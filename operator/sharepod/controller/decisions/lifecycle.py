@@ -174,7 +174,7 @@ def _release(snapshot: TenantSnapshot) -> Step | None:
             continue
         if not reserved.releasing:
             if reserved.wanted.releasing:
-                continue  # on its way to the ledger
+                continue  # the row is already on its way to the ledger
             return BeginRelease(reserved.node)
         if reserved.confirmed is not None:
             return RemoveRow(reserved.node, reserved.confirmed)
@@ -205,7 +205,7 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
             return share_claim_steps.before_place(pod, snapshot.claim) or Place()
         return Wait(snapshot.refused_until) if refused else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
-        return Wait()  # on its way to the ledger
+        return Wait()  # the row is already on its way to the ledger
     step = share_claim_steps.before_gate(pod, snapshot.claim, mine.node, mine.written)
     if step is None and not snapshot.advertised:  # L8
         return Wait(snapshot.now + SOON_S)
@@ -312,7 +312,7 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     """Return the next step for a SharePod without a Pod."""
     former = sharepod.status.former_pod
-    for reserved in snapshot.reserved:  # a row of the last run, restored with a backup of etcd
+    for reserved in snapshot.reserved:  # this row belongs to an earlier run: a restored backup of etcd contained it
         of_former = former is not None and reserved.written is not None and reserved.written.pod_uid == former
         if of_former and (step := _drop(reserved, former)) is not None:
             return step
@@ -324,7 +324,8 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
         if on_record not in (None, former):
-            return _lost(snapshot, sharepod, on_record)  # its gate may have been opened
+            # the gate of the Pod may have been opened before it was deleted
+            return _lost(snapshot, sharepod, on_record)
     for reserved in _kept_first(snapshot.reserved):
         if (step := _drop(reserved, former)) is not None:
             return step

@@ -108,7 +108,7 @@ def _summary(
     if phase is Phase.FAILED:
         if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED:
             return pod_ready.reason
-        # the reason of its containers, such as Error, OOMKilled or ContainerCannotRun
+        # the Pod's reason comes from its containers, such as Error, OOMKilled or ContainerCannotRun
         if pod is not None and pod.ended:
             return pod.summary
         return was.summary if was.ended and was.summary else "Error"

@@ -51,7 +51,7 @@ def tenants_concerned(
     gpus = {uuid for row in now.spec.tenants for uuid in row.gpus}
     turned.update(
         set(now.missing_gpus(gpus)).symmetric_difference(before.missing_gpus(gpus))
-    )  # without such a condition the agent serves again
+    )  # if the condition is missing, the agent serves again
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}

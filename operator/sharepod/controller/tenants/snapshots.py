@@ -118,7 +118,7 @@ class Snapshots:
         drained = False
         if written.state is TenantState.RELEASING:
             uid, since = memo.release_generation.get(node, ("", 0))
-            if uid != gpunode.uid:  # the first check of this release, or the Node was registered again
+            if uid != gpunode.uid:  # this is the first check of the release, or the Node was registered again
                 since = gpunode.generation
                 memo.release_generation[node] = (gpunode.uid, since)
             seen = gpunode.seen(tenant)

@@ -41,4 +41,4 @@ class Patience:
             yield PATIENCE_S
         finally:
             self._waiting[namespace] -= 1
-            self._waiting += Counter()  # drops namespaces with no running call
+            self._waiting += Counter()  # adding an empty Counter drops namespaces without a running call

@@ -68,7 +68,7 @@ class LabelShares:
         """
         labels = list(exclusions)
         if len(labels) > 1:
-            # tenants with different exclusion labels, which a loaded ledger may contain: no further tenant may join
+            # the tenants have different exclusion labels, which a loaded ledger may contain: no further tenant may join
             return 0.0
         part = self.not_kept_off(anti_affinity, interactive=full)
         return part * self.open_to(labels[0]) if labels else part

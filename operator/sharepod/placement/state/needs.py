@@ -102,7 +102,7 @@ def _of_containers(pod_spec: Dict) -> Resources:
         running = asked if running is None else _sum(running, asked)
     starts = _items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)
     sidecars = starting = Resources()
-    if running is not None and not starts:  # the case of most pods: no init containers
+    if running is not None and not starts:  # most Pods have no init containers
         return running
     for number, container in enumerate(starts):
         asked = _container(container, f"spec.initContainers[{number}]")
@@ -299,7 +299,8 @@ def _mapping(holder: Dict, name: str, path: str) -> Dict:
     value = holder.get(name)
     if value is None:
         return {}
-    if not isinstance(value, (dict, Mapping)):  # dict first: checking an abstract class takes longer
+    # dict is tested first, because the test of an abstract class takes longer
+    if not isinstance(value, (dict, Mapping)):
         raise NeedsError(f"{path}.{name}", "is not a map")
     return value
 

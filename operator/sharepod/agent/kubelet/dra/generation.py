@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 PROGRAMS = (
     Path("/usr/bin/nvidia-ctk"),
     Path("/usr/local/bin/nvidia-ctk"),
-    Path("/usr/local/nvidia/toolkit/nvidia-ctk"),  # of NVIDIA's GPU Operator
+    Path("/usr/local/nvidia/toolkit/nvidia-ctk"),  # folder of NVIDIA's GPU Operator
 )
 """Possible paths of the program on the node."""
 FILE = "nvidia.yaml"

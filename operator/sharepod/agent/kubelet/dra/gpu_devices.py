@@ -129,7 +129,7 @@ def _load(path: Path) -> _Specification | None:
     try:
         text = _content(path)
         return _parse(json.loads(text) if path.suffix == ".json" else _load_yaml(text))
-    except Exception as error:  # any error of the parser: the file is not ours
+    except Exception as error:  # the parser may raise any error, because the file is not SharePod's
         log.warning("cannot use a CDI specification", file=str(path), error=str(error)[:200])
         return None
 

@@ -133,7 +133,7 @@ class ClaimPodFacts(ObjectFacts):
     group: str | None
     """Default group of its tenants, from the Pod's controller, such as `Job/UID` of an indexed Job (`default_groups`).
     It applies if the claim names no group."""
-    """Uid of its controller, such as a ReplicaSet."""
+    """UID of the Pod's controller, such as a ReplicaSet."""
     asks: PodNeeds | None
     """Requirements of the Pod for its node. None if they are unreadable."""
     containers: tuple[tuple[str, frozenset[str]], ...] = ()
@@ -207,7 +207,7 @@ def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
     """
     try:
         return _claim_facts(raw, before)
-    except Exception as found:  # any user input affects only that user
+    except Exception as found:  # an error in one user's input must affect only that user
         error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
         return replace(unreadable_claim(mapping(raw.get("metadata")), ""), ours=is_ours(raw), error=error)
 

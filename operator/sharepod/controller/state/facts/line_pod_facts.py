@@ -57,5 +57,5 @@ def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, SpecErr
         return plain_pods.lower(raw).gpu, None
     except SpecError as error:
         return None, error
-    except Exception as found:  # any user input affects only that user
+    except Exception as found:  # an error in one user's input must affect only that user
         return None, SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")

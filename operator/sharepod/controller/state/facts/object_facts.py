@@ -90,7 +90,8 @@ def controller_of(metadata: Json, kind: str | None) -> str | None:
 
 def mapping(value: object) -> Json:
     """Return a map. An empty map for any other value."""
-    return value if isinstance(value, (dict, Mapping)) else {}  # dict first: an abstract class takes longer
+    # dict is tested first, because the test of an abstract class takes longer
+    return value if isinstance(value, (dict, Mapping)) else {}
 
 
 def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:

@@ -216,7 +216,7 @@ def _asked(
         error = found
     except NeedsError as found:
         error = SpecError(found.field, found.message)
-    except Exception as found:  # any user input affects only that user
+    except Exception as found:  # an error in one user's input must affect only that user
         error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
     return None, PodNeeds(), error
 

@@ -64,8 +64,9 @@ def packed(value: Mapping[str, Any]) -> bytes:
     does.
     """
     try:
-        return bytes(memoryview(orjson.dumps(value)))  # a copy: orjson's result keeps its larger buffer
-    except TypeError:  # half a surrogate pair, a number of more than 64 bits, or more than 250 levels
+        # a copy, because orjson's result keeps its larger buffer in memory
+        return bytes(memoryview(orjson.dumps(value)))
+    except TypeError:  # orjson refuses half a surrogate pair, a number of more than 64 bits, and more than 250 levels
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return _BY_JSON + text.encode("utf-8", "surrogatepass")
 

@@ -60,7 +60,8 @@ def entries(
     for number, entry in enumerate(listed[:most]):
         try:
             known: tuple[Any, A] | None
-            if number < len(former) and former[number][1][0] == entry:  # usual case: same position, so no search by key
+            # usually the entry is at the same position, so no search by key is needed
+            if number < len(former) and former[number][1][0] == entry:
                 key, known = former[number]
             else:
                 key = _key(entry)
