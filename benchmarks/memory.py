@@ -45,7 +45,7 @@ IN_CREDIT = (512 << 10, 32, 2000)
 LARGE = (64 * MIB, 1, 1000)
 """(bytes, allocations at once, repetitions). Each allocation exceeds a process's idle credits."""
 PAIRS = {"pool, 1 MiB": (1, 1), "pool, 34 MiB": (34, 1), "pool, 128 MiB in four threads": (128, 4)}
-"""By case: MiB and threads of allocations from a memory pool, each freed at once."""
+"""For each case: MiB and threads of allocations from a memory pool, each freed at once."""
 PAIR_ROUNDS = 20_000
 NEIGHBOUR_S = 10.0
 

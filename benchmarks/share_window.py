@@ -51,7 +51,7 @@ class Measured:
     wait_p50_s: float
     wait_p99_s: float
     span_errors: dict[int, float]
-    """By the length of a span in seconds: the largest error of the tenant's share in any span of that length,
+    """For each length of a span, in seconds: the largest error of the tenant's share in any span of that length,
     in points."""
 
     @property

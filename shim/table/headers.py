@@ -95,7 +95,7 @@ class Header:
     functions: dict[str, str]
     """Parameters by symbol."""
     forms: dict[str, tuple[_Form, ...]]
-    """By name, oldest first: the forms in cudaTypedefs.h."""
+    """Forms in cudaTypedefs.h by name. The oldest form comes first."""
 
 
 def read(include: Path) -> Header:

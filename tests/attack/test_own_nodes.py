@@ -28,7 +28,7 @@ def pod(name: str = "a", *, namespace: str = "default", limits: dict[str, str] |
 
 
 warned: dict[str, tuple[bool, str]] = {}
-"""By request, while the policy only warned: whether the API server accepted it, and the warning."""
+"""For each request, while the policy only warned: whether the API server accepted it, and the warning."""
 
 
 def tried(server: Cluster, user: Path, body: Object) -> tuple[bool, str]:

@@ -42,18 +42,18 @@ class Audit:
         self._rows: dict[str, dict[str, Object]] = {}  # node: tenant: row
         self._pods: dict[str, Object] = {}  # uid: Pod
         self.over_committed: dict[str, str] = {}
-        """By GPU: the time and memory that rows assigned when they exceeded the GPU."""
+        """For each GPU: the time and memory that rows assigned when they exceeded the GPU."""
         self.forbidden: set[str] = set()
         """GPUs that must take no tenant: they have a process of no tenant."""
         self.bound: defaultdict[str, set[str]] = defaultdict(set)
-        """By tenant: its Pods that were ever bound to a node."""
+        """For each tenant: its Pods that were ever bound to a node."""
         self.returning: set[str] = set()
         """Namespaces whose tenants may have several runs."""
         self._returned: set[str] = set()
         self.reserved: set[str] = set()
         """Tenants that ever had a row in a ledger."""
         self.most: Counter[str] = Counter()
-        """By GPU: the most tenants that it ever had at the same time."""
+        """For each GPU: the most tenants that it ever had at the same time."""
         self.longest_silence = 0.0
         """Longest time in seconds between the first rows of two tenants, while the test is `expecting` rows."""
         self.expecting = False

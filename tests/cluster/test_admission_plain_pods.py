@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
         "metadata.annotations[sharepod.dev/gpu-request]",
     ),
 }
-"""By name: a Pod that Python also refuses, and the field that the API server's message names."""
+"""Pods that Python also refuses, by name, each with the field that the API server's message names."""
 
 
 def by_volume(pod: Object) -> Object:

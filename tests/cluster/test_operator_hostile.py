@@ -84,7 +84,7 @@ INVALID = {
     "sums of a device beyond 64 bits": "ask for more rdma/hca together than any node has",
     "affinity of a bound of many digits": "Gt takes exactly one whole number",
 }
-"""By name of the SharePods that the API server accepts: the operator's message for the owner."""
+"""The operator's message for the owner of each SharePod that the API server accepts, by name."""
 
 
 @pytest.mark.promise("operator-one-object-one-owner", "security-input", "security-one-owner")

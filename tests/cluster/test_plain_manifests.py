@@ -25,7 +25,7 @@ MADE: dict[str, list[dict[str, Any]]] = {
         *template_policies(),
     ],
 }
-"""By folder: its objects, as the Python models generate them."""
+"""For each folder: its objects, as the Python models generate them."""
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

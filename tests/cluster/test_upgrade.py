@@ -32,7 +32,7 @@ _SHARES: dict[str, Object] = {
     "pair": {"request": 0.3, "memory": "1Gi", "count": 2},
     "alone": {"mode": "Exclusive"},
 }
-"""By name: request of each SharePod that runs under the older operator."""
+"""Requests of the SharePods that run under the older operator, by name."""
 _WAITS: Object = {"mode": "Exclusive", "count": 2}
 """Request of the waiting SharePod: it needs a whole node."""
 

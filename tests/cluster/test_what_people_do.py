@@ -20,7 +20,7 @@ PRINTED = {
     for cells in (line.split("|") for line in PAGE.read_text().splitlines())
     if len(cells) > 5 and cells[1].strip().isdigit()
 }
-"""By row of the page: the texts that kubectl prints."""
+"""For each row of the page: the texts that kubectl prints."""
 
 
 def kubectl(world: World, *arguments: str, body: Object | None = None, **options: Any) -> str:

@@ -83,9 +83,9 @@ class Installation:
     def __init__(self, cluster: Cluster, manifests: Path = MANIFESTS) -> None:
         self.cluster = cluster
         self.ports: dict[str, int] = {}
-        """By process name: port of `/metrics` on loopback."""
+        """For each process name: port of `/metrics` on loopback."""
         self.health_ports: dict[str, int] = {}
-        """By operator name: port of `/readyz` on loopback."""
+        """For each operator name: port of `/readyz` on loopback."""
         install(cluster, manifests)
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")

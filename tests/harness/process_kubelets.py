@@ -60,9 +60,9 @@ class ProcessKubelets(FakeKubelets):
         self._lock = threading.Lock()
         self._running: Counter[str] = Counter()
         self.processes: dict[str, PodProcess] = {}
-        """By the pod's UID, including deleted pods."""
+        """Processes by the pod's UID, including processes of deleted pods."""
         self.most_at_once: Counter[str] = Counter()
-        """By name of the work: the most processes that ran at the same time."""
+        """For each name of the work: the most processes that ran at the same time."""
 
     def stop(self) -> None:
         for each in list(self.processes.values()):

@@ -240,7 +240,7 @@ CURRENT = Release("1.36.3", "go")
 OLDEST = Release("1.30.14", "oldest", tags="oldest")
 """Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
 OF_CLAIMS = {"1.34": Release("1.34.4", "v1.34"), "1.35": Release("1.35.4", "v1.35"), "1.36": CURRENT}
-"""By minor version with `resource.k8s.io/v1`, the oldest first: the release on which `make test-canary` checks
+"""For each minor version with `resource.k8s.io/v1`, the oldest first: the release on which `make test-canary` checks
 assumptions about claims."""
 KUBERNETES = CURRENT.version
 CONTAINERD = Containerd("2.2.9")

@@ -40,7 +40,7 @@ class ClaimSystem:
         self.agent: Service = machine.start_agent(installation, "agent-1")
         self._starts = 1
         self.most: dict[str, int] = {}
-        """By GPU: the most thousandths of its time that any version of the ledger assigned."""
+        """For each GPU: the most thousandths of its time that any version of the ledger assigned."""
 
     def kill_agent(self) -> None:
         self.agent.signal(signal.SIGKILL)

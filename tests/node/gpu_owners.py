@@ -53,7 +53,7 @@ class GpuOwners:
         self._shared: frozenset[str] = frozenset()
         """GPUs that are held and have tenants by the ledger's newest version."""
         self._native: dict[str, tuple[str, float]] = {}
-        """By GPU: its native pod, and the time since which the kubelet reports it."""
+        """For each GPU: its native pod, and the time since which the kubelet reports it."""
         self._busy: dict[tuple[str, str], int] = {}
         self._found: dict[tuple[str, str, str], Overlap] = {}
         self.answers = 0

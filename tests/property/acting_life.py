@@ -31,7 +31,7 @@ class ActingLife:
         self.policy = policy
         self.chance = random.Random(seed)
         self.processes: dict[str, str] = {}
-        """By uid of a Pod: the node on which its process lives."""
+        """For each uid of a Pod: the node on which its process lives."""
         self.runs: list[str] = []
         """Uids of Pods whose process was started, in order."""
         self.unreachable: set[str] = set()

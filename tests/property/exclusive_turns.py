@@ -87,7 +87,7 @@ DIGESTS: dict[str, str] = {
     "50 x 2, kernels 1 ms": "3a09d64a6e62fe5b",
     "50 x 2, kernels 50 ms": "bc985b44f86291eb",
 }
-"""By name of the mix: the digest of all actions."""
+"""Digest of all actions, by name of the mix."""
 
 
 class _Recorder:

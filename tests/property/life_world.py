@@ -37,7 +37,7 @@ class LifeWorld:
         self.pod: Json | None = None
         self.rows: dict[str, Tenant] = {}
         self.processes: dict[str, str] = {}
-        """By uid of a Pod: the node on which its process runs."""
+        """For each uid of a Pod: the node on which its process runs."""
         self.reachable = dict.fromkeys(NODES, True)
         self.there = dict.fromkeys(NODES, True)
         self.out_of_service = dict.fromkeys(NODES, False)

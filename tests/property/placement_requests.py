@@ -53,7 +53,7 @@ AFFINITIES: dict[Terms, Callable[[NodeState], bool]] = {
         ),
     ): lambda node: node.labels["zone"] != "a" and "tier" in node.labels,
 }
-"""By required node affinity: its meaning as a predicate on a node."""
+"""For each required node affinity: its meaning as a predicate on a node."""
 
 
 @st.composite

@@ -96,7 +96,7 @@ class Known:
     def __init__(self) -> None:
         self.seen = ClaimsSeen(lambda uid: None)
         self.there: dict[str, Json] = {}
-        """By uid: the drawn fields of each existing object."""
+        """For each uid: the drawn fields of each existing object."""
         self.lives: Counter[str] = Counter()
         self.version = 0
 

@@ -84,7 +84,7 @@ flags_of = {
         "concurrent": lib.SHP_GRANT_CONCURRENT,
     },
 }
-"""By frame type: the bit of each flag, by field."""
+"""For each frame type: the bit of each flag, by field."""
 
 
 @given(st.one_of(from_clients, from_agent))

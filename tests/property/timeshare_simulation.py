@@ -80,7 +80,7 @@ class Program:
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
-    """By grant after a wait: the time for which it had waited and was owed time, before any cancellation."""
+    """For each grant after a wait: the time for which it had waited and was owed time, before any cancellation."""
     lag_at_want_ns: int = 0
     """Lag when it began to wait, in ns: the time that it was owed."""
     granted: list[int] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Simulation:
         self.preempted: set[str] = set()
         self.renewals = 0
         self.busy_until: dict[str, int] = {}
-        """By GPU: end of the last work of tenants whose gates have closed."""
+        """For each GPU: end of the last work of tenants whose gates have closed."""
         self.preemptions_seen = 0
         self.stalls: list[tuple[int, int]] = []
         """(start, end) of each stall of the agent. Reports of programs wait for the end of a stall."""

@@ -275,10 +275,10 @@ class SilenceWatch:
     def __init__(self, silence_watch: Any) -> None:
         self._silence_watch = silence_watch
         self._watched: dict[str, tuple[int, Sequence[Beat]]] = {}
-        """By tenant: (first place, its processes). The references keep the shared memory mapped to which the processes
-        write."""
+        """For each tenant: (first place, its processes). The references keep the shared memory mapped to which the
+        processes write."""
         self._free: dict[int, list[int]] = {}
-        """By length of a gap between used places: the first places of such gaps."""
+        """For each length of a gap between used places: the first places of such gaps."""
         self._over: Callable[[int], None] | None = None
 
     @property

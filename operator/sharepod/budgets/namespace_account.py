@@ -127,7 +127,7 @@ def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present:
 
 
 class _Places:
-    """By node and model: the series that an account contains, by their `since`."""
+    """For each node and model: the series that an account contains, by their `since`."""
 
     def __init__(self, series: Mapping[str, TakenIn]) -> None:
         self._series = series

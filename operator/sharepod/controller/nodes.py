@@ -119,13 +119,13 @@ class NodeReconciler:
         self._settings = settings
         self._clock = clock
         self._away: dict[str, float] = {}
-        """By node: time since which its agent is away."""
+        """For each node: time since which its agent is away."""
         self._short: dict[str, float] = {}
-        """By node: time since which it advertises too little for its ledger."""
+        """For each node: time since which it advertises too little for its ledger."""
         self._enough: dict[str, _Enough] = {}
-        """By node: the latest version of its ledger for which it was seen to advertise enough."""
+        """For each node: the latest version of its ledger for which it was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
-        """By (node, GPU's UUID or annotation's name): text of the last Event about that GPU or annotation."""
+        """For each (node, GPU's UUID or annotation's name): text of the last Event about that GPU or annotation."""
         self.lines_in_force: bool | None = None
         """True if the cluster enforces the policy that refuses a Pod with a resource line and no claim. None while
         unknown."""

@@ -98,12 +98,12 @@ class HolderReconciler:
         """Ids of holders that have lost their GPU: the agent's report has not shown the GPU as theirs for
         `holder_pending`."""
         self._since: dict[tuple[str, HolderState], float] = {}
-        """By holder's id and state: time since which a Pending holder has no GPU, or the GPU of a Held holder has no
-        tenant."""
+        """For each holder's id and state: time since which a Pending holder has no GPU, or the GPU of a Held holder has
+        no tenant."""
         self._unshown_since: dict[str, float] = {}
-        """By holder's id: time since which the agent's report shows the holder without its GPU."""
+        """For each holder's id: time since which the agent's report shows the holder without its GPU."""
         self._failing_since: dict[str, float] = {}
-        """By holder's name: time of the first failed attempt to create it."""
+        """For each holder's name: time of the first failed attempt to create it."""
         self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
 
     async def run(self) -> None:

@@ -59,7 +59,7 @@ class SelfTestClaims:
         self._clock = clock
         self._wall = wall
         self._allocated: dict[str, float] = {}
-        """By claim's uid: time at which this process last allocated it."""
+        """For each claim's uid: time at which this process last allocated it."""
         self.queue: WorkQueue[str] = WorkQueue("self-test claim", self.reconcile, settings.writers)
 
     async def run(self) -> None:

@@ -31,24 +31,24 @@ class Occupancy:
 
     def __init__(self) -> None:
         self.tenants_on: dict[str, list[TokenTenant]] = {}
-        """By GPU: all its tenants. GPUs without tenants are left out."""
+        """For each GPU: all its tenants. GPUs without tenants are left out."""
         self.holder: dict[str, TokenTenant] = {}
-        """By GPU: its lead, the tenant that may launch. Free GPUs are left out."""
+        """For each GPU: its lead, the tenant that may launch. Free GPUs are left out."""
         self.awaited: dict[str, Anticipation] = {}
-        """By GPU that is kept idle: the sleeping tenant that pays, and until when."""
+        """For each GPU that is kept idle: the sleeping tenant that pays, and until when."""
         self.concurrent: set[str] = set()
         """GPUs that several tenants may hold at once."""
         self.co_runners: dict[str, dict[str, TokenTenant]] = {}
-        """By GPU: its co-runners, including co-runners that still drain. GPUs without any are left out."""
+        """For each GPU: its co-runners, including co-runners that still drain. GPUs without any are left out."""
         self._co_run_ends: dict[str, Counter[CoRunEnd]] = {}
-        """By GPU, then by reason: number of times that a tenant stopped co-running."""
+        """For each GPU, then for each reason: number of times that a tenant stopped co-running."""
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
         self._gangs_on: dict[str, int] = {}
-        """By GPU: number of its gangs (tenants with several GPUs). GPUs without any are left out."""
+        """For each GPU: number of its gangs (tenants with several GPUs). GPUs without any are left out."""
         self.groups: dict[str, list[TokenTenant]] = {}
-        """By group: its members."""
+        """Members of each group."""
 
     def add(self, now: int, tenant: TokenTenant) -> None:
         """Add a tenant to its GPUs."""

@@ -64,7 +64,7 @@ class CoRuns:
     co_runners: int
     """Number of tenants that hold the GPU while another leads, or still drain after that."""
     ends: Mapping[CoRunEnd, int]
-    """By reason: number of times that a tenant stopped co-running."""
+    """For each reason: number of times that a tenant stopped co-running."""
 
 
 class Scheduler:
@@ -78,9 +78,9 @@ class Scheduler:
         self._foresight = Foresight(self._parameters, self._occupancy, self._policy)
         self._co_running = CoRunning(self._parameters, self._occupancy)
         self._sharing: dict[str, Sharing] = {}
-        """By GPU: its sharing, if it differs from the parameters."""
+        """For each GPU: its sharing, if it differs from the parameters."""
         self._surcharged: dict[str, int] = {}
-        """By surcharged tenant: the moment from which it may co-run again."""
+        """For each surcharged tenant: the moment from which it may co-run again."""
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""

@@ -72,7 +72,7 @@ class TokenTenant:
     habits: Habits = field(default_factory=Habits)
     progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)
-    """By GPU: virtual time, which is time held divided by weight. Idle time is lent in its order (weighted fair
+    """For each GPU: virtual time, which is time held divided by weight. Idle time is lent in its order (weighted fair
     queueing)."""
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class TokenTenant:
 
 
 MinVirtualTimes = dict[tuple[str, bool], int]
-"""By (GPU, True for best effort): minimum virtual time, as `min_vruntime` of CFS. It never falls."""
+"""For each (GPU, True for best effort): minimum virtual time, as `min_vruntime` of CFS. It never falls."""
 
 
 def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVirtualTimes) -> None:

@@ -63,9 +63,9 @@ class HoldTransitions:
         """GPUs on which a turn may begin. Transitions add GPUs to this set."""
         self._tenants: dict[str, TokenTenant] = {}
         self._cuts = defaultdict[str, LeakyBucket](LeakyBucket)
-        """By GPU: limiter of cuts for tenants that wake with credit."""
+        """For each GPU: limiter of cuts for tenants that wake with credit."""
         self._short_turns = defaultdict[str, LeakyBucket](LeakyBucket)
-        """By GPU: limiter of short turns for whose hand-offs the tenant pays nothing."""
+        """For each GPU: limiter of short turns for whose hand-offs the tenant pays nothing."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
 

@@ -51,14 +51,14 @@ class Trials:
         """True if a trial has shown a gain."""
         self.next_at = 0
         self.rates: dict[str, float] = {}
-        """By tenant of the present or last trial: launches per nanosecond held in turns."""
+        """For each tenant of the present or last trial: launches per nanosecond held in turns."""
         self._wait_ns = _FIRST_NS
         self._lasts_ns = _LASTS_NS
         self._until = 0
         self._sum = 0.0
         self._turns_since: int | None = None
         self._before: dict[str, tuple[int, int]] = {}
-        """By tenant: (launches, nanoseconds held) at the start of the present turns or measurement."""
+        """For each tenant: (launches, nanoseconds held) at the start of the present turns or measurement."""
 
     @property
     def active(self) -> bool:

@@ -37,7 +37,7 @@ class WaitingTenants:
         self._changed_gpus = changed_gpus
         """GPUs on which a turn may begin. When a tenant begins to wait, or its order changes, its GPUs are added."""
         self._preempted: dict[str, TokenTenant] = {}
-        """By id: preempted tenants that wait. Their old work may need their next launches to finish, and their debt
+        """Preempted tenants that wait, by id. Their old work may need their next launches to finish, and their debt
         grows without limit until it does. So they must be served at some time."""
         self._throttled: dict[str, TokenTenant] = {}
 

@@ -126,7 +126,7 @@ class HttpServer:
         self._readers: OrderedDict[str, None] = OrderedDict()
         """Addresses of readers, the latest at the end."""
         self._limiters: OrderedDict[str, RateLimiter] = OrderedDict()
-        """By IP address, the latest connection at the end."""
+        """Rate limiters by IP address. The address with the latest connection is at the end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None

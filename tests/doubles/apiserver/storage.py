@@ -67,11 +67,11 @@ class Storage:
         self._remembered = remembered
         self._objects: defaultdict[str, dict[tuple[str, str], Json]] = defaultdict(dict)
         self._sorted: dict[str, list[Json]] = {}
-        """By kind: its existing objects, sorted by namespace and name."""
+        """For each kind: its existing objects, sorted by namespace and name."""
         self._spoiled: dict[str, bytes] = {}
-        """By uid: text that replaces the spec of the object in answers. A reader may fail to parse it."""
+        """For each uid: text that replaces the spec of the object in answers. A reader may fail to parse it."""
         self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
-        """By resourceVersion: the object and its text."""
+        """For each resourceVersion: the object and its text."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
         self._version = 100
         self._compacted = 0

@@ -32,7 +32,7 @@ class Playing(World):
         self.loop.preemptions.on_begun = self.begun.append
         self._priorities: dict[str, int] = {}
         self._pods: dict[str, int] = {}
-        """By tenant: number of Pods that it had before the present one."""
+        """For each tenant: number of Pods that it had before the present one."""
         self._generation = 0
         self._version = 1
         self._graces: dict[str, int] = {}

@@ -19,7 +19,7 @@ from sharepod.api.pods.pod import PodSettings, build_pod
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 CHOICE: dict[str, type] = {"type": str}
-"""By field of a strategy that the manifests use: its type."""
+"""For each field of a strategy that the manifests use: its type."""
 SCC_FIELDS: dict[str, tuple[type | dict[str, type], bool]] = {
     "allowHostDirVolumePlugin": (bool, True),
     "allowHostIPC": (bool, True),
@@ -42,7 +42,8 @@ SCC_FIELDS: dict[str, tuple[type | dict[str, type], bool]] = {
     "users": (list, False),
     "volumes": (list, True),
 }
-"""By field of SecurityContextConstraints (security.openshift.io/v1): its type, and whether the field is required."""
+"""For each field of SecurityContextConstraints (security.openshift.io/v1): its type, and whether the field is
+required."""
 NULLABLE = {"allowedCapabilities", "defaultAddCapabilities", "priority", "requiredDropCapabilities"}
 """Required fields that may be null."""
 RESTRICTED_VOLUMES = {

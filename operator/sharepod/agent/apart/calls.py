@@ -106,7 +106,7 @@ class ReadingWanted:
     leaving: _Ids
     """Tenants in release, of which no process should be left."""
     clients: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
-    """By tenant: its connected processes, and those among them whose connection came from the hook."""
+    """For each tenant: its connected processes, and those among them whose connection came from the hook."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class SeenOnNode:
     owners: dict[int, str]
     """Tenant whose Pod each process on the GPUs belongs to, by pid."""
     replaced: dict[str, dict[int, str]]
-    """By tenant: processes whose hook was replaced, with the evidence."""
+    """For each tenant: processes whose hook was replaced, with the evidence."""
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class RemoteDirectories:
         self._starts = starts
         self._loop = asyncio.get_running_loop()
         self.pidfds: dict[tuple[int, int], int] = {}
-        """By (pid, start time): pidfd of a process of an earlier agent that still runs, until `RemotePeers.watch` takes
-        it."""
+        """For each (pid, start time): pidfd of a process of an earlier agent that still runs, until `RemotePeers.watch`
+        takes it."""
 
     def _ask(
         self, call: Call[_Argument, _Result], argument: _Argument, descriptors: Sequence[int] = ()

@@ -109,7 +109,7 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "writev": (20, 66),
 }
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""By machine: its column in `_ALLOWED`, and its AUDIT_ARCH."""
+"""For each machine: its column in `_ALLOWED`, and its AUDIT_ARCH."""
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
 _IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: requests that a language runtime makes on any descriptor."""

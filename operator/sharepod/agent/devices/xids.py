@@ -43,7 +43,7 @@ class _XidsFile(BaseModel):
     boot: str
     """Boot id of the node at the time of the write. After another boot the file is ignored."""
     xids: dict[str, list[int]]
-    """By GPU UUID."""
+    """XIDs by GPU UUID."""
 
 
 class XidListener:

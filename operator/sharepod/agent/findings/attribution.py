@@ -36,9 +36,9 @@ class Attribution:
     """Every GPU process of one reading, attributed to its tenant or to none."""
 
     tenants: Mapping[str, TenantProcesses]
-    """By tenant id; a tenant without processes is missing."""
+    """Processes of each tenant, by tenant id. A tenant without processes is missing."""
     foreign: Mapping[str, tuple[int, ...]]
-    """By GPU UUID, pids of the processes that belong to no tenant, sorted."""
+    """Sorted pids of the processes that belong to no tenant, by GPU UUID."""
 
     def of(self, tenant_id: str) -> TenantProcesses:
         """Return the tenant's processes, which may be none."""

@@ -68,7 +68,7 @@ class _Looks:
 
     running: Future[Mapping[int, str | None]] | None = None
     verdicts: dict[int, str | None] = field(default_factory=dict)
-    """By pid: verdict on the process. None if it is good or not readable."""
+    """For each pid: verdict on the process. None if it is good or not readable."""
     looked_at: dict[int, float] = field(default_factory=dict)
     """Monotonic time of the last check of each process."""
 

@@ -91,7 +91,7 @@ def scan_processes(
         for known in uids:
             owners.setdefault(known, []).append(tenant_id)
     seen: dict[str, frozenset[str]] = {}
-    """By mount namespace: its tenants. A node has far more processes than mount namespaces."""
+    """For each mount namespace: its tenants. A node has far more processes than mount namespaces."""
     scan = ProcessScan()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
@@ -162,11 +162,12 @@ class PodResidue:
         self._proc = proc
         self._time, self._scan_time = ReadingTime(LOOP_PER_S), ReadingTime(THREAD_PER_S)
         self._owners: dict[int, tuple[bytes, str, str | None]] = {}
-        """By pid: (start time of the process, its tenant by its mounts, its pod). A process never changes its pod."""
+        """For each pid: (start time of the process, its tenant by its mounts, its pod). A process never changes its
+        pod."""
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
         self._seen: dict[str, tuple[Hashable, int]] = {}
-        """By tenant: (its run at the last scan, number of its processes then)."""
+        """For each tenant: (its run at the last scan, number of its processes then)."""
         self._strangers: dict[str, float] = {}
         """Loop time of the last scan for the tenant of an unknown pod, by the pod's UID."""
 

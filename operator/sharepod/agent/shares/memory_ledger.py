@@ -123,7 +123,7 @@ class MemoryLedger:
         self._recall_ns = recall_ns
         self._credits: dict[ClientKey, int] = {}
         self._kept: dict[int, int] = {}
-        """By pid, credits of running processes whose connection is lost (K1)."""
+        """Credits of running processes whose connection is lost, by pid (K1)."""
         self._kept_since_reading: set[int] = set()
         """Pids in `_kept` whose connection was lost after the current reading began. That reading may lack them."""
         self._handed: dict[ClientKey, int] = {}

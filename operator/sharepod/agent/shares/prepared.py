@@ -71,7 +71,7 @@ class PreparedHandOffs:
         self._places: dict[str, int] = {}
         """Number of each GPU that has had a prepared hand-off."""
         self._gpus: list[str] = []
-        """By number: the GPU."""
+        """GPU by its number."""
         self._dropping: list[Callable[[], None]] = []
         self._ready: list[Ready | None] = []
         self._changed: dict[str, None] = {}

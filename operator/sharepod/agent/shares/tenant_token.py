@@ -52,8 +52,8 @@ class TenantToken:
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were sent a grant and have not drained -> id of the last grant that each was sent."""
     sent_at: dict[TokenClient, int] = field(default_factory=dict)
-    """By undrained client: moment at which it was sent its last grant, in nanoseconds of the clock. If the client gave
-    signs of life while it waited, the moment of the last sign before the grant."""
+    """For each undrained client: moment at which it was sent its last grant, in nanoseconds of the clock. If the client
+    gave signs of life while it waited, the moment of the last sign before the grant."""
     disconnected: set[int] = field(default_factory=set)
     """Pids of processes that have not drained and have lost the connection on which they would report it."""
     ending: dict[TokenClient, int] = field(default_factory=dict)

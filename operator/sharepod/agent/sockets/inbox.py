@@ -114,7 +114,7 @@ class Inbox:
         self._urgent = RateLimiter(self._loop.time(), per_s=_URGENT * per_s, burst=_URGENT * _BURST_S * per_s)
         """Limiter of the frames that are read while the tenant exceeds the rate of `_limiter`."""
         self._senders: dict[int, Sender] = {}
-        """By file descriptor."""
+        """Senders by file descriptor."""
         self._put_off: deque[tuple[Sender, ClientFrame]] = deque()
         """Deferred frames, the oldest first."""
         self._answering: asyncio.Handle | None = None

@@ -73,9 +73,9 @@ class Events:
         self._clock = clock
         self._numbers = itertools.count()
         self._waiting: dict[int, _Event] = {}
-        """By sequence number: Events that are not written yet."""
+        """Events that are not written yet, by sequence number."""
         self._waiting_of: Counter[str] = Counter()
-        """By namespace: number of Events that are not written yet."""
+        """For each namespace: number of Events that are not written yet."""
         self._queue: WorkQueue[int] = WorkQueue(
             "event", self._write, _WRITERS, lambda number: self._waiting[number].about.namespace
         )

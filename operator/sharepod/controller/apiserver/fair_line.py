@@ -13,9 +13,9 @@ class FairLine(Generic[Key]):
 
     def __init__(self) -> None:
         self._arrivals: dict[Key, tuple[str, float]] = {}
-        """By key, in order of arrival: (owner, time of arrival)."""
+        """For each key, in order of arrival: (owner, time of arrival)."""
         self._owners: dict[str, dict[Key, None]] = {}
-        """By owner, in order of turns: its keys in order of arrival."""
+        """For each owner, in order of turns: its keys in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._arrivals)

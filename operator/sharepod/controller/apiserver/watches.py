@@ -71,7 +71,7 @@ class Watches:
         self._client = client
         self._clock = clock
         self._arrived: dict[str, float] = {}
-        """By uid of a new SharePod whose Pod has no share yet: time at which the watch brought it."""
+        """For each uid of a new SharePod whose Pod has no share yet: time at which the watch brought it."""
         self._believed_until = -math.inf
         """Time until which no check of the watches is needed, because all are fresh until then."""
 

@@ -46,12 +46,12 @@ class WorkerLanes(Generic[Key]):
         self._most_of_an_owner = workers - workers // 4 if owned else workers
         self._most_of_a_slow_owner = max(1, workers // 2)
         self._quick: dict[Key, tuple[str, float]] = {}
-        """By key, in order of beginning: (owner, time of beginning) of the work in the quick lane."""
+        """For each key, in order of beginning: (owner, time of beginning) of the work in the quick lane."""
         self._slow: dict[Key, tuple[str, float]] = {}
         self._quick_of: Counter[str] = Counter()
         self._slow_of: Counter[str] = Counter()
         self._slow_until: dict[str, float] = {}
-        """By slow owner, in order of the last slow work: time at which the owner counts as quick again."""
+        """For each slow owner, in order of the last slow work: time at which the owner counts as quick again."""
 
     def __len__(self) -> int:
         return len(self._quick) + len(self._slow)

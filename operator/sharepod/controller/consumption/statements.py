@@ -81,11 +81,11 @@ class Statements:
         self._prices = prices
         self._written: dict[str, _WrittenAccount] = {}
         self._unreadable: dict[str, str] = {}
-        """By namespace with an unreadable statement: the reason."""
+        """For each namespace with an unreadable statement: the reason."""
         self._doubtful: set[str] = set()
         """Namespaces whose last write got no answer. Their statements are read before the next write."""
         self._reported: dict[tuple[str, str, str], int] = {}
-        """By (namespace, model, kind): value of the metric so far."""
+        """For each (namespace, model, kind): value of the metric so far."""
         self._round = asyncio.Lock()
         self._lost = asyncio.Event()
         """Set when leadership is lost, so that the next leadership begins with a round at once."""

@@ -207,7 +207,8 @@ def disruption_reason(pod: PodFacts) -> EndReason:
 
 
 _OWN_REASONS = {EndCause.PREEMPTED: EndReason.PREEMPTED, EndCause.MOVED: EndReason.MOVED}
-"""By cause: reason of a disruption in favour of another request. Every other disruption has the reason Evicted."""
+"""For each cause: reason of a disruption in favour of another request. Every other disruption has the reason
+Evicted."""
 _REASONS: dict[str, EndCause] = {
     EndReason.EVICTED: EndCause.EVICTED,
     EndReason.PREEMPTED: EndCause.PREEMPTED,

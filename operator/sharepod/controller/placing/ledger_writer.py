@@ -55,7 +55,7 @@ class LedgerWriter:
         self._leaving: dict[str, set[str]] = {}
         self._refusals: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
-        """By node: the generation of a write whose answer was lost."""
+        """For each node: the generation of a write whose answer was lost."""
         self.holders_of: Callable[[GpuNodeFacts], tuple[PluginHolder, ...]] = lambda base: base.spec.holders
         """Returns the holders' rows that a ledger should contain. May be replaced before `run`."""
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None

@@ -43,14 +43,14 @@ class NamespaceTurns:
         self._numbers = itertools.count()
         self._indexed = dict(indexed or {})
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
-        """By (rank, namespace): heap of the requests that are not in the index, such as new arrivals."""
+        """For each (rank, namespace): heap of the requests that are not in the index, such as new arrivals."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
         """Heap of the namespaces: (rank, next turn, key of the first request, namespace). Outdated entries are skipped.
         """
         self._turns: dict[tuple[Rank, str], int] = {}
-        """By (rank, namespace): number of its next turn."""
+        """For each (rank, namespace): number of its next turn."""
         self._present: dict[Rank, int] = {}
-        """By rank: turn of the last taken request."""
+        """For each rank: turn of the last taken request."""
         self.group: RequestGroup | None = None
         """Request group of the last taken request."""
         self._untried = untried if untried is not None else set()

@@ -127,7 +127,7 @@ class QueueIndex:
         self._indexed: dict[str, _Indexed] = {}
         self._indexed_groups: dict[RequestGroup, _Indexed] = {}
         self._asking: dict[str, dict[str, WaitingTenant]] = {}
-        """By content of the request, then by tenant: waiting tenants that are indexed outside groups."""
+        """For each content of a request: waiting tenants by id, which are indexed outside groups."""
         self._groups: dict[str, list[RequestGroup]] = {}
         """Request groups by content, including empty ones."""
         self._timed: dict[str, WaitingTenant] = {}

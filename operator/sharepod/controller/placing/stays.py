@@ -28,7 +28,7 @@ class Stays:
         self._ran_for = ran_for
         self._run_times = RunTimes()
         self._began: dict[TenantId, float] = {}
-        """By tenant that this process has placed: time of the placement."""
+        """For each tenant that this process has placed: time of the placement."""
 
     def began(self, tenant: TenantId) -> None:
         """Record that a tenant was placed."""

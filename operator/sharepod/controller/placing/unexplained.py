@@ -21,9 +21,9 @@ class Unexplained:
     def __init__(self, groups: Callable[[], Iterable[RequestGroup]]) -> None:
         self._groups = groups
         self._alone: dict[str, WaitingTenant] = {}
-        """By tenant: waiting tenants outside groups."""
+        """Waiting tenants outside groups, by tenant id."""
         self._by_namespace: dict[str, ByExplanation] = {}
-        """By namespace: waiting tenants outside groups, in the order of their last explanation."""
+        """For each namespace: waiting tenants outside groups, in the order of their last explanation."""
 
     def add(self, waiting: WaitingTenant) -> None:
         """Add a waiting tenant."""

@@ -122,7 +122,7 @@ class ByExplanation:
         self._heap: list[tuple[float, int, WaitingTenant]] = []
         """(last explanation, sequence number, tenant). Outdated entries are skipped when they come first."""
         self._queued: dict[str, float] = {}
-        """By tenant: last explanation with which it is in the heap."""
+        """For each tenant: time of its last explanation, with which it is in the heap."""
 
     def add(self, waiting: WaitingTenant) -> None:
         """Add a waiting tenant."""
@@ -169,7 +169,7 @@ class RequestGroup:
         self.refused_at_version = refused_at_version
         self._on_changed = on_changed
         self._members: OrderedDict[str, WaitingTenant] = OrderedDict()
-        """By tenant, the oldest member first."""
+        """Members by tenant. The oldest member comes first."""
         self._unexplained = ByExplanation(self._is_unexplained)
         """Requests with a refusal to explain."""
         self._explained: list[WaitingTenant] = []

@@ -38,7 +38,7 @@ class WaitingQueue:
         self._on_idle = on_idle
         self._clock = clock
         self.places: dict[str, WaitingTenant] = {}
-        """By tenant, in order of arrival: all waiting tenants."""
+        """All waiting tenants by id, in order of arrival."""
         self._came: list[WaitingTenant] = []
         """Tenants that have arrived since the last pass took the arrivals."""
         self.arrived = asyncio.Event()

@@ -114,9 +114,9 @@ class Placeholders:
             )
         )
         self._coming: dict[str, float] = {}
-        """By node that takes no shares yet: time since which it is known."""
+        """For each node that takes no shares yet: time since which it is known."""
         self._refused: dict[str, str] = {}
-        """By tenant: reason for which the API server last refused its placeholder."""
+        """For each tenant: reason for which the API server last refused its placeholder."""
         self._begun: float | None = None
         """Time of this leader's first round."""
         self._idle = False

@@ -45,20 +45,21 @@ class ClaimsSeen:
         self.pods: Store[ClaimPodFacts] = Store()
         self._on_changed = on_changed
         self._users: dict[tuple[str, str], set[str]] = {}
-        """By (namespace, name of a claim): uids of the Pods that name the claim."""
+        """For each (namespace, name of a claim): uids of the Pods that name the claim."""
         self._made: dict[str, dict[str, set[str]]] = {}
-        """By uid of a Pod, then by the Pod's own name for a claim: uids of the claims created for it."""
+        """For each uid of a Pod, then for each of the Pod's own names for claims: uids of the claims created for it."""
         self._deleted: Latest[None] = Latest()
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
-        """By uid of a claim: the Pods that use it, sorted. An entry is dropped when one of these Pods changes."""
+        """For each uid of a claim: the Pods that use it, sorted. An entry is dropped when one of these Pods changes."""
         self.turns: dict[str, int] = {}
-        """By uid of a claim: index of the first user whose turn it is (`claim_requests.next_turn`). Without an entry:
-        0."""
+        """For each uid of a claim: index of the first user whose turn it is (`claim_requests.next_turn`). Without an
+        entry: 0."""
         self._lacking: dict[str, set[str]] = {}
-        """By namespace: uids of Pods whose claim for their resource line is missing, or is not SharePod's own claim."""
+        """For each namespace: uids of Pods whose claim for their resource line is missing, or is not SharePod's own
+        claim."""
         self._bound_lines: dict[str, set[str]] = {}
-        """By node: uids of the Pods with a resource line that are bound to it."""
+        """For each node: uids of the Pods with a resource line that are bound to it."""
         self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
         """Called with the namespace of a Pod that waits for the creation of its line's claim."""
         self.on_share_claim: Callable[[str], None] = lambda _pod: None

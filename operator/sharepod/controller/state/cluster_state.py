@@ -108,7 +108,7 @@ class ClusterState:
             on_whole_gpus_wanted=self._whole_gpus_wanted,
         )
         self.lost_pods: Latest[PodFacts] = Latest()
-        """By tenant whose Pod is deleted: the last facts of that Pod."""
+        """For each tenant whose Pod is deleted: the last facts of that Pod."""
         self.gone_nodes: set[str] = set()
         """Names of nodes with a ledger for which a GET has returned 404."""
         self._pods_of: dict[str, tuple[str, ...]] = {}

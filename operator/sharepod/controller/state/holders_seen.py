@@ -64,7 +64,7 @@ class HoldersSeen:
         self._pods: dict[str, HolderPod] = {}
         self._wanted: dict[str, WantedHolder] = {}
         self.lost: dict[str, HolderPod] = {}
-        """By uid: holders whose Pods the watch has shown as ended or deleted. They are removed once a GET has checked
+        """Holders, by uid, whose Pods the watch has shown as ended or deleted. They are removed once a GET has checked
         them."""
         self.giving_back: set[str] = set()
         """Ids of holders that must be returned. Their GPUs get no new tenants."""

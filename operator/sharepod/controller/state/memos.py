@@ -122,13 +122,13 @@ class TenantMemo:
     ended: tuple[str, float] | None = None
     """(the SharePod's endTime, the same time on this process's monotonic clock)."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """By node that the tenant must avoid: (reason, time until which to avoid it)."""
+    """For each node that the tenant must avoid: (reason, time until which to avoid it)."""
     failures: int = 0
     """Number of times that its Pod was withdrawn or the API server refused its row."""
     not_before: float = 0.0
     """Earliest time at which the SharePod is placed again."""
     release_generation: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By node with a Releasing row: uid and generation of the GPUNode with that row, or of a later generation."""
+    """For each node with a Releasing row: uid and generation of the GPUNode with that row, or of a later generation."""
     eviction: Eviction | None = None
     status_written: float | None = None
     """Time of the last write of the status."""
@@ -140,7 +140,8 @@ class TenantMemo:
     """Inputs of the status at the last write (`decisions.status.looked_at`). None: the status must be composed."""
     _of_claim: ClaimMemo | None = None
     announced: dict[str, str] | None = None
-    """By condition type or finding: message of the last Event. None before this process's first write of the status."""
+    """For each condition type or finding: message of the last Event. None before this process's first write of the
+    status."""
 
     @property
     def claim(self) -> ClaimMemo:

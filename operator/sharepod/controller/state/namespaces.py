@@ -20,8 +20,8 @@ class EndingNamespaces:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._uids: dict[str, set[str]] = {}
-        """By name: uids of namespaces in deletion. A look-up must be fast: every step of a tenant checks its namespace,
-        and thousands of namespaces may be stuck in deletion."""
+        """For each name: uids of the namespaces with it that are in deletion. A look-up must be fast: every step of a
+        tenant checks its namespace, and thousands of namespaces may be stuck in deletion."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[str], None] = lambda _name: None
 
@@ -65,7 +65,7 @@ class NamespaceLabels:
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, Mapping[str, str]]] = {}
-        """By uid: (name, labels)."""
+        """(name, labels) of each namespace, by uid."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[], None] = lambda: None
         self.on_gone: Callable[[str], None] = lambda _name: None

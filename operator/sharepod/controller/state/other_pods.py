@@ -55,7 +55,7 @@ class OtherPods:
         self._on_whole_gpus_wanted = on_whole_gpus_wanted
         self._versions: dict[str, int] = {}
         self._ended: Latest[float] = Latest()
-        """By uid: version at which a Pod was deleted or stopped matching the selector."""
+        """For each uid: version at which a Pod was deleted or stopped matching the selector."""
 
     def put(self, raw: Json) -> None:
         """Count the requests of a Pod on its node. If the Pod uses claims or is a holder's, store it."""

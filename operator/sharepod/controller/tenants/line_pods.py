@@ -54,8 +54,8 @@ class LinePods:
         self._events = events
         self._clock = clock
         self._avoided: OrderedDict[str, dict[str, tuple[str, float]]] = OrderedDict()
-        """By controller's uid, then by node that its Pods did not fit: the reason, and the time until which to avoid
-        the node."""
+        """For each controller's uid, then for each node that its Pods did not fit: the reason, and the time until which
+        to avoid the node."""
 
     def may_be_placed(self, sharepod: SharePodFacts | None, memo: TenantMemo) -> bool:
         """Return True if a tenant may be placed now. A plain Pod may be placed only while nodes advertise the line's

@@ -52,7 +52,7 @@ class LineTemplates:
         self._client = client
         self._events = events
         self._looks: dict[str, int] = {}
-        """By namespace: number of consecutive checks that found a waiting Pod."""
+        """For each namespace: number of consecutive checks that found a waiting Pod."""
         self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
 
     async def run(self) -> None:

@@ -41,8 +41,8 @@ class QuotaGate:
         self._client = client
         self._clock = clock
         self._known: dict[str, tuple[float, str]] = {}
-        """By namespace: (time of the last read of its quotas, name of a quota that counts the line, or empty if none
-        does)."""
+        """For each namespace: (time of the last read of its quotas, name of a quota that counts the line, or empty if
+        none does)."""
 
     async def refusal(self, snapshot: TenantSnapshot) -> Refusal | None:
         """Return the reason why a SharePod may not have the share that it requests. None if no quota prevents it."""

@@ -64,8 +64,8 @@ _FOLLOWING: dict[type, tuple[type, ...]] = {
     AllocateClaim: (steps.OpenGate,),
     steps.OpenGate: (steps.Wait,),
 }
-"""By step: the steps that may follow it at once in the same reconciliation. Between the two, the operator need not wait
-for another party and need not write a status."""
+"""For each step: the steps that may follow it at once in the same reconciliation. Between the two, the operator need
+not wait for another party and need not write a status."""
 _FOLLOWED = tuple(_FOLLOWING)
 
 

@@ -31,7 +31,7 @@ class ReviewTurns:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By address, the next address first: its waiting reviews."""
+        """Waiting reviews of each address. The address whose turn is next comes first."""
         self._busy = False
         self._began = 0.0
         self._held: dict[str, int] = {}

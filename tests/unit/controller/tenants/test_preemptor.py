@@ -45,7 +45,7 @@ class World:
     given_up: list[str] = field(default_factory=list)
     notes: list[tuple[str, str, str]] = field(default_factory=list)
     preemptions: dict[str, OngoingPreemption] = field(default_factory=dict)
-    """By the waiting tenant: its preemption."""
+    """For each waiting tenant: its preemption."""
     hangs: set[str] = field(default_factory=set)
     """Namespaces whose evictions the API server never answers."""
 

@@ -118,7 +118,7 @@ class Moving:
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.01) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[TenantId, OngoingMove] = {}
         self._had: dict[TenantId, float] = {}
-        """By waiting tenant for which another tenant moves or has moved: time of the decision."""
+        """For each waiting tenant for which another tenant moves or has moved: time of the decision."""
         self._taken_over = False
         """True once the moves of a former leader were taken over."""
         self.on_moved: Callable[[OngoingMove, str], None] = lambda _move, _node: None

@@ -132,7 +132,7 @@ class Preemptions:
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.001) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[str, OngoingPreemption] = {}
         self._slow: dict[str, frozenset[str]] = {}
-        """By preempting tenant: uids of victims' Pods with a grace period of more than an hour."""
+        """For each preempting tenant: uids of victims' Pods with a grace period of more than an hour."""
         self._next_look = 0.0
         self.on_begun: Callable[[OngoingPreemption], None] = lambda _preemption: None
         """Called with each new preemption. The callee must notify and evict its victims."""

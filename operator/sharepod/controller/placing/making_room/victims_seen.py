@@ -59,12 +59,12 @@ class VictimsSeen:
         self._wall = wall
         self._standing = standing
         self._protected: dict[str, float] = {}
-        """By Pod's uid: time until which its eviction is not tried again."""
+        """For each Pod's uid: time until which its eviction is not tried again."""
         self._evicted: dict[str, float] = {}
-        """By uid of a Pod whose eviction was accepted: time until which the Pod counts as leaving although the watch
-        does not show it yet."""
+        """For each uid of a Pod whose eviction was accepted: time until which the Pod counts as leaving although the
+        watch does not show it yet."""
         self._ending: dict[TenantId, float] = {}
-        """By tenant of which only the row is left: time at which this was first seen."""
+        """For each tenant of which only the row is left: time at which this was first seen."""
 
     def refused(self, pod: str) -> None:
         """Record that a PodDisruptionBudget has refused the eviction of a Pod."""

@@ -119,7 +119,7 @@ class GpuNodeFacts(ObjectFacts):
     """Rows of the ledger by tenant, in their order."""
 
     gpus: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)
-    """By UUID: GPUs that the agent reports."""
+    """GPUs that the agent reports, by UUID."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", {row.id: row for row in self.spec.tenants})
