@@ -1,8 +1,8 @@
 """Hostile objects: too large, too deep, with wrong types, or with invalid numbers.
 
 `sharepods`, `pods`, `nodes` and `gpunodes` yield them by name. For built-in kinds, an API server stores most of these.
-For SharePods it stores the objects that pass the schema; the others represent a CRD that is older or newer than the
-operator.
+For SharePods it stores only the objects that pass the schema. All other objects represent a CRD that is older or newer
+than the operator.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Stream:
 
     def wait(self, late: int = 0) -> None:
         """Wait for the older of two fences. The thread observes it `late` ns after it has passed; POLL ns before it
-        passed, the thread had checked it in vain."""
+        passed, the thread had checked it, and it had not passed."""
         if self.closes and self.fences[0] > self.deadline:
             self.now = max(self.now, self.deadline)
             self.model.pace_gave_up(self.pace, True)

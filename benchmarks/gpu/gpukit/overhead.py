@@ -1,8 +1,8 @@
 """Table (a): the hook's cost to a tenant without neighbours.
 
-The same program runs without and with the hook in turns on an otherwise idle GPU; each round gives one ratio, the table
-shows the median and the range. Then the tenant's limit is lowered to half a GPU: the work relative to half of the work
-without a hook shows the cost of metering.
+The same program runs alternately without and with the hook on an otherwise idle GPU; each round gives one ratio, the
+table shows the median and the range. Then the tenant's limit is lowered to half a GPU: the work relative to half of the
+work without a hook shows the cost of metering.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _EXACT_NS: int = _lib.SHP_EXACT_NS
 """Longest wait, in nanoseconds, that ends exactly when it is due: 20 ms. A longer wait may end 1 ms late, which is
 negligible for it and saves a system call."""
 _MOST = 64
-"""Most ready descriptors that one wait returns. The next wait returns the others first."""
+"""Most ready descriptors that one wait returns. The next wait first returns the descriptors that did not fit."""
 _NEVER_NS = 2**63 - 1
 """Moment that stands for "no alarm": the largest signed 64-bit number."""
 _BEATS_MOST: int = _lib.SHP_BEATS_MOST

@@ -63,7 +63,7 @@ class Exchanges:
         self._closed = False
 
     def close(self) -> None:
-        """Close all idle connections; the others close after their exchange."""
+        """Close all idle connections. A connection with an exchange under way closes after the exchange."""
         self._closed = True
         while self._idle:
             self._idle.pop().abort()

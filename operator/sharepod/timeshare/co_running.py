@@ -170,7 +170,7 @@ class CoRunning:
     def _ends(
         self, now: int, lead: TokenTenant, running: list[TokenTenant], *, gains: bool, probed: bool
     ) -> list[tuple[TokenTenant, CoRunEnd]]:
-        """Return the co-runners that end, with the reason. Set the kind of time of the others."""
+        """Return the co-runners that end, with the reason. Set the kind of time of the co-runners that continue."""
         ends: list[tuple[TokenTenant, CoRunEnd]] = []
         bears = self._bears(now, lead)
         for tenant in running:

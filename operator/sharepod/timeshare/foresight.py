@@ -213,7 +213,7 @@ class Foresight:
         competing = [tenant for tenant in waiting if tenant.account.request_milli]
         if holder is not None and holder.account.request_milli:
             if holder.account.lag_ns() <= CREDIT_KEPT_NS:
-                full = self._parameters.assured_burst_ns  # the holder has no credit in common with the others
+                full = self._parameters.assured_burst_ns  # the holder has no credit in common with other tenants
             elif holder.account.lag_ns() > full:
                 return now - 1
         elif len(competing) == 1:

@@ -47,7 +47,7 @@ class Parameters:
 
     assured_burst_ns: int = 1000 * _MS
     """Capacity of the assured bucket, as time at the tenant's request. It bounds how long a returning tenant can delay
-    the others."""
+    other tenants."""
 
     ceiling_burst_ns: int = 100 * _MS
     """Capacity of the ceiling bucket, as time at the tenant's limit. The bucket holds at least one longest quantum."""

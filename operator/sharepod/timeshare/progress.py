@@ -235,8 +235,8 @@ class Progress:
 
     @property
     def hides_losses(self) -> bool:
-        """Return True if launch rates may hide losses, because small launches of one process or stream may outweigh the
-        others."""
+        """Return True if launch rates may hide losses, because small launches of one process or stream may outweigh
+        the launches of other processes."""
         return self.processes > 1 or self._several > _SEVERAL
 
     @property

@@ -51,7 +51,7 @@ class WaitingTenants:
             since: Start of its wait. None: `now`.
         """
         if woke or tenant.account.grants == 0:
-            self._policy.raise_to_min(tenant)  # before the tenant competes, so that the minimum is that of the others
+            self._policy.raise_to_min(tenant)  # before the tenant competes, so that the minimum is of the other tenants
         tenant.waiting_since = now if since is None else since
         tenant.asleep_since = None
         tenant.woke_at = now if woke else tenant.woke_at

@@ -151,8 +151,8 @@ def bad_weather(
     agent_renew: float = 1.0,
     pace: float = 0.0,
 ) -> Iterator[Weather]:
-    """A separate cluster with SharePod installed and the operator behind a proxy. `start`: whether it is started; the
-    others: as in `a_world`."""
+    """A separate cluster with SharePod installed and the operator behind a proxy. `start`: True if the operator is
+    started. Other arguments: as of `a_world`."""
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FaultProxy(cluster) as proxy,

@@ -245,7 +245,7 @@ def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, 
     probe.start_cuda()
     probe.ok("stream", "captured", 0 if stream == "legacy" else 1)
     where = "captured" if stream == "captured" else ""
-    launches = ["launch", "spin_us_1", where, 9]  # nine launches, so no fence is due after the last ones
+    launches = ["launch", "spin_us_1", where, 9]  # nine launches, so no fence is due after the last launches
     probe.ok("in_turn", launches, ["capture_begin", "captured", RELAXED])
     client = agent.client()
     agent.next_frame(client, Drained)

@@ -1,4 +1,4 @@
-"""HTTP server with many hostile connections: clients that may read are answered, whatever the others do."""
+"""HTTP server with many hostile connections: clients that may read are answered, whatever hostile clients do."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Guarantees:
 - E4 siblings: a process that wants the token while other processes of its tenant hold it waits at most until the end of
   their quantum. It joins a grant without end at once, and any other grant when the grant is renewed.
 - Every call takes effect at once; all later actions use one timer.
-- A failure for one tenant does not affect the others.
+- A failure for one tenant does not affect other tenants.
 - A prepared hand-off, which the loop's wait carries out (`prepared.py`), leaves the same state as a call of `drained`.
 """
 

@@ -87,7 +87,7 @@ class Resizes:
         When new requests arrive, return early; the next call continues.
 
         Args:
-            of_request_0: True: only tenants with request 0. False: only the others.
+            of_request_0: True: only tenants with request 0. False: only tenants with another request.
             arrivals: Returns the number of requests that have arrived so far.
         """
         cluster, began, came = self._state.cluster, time.monotonic(), arrivals()

@@ -88,7 +88,7 @@ class Unexplained:
         return filter(None, itertools.chain.from_iterable(itertools.zip_longest(*in_turn)))
 
     def _waiting(self, places: Mapping[str, WaitingTenant], due: Iterator[WaitingTenant]) -> Iterator[WaitingTenant]:
-        """Yield the tenants that still wait; remove the others."""
+        """Yield the tenants that still wait. Remove all other tenants."""
         for waiting in due:
             if places.get(waiting.tenant) is waiting:
                 yield waiting

@@ -234,7 +234,7 @@ class Placeholders:
         except ApiError as error:
             if not (isinstance(error, ForbiddenError | InvalidError) or error.of_admission):
                 raise
-            # If the API server refuses this placeholder, the others must still be created.
+            # If the API server refuses this placeholder, other placeholders must still be created.
             if self._refused.get(str(request.tenant)) != error.message:
                 self._refused[str(request.tenant)] = error.message
                 log.warning("the API server refuses a placeholder", tenant=request.tenant, error=error.message)

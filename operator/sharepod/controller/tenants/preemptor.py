@@ -170,7 +170,7 @@ class Preemptor:
         self._tell(request.tenant, "Preempting", "Preempt", text)
 
     def _named(self, namespace: str, tenants: Sequence[str]) -> str:
-        """Return tenants as text for a namespace: tenants of that namespace by name, the others as a number."""
+        """Return tenants as text for a namespace: tenants of that namespace by name, all other tenants as a number."""
         own = sorted(self._name_of(tenant) for tenant in tenants if self._namespace_of(tenant) == namespace)
         others = len(tenants) - len(own)
         words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]

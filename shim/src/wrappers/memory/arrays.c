@@ -52,7 +52,7 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     case 0xca: return 32;
     case 0xc5:
     case 0xcb: return 64;
-    default: return 64; /* the largest of the others */
+    default: return 64; /* the largest of all other formats */
     }
 }
 

@@ -1,4 +1,5 @@
-"""Namespaces take turns at the operator's writers. A namespace whose writes hang leaves some writers to the others."""
+"""Namespaces take turns at the operator's writers. A namespace whose writes hang leaves some writers to other
+namespaces."""
 
 from __future__ import annotations
 

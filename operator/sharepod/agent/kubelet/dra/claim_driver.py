@@ -4,7 +4,7 @@ Guarantees:
 - A claim is prepared only while the ledger has a share reserved on this node for this very claim. A claim of the node's
   self-test is prepared without a share.
 - A call waits for a missing row or CDI device, because the kubelet retries a failed call only after a minute or more.
-- Each claim of a call has its own answer, so a failure of one claim does not affect the others.
+- Each claim of a call has its own answer, so a failure of one claim does not affect other claims.
 - To unprepare a claim, neither the API server nor the ledger is needed. It succeeds for an unknown claim.
 """
 

@@ -190,7 +190,7 @@ class PreparedClaims:
         await self._save_if_possible()
 
     async def _to_the_end(self, operation: Coroutine[None, None, None]) -> None:
-        """Run `operation` to its end after the others: a call that the kubelet has abandoned must not write
+        """Run `operation` to its end after all earlier operations: a call that the kubelet has abandoned must not write
         concurrently with the next call."""
 
         async def in_turn() -> None:

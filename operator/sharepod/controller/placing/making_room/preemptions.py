@@ -218,8 +218,8 @@ class Preemptions:
             self._later(now + _AGAIN_S)
 
     async def _asked(self, queue: WaitingQueue, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
-        """Return the requests for which victims are searched now. Each of them may preempt, and no recent search for it
-        was in vain.
+        """Return the requests for which victims are searched now. Each of them may preempt, and no recent search for
+        it has failed.
         """
 
         def is_due(waiting: WaitingTenant) -> bool:
