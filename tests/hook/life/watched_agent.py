@@ -234,7 +234,7 @@ class WatchedAgent(ScriptedAgent):
     def _hear(self, client: Client, frame: Want | Drained) -> None:
         if id(client) not in self._turns:
             pid = _pid_of(client)
-            with contextlib.suppress(KeyError):  # it has ended meanwhile
+            with contextlib.suppress(KeyError):  # the process has ended since then
                 self._turns[id(client)] = Turn(pid, self._counts.place(pid), gate=self._gate(pid))
         turn = self._turns.get(id(client))
         if turn is None or turn.given_up:
