@@ -43,7 +43,7 @@ class Preempting(threading.Thread):
         self._chance = random.Random(seed)
         self._over = over
         self.ran = 0
-        """Number of SharePods in waves that have run."""
+        """Number of SharePods of the waves that have run so far."""
         self.failures: list[str] = []
 
     def prepare(self) -> None:

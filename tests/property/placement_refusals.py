@@ -71,7 +71,7 @@ def _check_each(refusal: Refusal, listed: Iterable[Obstacle], items: list[Item])
 
 
 def _check_figures(rules: Rules, refusal: Refusal) -> None:
-    """Check that the free amounts are true, rounded down."""
+    """Check that a refusal's figures of free time and memory are right. They are rounded down."""
     for item in refusal.obstacles:
         if match := re.search(r"most free: (\S+) of (\S+) GPU (\d+);", item.text):
             node = rules.states[match[2]]

@@ -52,7 +52,7 @@ _CLAIM = {
 
 
 def _read(raw: Any) -> None:
-    """Read a claim. It may raise only its refusal, no longer than an Event allows."""
+    """Read a claim. Only a refusal may be raised, and its text must not be longer than an Event allows."""
     is_ours(raw)
     try:
         gpu = lower(raw).gpu

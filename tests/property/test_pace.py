@@ -16,7 +16,7 @@ late = st.integers(min_value=0, max_value=2 * MS)
 @settings(max_examples=200)
 @given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]), st.booleans())
 def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int, wide: bool) -> None:
-    """These are one window before the awaited fence, and the current window."""
+    """The two unfinished windows are the window before the awaited fence and the current window."""
     stream = Stream()
     stream.open(quantum_ms * MS, wide=wide)
     most = WIDE_MOST if wide else WINDOW_MOST

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.promise(
 
 
 class Placement(Life):
-    """One run: a small cluster, then any events in any order."""
+    """One run on a small cluster, in which events of all kinds happen in any order."""
 
     asked = runs = 0
 

@@ -33,7 +33,7 @@ class Process:
         self.closing: Callable[[], None] | None = None
         self.clock = clock
         self.held: int | None = None
-        """Id of the grant that it has and has not drained."""
+        """Id of the grant that the process holds or has not drained yet; None: there is none."""
 
     def send(self, frame: protocol.AgentFrame) -> None:
         """Take a frame, as `TokenClient` has it."""

@@ -308,7 +308,7 @@ def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
 # without the rule the wait is 0.78 s; in the next example 0.7 s
 @example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)
 @example(wakers=5, asked=5, step=(8, 2), asleep=1500, busy=10)
-@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # a tenant that returns and does not sleep again
+@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # one tenant returns and does not sleep again
 @example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # each wake-up cancelled common credit
 def test_beside_tenants_with_credit_one_that_is_owed_time_waits_for_the_target_latency_and_one_turn(
     wakers: int, asked: int, step: tuple[int, int], asleep: int, busy: int

@@ -75,7 +75,8 @@ def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(r
 def test_next_to_a_busy_program_each_gets_its_request_done(
     request: int, kernel: int, leaves_gaps: dict[str, Any]
 ) -> None:
-    """The tolerance, over two seconds, is the bearable debt plus one window and one turn."""
+    """The shares of two seconds are compared. They may be less than requested by the bearable debt, one window and one
+    turn."""
     programs = [
         Program("a", request=request, **leaves_gaps),
         Program("b", request=1000 - request, starts_ns=MS, **busy(kernel * MS)),
@@ -324,7 +325,7 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
 @QUICK
 @given(request=st.sampled_from([500, 700, 900]), lie=st.sampled_from(["idle", "always", "slowed", "random"]))
 def test_what_a_tenant_reports_of_itself_costs_another_nothing_of_its_request(request: int, lie: str) -> None:
-    """S11: the honest tenant's loss is measured by its own counters only."""
+    """The loss of the honest tenant is measured only by its own counters (S11)."""
 
     noise = Random(request)
 

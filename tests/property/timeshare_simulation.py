@@ -55,9 +55,9 @@ class Program:
     look_ns: int = 0
     """Time after its last kernel for which it still holds, until its hook finds that it has no more work."""
     prompt_look_ns: int = 0
-    """The same time under a grant with `prompt`."""
+    """Time after its last kernel for which it still holds under a grant with `prompt`."""
     looks_ns: int = 0
-    """The same time in the present hold."""
+    """Time after its last kernel for which it still holds in the present hold."""
     graphs: bool = False
     """True if each kernel is a graph whose length the hook has learned."""
     busy_from_ns: int | None = None

@@ -28,7 +28,7 @@ class Charge(Enum):
     """Full charge, into debt if necessary. For guaranteed time, and for time that other tenants waited for."""
 
     BORROWED = auto()
-    """Charge at most down to level 0. The rest is lent time, which the tenant never owes."""
+    """The account is charged until its level is 0. All further time counts as lent, and the tenant never owes it."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def view_of(tenants: TenantRegistry, tenant_id: str) -> TenantView:
 
 
 def memory_used(tenants: TenantRegistry, tenant_id: str) -> Mapping[str, int]:
-    """Return the bytes that a tenant uses, by UUID."""
+    """Return the bytes of memory that a tenant uses on each GPU, by the GPU's UUID."""
     return view_of(tenants, tenant_id).memory_used
 
 

@@ -119,8 +119,8 @@ def reserved(
     forced: bool = False,
     pod_uid: str | None = None,
 ) -> ReservationSnapshot:
-    """Return a reservation. `releasing`: its row is Releasing. `ending`: only the decision is. `pod_uid`: the Pod that
-    it is for."""
+    """Return a reservation for the Pod `pod_uid`. `releasing`: its row in the ledger is Releasing. `ending`: the
+    operator has decided to release it, and the row is not Releasing yet."""
     state = TenantState.RELEASING if releasing else TenantState.RESERVED
     wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state, pod_uid=pod_uid))
     return ReservationSnapshot(

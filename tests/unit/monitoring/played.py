@@ -20,7 +20,8 @@ TARGET = {"node": "gpu-node-0"}
 
 
 def families() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return, by family name without suffix, its kind and its labels, for agents and operator."""
+    """Return the kind and the labels of each metric family of the agents and the operator, by the family's name without
+    suffix."""
     found = {name: (family.kind, family.labels) for name, family in FAMILIES.items()}
     for registry in (metrics.REGISTRY, metrics.LEADERS):
         for collector in registry._collector_to_names:

@@ -44,9 +44,8 @@ def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
 
 
 def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
-    """Give other Pods of a claim their turn if no Pod with the turn can be placed. Return the seconds until these
-    others are checked. None if no others wait.
-    """
+    """If no Pod that has the turn can be placed, give the turn to other Pods of the claim. Return the seconds until
+    these Pods are checked. None if no other Pod waits."""
     seen, pod = state.seen_claims, waiting_pod(state, claim)
     if pod is None or claim.request is None or claim.deleting or _can_be_placed(state, pod):
         return None

@@ -131,7 +131,7 @@ class QueueIndex:
         self._groups: dict[str, list[RequestGroup]] = {}
         """Request groups by content, including empty ones."""
         self._timed: dict[str, WaitingTenant] = {}
-        """Waiting tenants with a set time of their next try."""
+        """Waiting tenants that are tried again at a set time."""
         self._numbers = itertools.count()
 
     @property

@@ -1,4 +1,4 @@
-"""Offenders: the process to which a finding is attributed. An idle sibling process is none."""
+"""Offenders: the process to which a finding is attributed. An idle sibling process is no offender."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from sharepod.controller.placing import slices
 
 
 class Others:
-    """Another task, which counts its turns. A request arrives in turn `comes`."""
+    """Another task of the event loop, which counts its turns. A request arrives in the turn with the number `comes`."""
 
     def __init__(self) -> None:
         self.turns = 0
