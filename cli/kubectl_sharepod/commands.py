@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, path
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, UsageError, path
 from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
 from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, published_free, workloads
 from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, mapping, rows, text, whole
@@ -193,7 +193,10 @@ def bill(scope: Scope, month: str | None) -> Page:
 
 def budget(scope: Scope) -> Page:
     """Return the budgets: amount, used and remaining part, and when a budget will be used up."""
-    found = scope.kubectl.items(path("gpubudgets", scope.namespace))
+    try:
+        found = scope.kubectl.items(path("gpubudgets", scope.namespace))
+    except NotFoundError:
+        raise KubectlError("the cluster has no GPUBudgets; install SharePod's CRDs") from None
     lines: list[list[str]] = []
     for item in found:
         spec, status = mapping(item.get("spec")), mapping(item.get("status"))
@@ -245,7 +248,7 @@ def explain(reason: str | None) -> Page:
     if found is None:
         near = difflib.get_close_matches(reason, known, n=3, cutoff=0.5)
         advice = f"; did you mean {' or '.join(near)}?" if near else "; `kubectl sharepod explain` lists all"
-        raise KubectlError(f"no reason {reason!r} is known{advice}")
+        raise UsageError(f"no reason {reason!r} is known{advice}")
     return Page(
         before=[f"{found}: {known[found]}"], items=lambda: [{"reason": found, "meaning": known[found]}], names=[found]
     )
@@ -264,7 +267,13 @@ def doctor(kubectl: Kubectl) -> Page:
     lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]
     if not fleet.gpus:
         lines.append(["", "no node reports a GPU: label a GPU node with sharepod.dev/pool=dedicated"])
-    for item in kubectl.items(f"/apis/apps/v1/deployments?{_OPERATOR}"):
+    notes: list[str] = []
+    try:
+        operators = kubectl.items(f"/apis/apps/v1/deployments?{_OPERATOR}")
+    except ForbiddenError:
+        operators = []
+        notes.append("You may not list Deployments, so the operators are not checked.")
+    for item in operators:
         if not (whole(mapping(item.get("status")).get("readyReplicas")) or 0):
             name = f"{text(item, 'metadata', 'namespace')}/{text(item, 'metadata', 'name')}"
             lines.append(["", f"the operator {name} has no ready replica; read kubectl logs and describe of its Pods"])
@@ -275,6 +284,7 @@ def doctor(kubectl: Kubectl) -> Page:
         items=lambda: [{"node": node, "problem": problem} for node, problem in unique],
         names=[node for node, _problem in unique],
         empty=f"{_counted(len(fleet.gpus), 'GPU')}: no problem found",
+        notes=notes,
         status=1 if unique else 0,
     )
 
@@ -321,10 +331,15 @@ def _place(namespace: str | None) -> list[Column]:
     return [Column("NAMESPACE", grows=True)] if namespace is None else []
 
 
+_LEAST_OF_UUID = len("GPU-")
+"""Characters with which every UUID begins: an empty or shorter argument names no GPU, also where there is only one."""
+
+
 def find(found: Iterable[Gpu], place: str) -> Gpu:
     """Return the GPU with this place: NODE:INDEX, or the beginning of its UUID. Raise `KubectlError` if there
     is none."""
-    fitting = [gpu for gpu in found if gpu.place == place or gpu.uuid.startswith(place)]
+    begins = place.lower() if len(place) > _LEAST_OF_UUID else None
+    fitting = [gpu for gpu in found if gpu.place == place or (begins and gpu.uuid.lower().startswith(begins))]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

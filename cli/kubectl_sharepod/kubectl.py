@@ -32,6 +32,10 @@ class KubectlError(Exception):
     """Failure of a call. The message comes from kubectl, or advises what to do."""
 
 
+class UsageError(KubectlError):
+    """Wrong arguments."""
+
+
 class ForbiddenError(KubectlError):
     """Refusal of a call because the user has no right to make it."""
 
@@ -161,7 +165,8 @@ _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
 def _error_of(message: str) -> KubectlError:
-    return next((error for word, error in _ERRORS.items() if word in message), KubectlError)(message)
+    kind = next((error for word, error in _ERRORS.items() if word in message), KubectlError)
+    return kind(message.removeprefix("error: "))
 
 
 def path(plural: str, namespace: str | None = None, name: str | None = None, *, group: str = GROUP) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from kubectl_sharepod import commands
 from kubectl_sharepod.cordon import cordon, drain
-from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
+from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, UsageError
 from kubectl_sharepod.output import CLEAR, Format, Page, Screen, drawn, show
 from kubectl_sharepod.page.server import port_of, scope_of, serve
 from kubectl_sharepod.preflight import preflight
@@ -25,7 +27,7 @@ from kubectl_sharepod.support import support
 from kubectl_sharepod.trace import seconds, trace
 from kubectl_sharepod.why import target, why
 
-EXIT_ERROR, EXIT_FORBIDDEN = 1, 3
+EXIT_ERROR, EXIT_USAGE, EXIT_FORBIDDEN = 1, 2, 3
 _REFRESH_S = 2.0
 _CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "server", "token")
 """Flags that the plugin passes to kubectl."""
@@ -94,7 +96,7 @@ def arguments() -> argparse.ArgumentParser:
         command.add_argument(f"--{name}", help=f"such as {'8Gi' if name == 'memory' else '0.4'}")
     for name, example in (("logs", "logs train -f"), ("exec", "exec train -- sh"), ("port-forward", "")):
         command = add(name, f"kubectl {name} of a SharePod's Pod", example or "port-forward web 8080:80", shared)
-        command.add_argument("name", help="NAME of a SharePod")
+        command.add_argument("name", help="NAME of a SharePod, or pod/NAME")
         command.add_argument("rest", nargs=argparse.REMAINDER, help=f"arguments of kubectl {name}")
     command = add("explain", "meaning of a reason; without one: all", "explain NoRoom", formats)
     command.add_argument("reason", nargs="?")
@@ -113,16 +115,19 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
     try:
         if asked.command in ("logs", "exec", "port-forward"):
             namespace = _namespace(kubectl, asked)
-            pod = pod_of(kubectl, namespace, asked.name)
+            pod = pod_of(kubectl, namespace, *target(asked.name))
             kubectl.become([asked.command, "--namespace", namespace, pod, *_rest(given, asked.rest)])
         if asked.command == "page":
             scope, note = scope_of(kubectl, asked.namespace, every=asked.all_namespaces)
             serve(scope, note, asked.port, _announce)
             return 0
+        output, how = to or Screen.of_process(), getattr(asked, "output", Format.TABLE)
+        watches = getattr(asked, "watch", False)
+        if watches and how not in (Format.TABLE, Format.WIDE):
+            raise UsageError(f"--watch shows tables; leave out --watch or -o {how}")
         read = _command(kubectl, asked)
         page = read()
-        output, how = to or Screen.of_process(), getattr(asked, "output", Format.TABLE)
-        if getattr(asked, "watch", False):
+        if watches:
             _watch(read, page, output, wide=how is Format.WIDE)
         else:
             show(page, how, output)
@@ -130,6 +135,9 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
     except ForbiddenError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FORBIDDEN
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except KubectlError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -141,9 +149,27 @@ def _announce(url: str) -> None:
 
 def main() -> None:
     """Run the command of this process's arguments."""
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        sys.exit(run(sys.argv[1:]))
-    sys.exit(EXIT_ERROR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # names of a cluster need not fit a terminal's encoding
+    status: int | str | None = EXIT_ERROR
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            status = _status_of(sys.argv[1:])
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to write the rest at exit
+        status = EXIT_ERROR
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _status_of(given: Sequence[str]) -> int | str | None:
+    try:
+        return run(given)
+    except SystemExit as end:  # argparse's, after --help or wrong arguments
+        return end.code
 
 
 def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from decimal import Decimal, DecimalException
 
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, path
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, UsageError, path
 from kubectl_sharepod.output import Page
 from kubectl_sharepod.views import condition, mapping, text, whole
 
@@ -33,10 +33,10 @@ def resize(
     requested first.
     """
     if request is None and limit is None and memory is None:
-        raise KubectlError("nothing to change; add --request, --limit or --memory")
+        raise UsageError("nothing to change; add --request, --limit or --memory")
     if kind != "sharepod":
         if request is None or limit is not None or memory is not None:
-            raise KubectlError(f"a {kind} takes --request only; its limit and memory stay as granted")
+            raise UsageError(f"a {kind} takes --request only; its limit and memory stay as granted")
         resource = "pod" if kind == "pod" else "resourceclaims.v1.resource.k8s.io"
         kubectl.merge(resource, namespace, name, {"metadata": {"annotations": {_REQUEST: _fraction(request)}}})
         return Page(before=[f"{kind}/{name}: request {request} is asked for; `kubectl describe` shows refusals"])
@@ -78,12 +78,16 @@ def _fraction(value: str) -> str:
     except DecimalException:
         valid = False
     if not valid:
-        raise KubectlError(f"{value} is no fraction of a GPU; write a number from 0 to 1, such as 0.4")
+        raise UsageError(f"{value} is no fraction of a GPU; write a number from 0 to 1, such as 0.4")
     return f"{number:f}"
 
 
-def pod_of(kubectl: Kubectl, namespace: str, name: str) -> str:
-    """Return the name of a SharePod's Pod. Raise `KubectlError`."""
+def pod_of(kubectl: Kubectl, namespace: str, kind: str, name: str) -> str:
+    """Return the name of a workload's Pod. Raise `KubectlError`."""
+    if kind == "pod":
+        return name
+    if kind != "sharepod":
+        raise UsageError(f"a {kind} may have several Pods; write pod/NAME")
     pod = text(kubectl.get(path("sharepods", namespace, name)), "status", "podName")
     if not pod:
         raise KubectlError(f"SharePod {name} has no Pod; `kubectl sharepod why {name}` shows the reason")

@@ -1,7 +1,8 @@
 """`support`: a bundle for a problem report, without the secrets of users.
 
 Guarantees:
-- Values of environment variables, commands, arguments and annotations are left out; so are managed fields.
+- Values of environment variables, commands, arguments, headers of probes and annotations are left out; so are managed
+  fields.
 - The bundle names each part that cannot be read, with the reason, and contains all others.
 """
 
@@ -11,7 +12,6 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from kubectl_sharepod.reading import SYSTEM
 _REDACTED = "<redacted>"
 _LOG_LINES = 5000
 _OBJECTS = {
-    "version": "/version",
     "nodes": "/api/v1/nodes",
     "gpunodes": f"{GROUP}/gpunodes",
     "sharepods": f"{GROUP}/sharepods",
@@ -40,22 +39,31 @@ _OBJECTS = {
 
 
 def support(kubectl: Kubectl, target: Path | None = None) -> Page:
-    """Write the bundle, and return a page with its path."""
+    """Write the bundle and return its path. Raise `KubectlError` if the API server does not answer."""
     path = target or Path(f"sharepod-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    parts = {"version.json": _object(kubectl, "/version")}
     missing: dict[str, str] = {}
-    with tarfile.open(path, "w:gz") as bundle:
-        for name, where in _OBJECTS.items():
-            _add(bundle, f"{name}.json", missing, partial(_object, kubectl, where))
-        for part in ("operator", "agent"):
-            _add(bundle, f"{part}.log", missing, partial(kubectl.logs, SYSTEM, part, _LOG_LINES))
-        _add(bundle, "missing.json", {}, lambda: _readable(missing))
+    reads = {f"{name}.json": partial(_object, kubectl, where) for name, where in _OBJECTS.items()}
+    reads |= {f"{part}.log": partial(kubectl.logs, SYSTEM, part, _LOG_LINES) for part in ("operator", "agent")}
+    for name, read in reads.items():
+        try:
+            parts[name] = read()
+        except KubectlError as error:
+            missing[name] = str(error)
+    parts["missing.json"] = _readable(missing)
+    try:
+        with tarfile.open(path, "w:gz") as bundle:
+            for name, content in parts.items():
+                _add(bundle, name, content.encode())
+    except OSError as error:
+        raise KubectlError(f"cannot write {path}: {error.strerror}; name another file by --file") from None
     lines = [f"{name} is missing: {reason}" for name, reason in missing.items()]
     return Page(before=[f"{path}: read it before you send it", *lines], names=[str(path)])
 
 
 def redacted(value: Any, key: str = "") -> Any:
     """Return an object of the API server without fields that may contain secrets of users."""
-    if key in ("managedFields", "annotations", "command", "args", "exec"):
+    if key in ("managedFields", "annotations", "command", "args", "exec", "httpHeaders"):
         return _REDACTED
     if key == "env" and isinstance(value, list):
         return [{"name": one.get("name"), "value": _REDACTED} for one in value if isinstance(one, dict)]
@@ -74,12 +82,7 @@ def _readable(value: Json | dict[str, str]) -> str:
     return json.dumps(value, indent=1)
 
 
-def _add(bundle: tarfile.TarFile, name: str, missing: dict[str, str], read: Callable[[], str]) -> None:
-    try:
-        content = read().encode()
-    except KubectlError as error:
-        missing[name] = str(error)
-        return
+def _add(bundle: tarfile.TarFile, name: str, content: bytes) -> None:
     entry = tarfile.TarInfo(f"sharepod-support/{name}")
     entry.size = len(content)
     bundle.addfile(entry, io.BytesIO(content))

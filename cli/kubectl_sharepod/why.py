@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, both, path
+from kubectl_sharepod.kubectl import Json, Kubectl, NotFoundError, UsageError, both, path
 from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
 from kubectl_sharepod.reading import NODES_HIDDEN, gpus_if_allowed
 from kubectl_sharepod.views import WHOLE_MILLI, Gpu, condition, mapping, quantity, rows, sharepod, text, whole
@@ -169,7 +169,10 @@ class _Found:
 
 
 def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
-    item = kubectl.get(path("sharepods", namespace, name))
+    try:
+        item = kubectl.get(path("sharepods", namespace, name))
+    except NotFoundError as error:
+        raise NotFoundError(f"{error}; for a Pod write pod/{name}, for a claim claim/{name}") from None
     status, spec = mapping(item.get("status")), mapping(mapping(item.get("spec")).get("gpu"))
     lines = [
         f"  {text(one, 'type')}: {text(one, 'reason')}: {text(one, 'message')}"
@@ -247,10 +250,10 @@ def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]
 def target(written: str) -> tuple[str, str]:
     """Return the kind and the name that `NAME`, `pod/NAME` or `claim/NAME` stands for. Raise `KubectlError`."""
     kind, slash, name = written.partition("/")
-    if not slash:
+    if not slash and written:
         return "sharepod", written
     kinds = {"sharepod": "sharepod", "shp": "sharepod", "sharepods": "sharepod", "pod": "pod", "po": "pod"}
     kinds |= {"pods": "pod", "claim": "claim", "resourceclaim": "claim", "resourceclaims": "claim"}
-    if kind.lower() not in kinds or not name:
-        raise KubectlError(f"{written} names no workload; write NAME (a SharePod), pod/NAME or claim/NAME")
+    if kind.lower() not in kinds or not name or "/" in name:
+        raise UsageError(f"{written} names no workload; write NAME (a SharePod), pod/NAME or claim/NAME")
     return kinds[kind.lower()], name

@@ -105,5 +105,6 @@ def cluster(**changes: Any) -> Memory:
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large": waiting,
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train": sharepod("train", 0.5),
         "/apis/apps/v1/deployments": {"items": []},
+        "/version": {"gitVersion": "v1.36.3"},
     }
     return Memory(**({"objects": objects} | changes))

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from kubectl_sharepod.kubectl import Json, Kubectl
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError
 from kubectl_sharepod.preflight import preflight, refused_by
 from kubectl_sharepod.support import redacted, support
 
@@ -145,6 +145,16 @@ def test_a_bundle_has_no_secrets_and_names_what_is_missing(tmp_path: Path, monke
     assert parts["agent.log"] == b"a line of the log\n"
     assert "nodes.json" in json.loads(parts["missing.json"])
     assert any(line.startswith("nodes.json is missing") for line in page.before)
+
+
+def test_a_bundle_without_an_answer_or_a_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "logs", lambda *_: "", raising=False)
+    with pytest.raises(KubectlError, match=r"cannot write .*name another file by --file"):
+        support(cluster(), tmp_path / "none" / "bundle.tar.gz")
+    silent = Memory(objects={})
+    with pytest.raises(KubectlError):
+        support(silent, tmp_path / "bundle.tar.gz")
+    assert not list(tmp_path.iterdir())
 
 
 def test_redaction_keeps_names_and_drops_values() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import generate
 import pytest
 from kubectl_sharepod import commands, program
 from kubectl_sharepod.completion import completions
-from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
+from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError
 from kubectl_sharepod.output import Format, Page, Screen, show
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.resize import resize
@@ -21,6 +25,7 @@ from kubectl_sharepod.why import Wanted, obstacle, smallest_change, target, why
 from .fleet import GI, MODEL, UUIDS, cluster, gpunode, row
 
 TEAM = "team"
+CLI = Path(program.__file__).parents[1]
 
 
 def printed(page: Page, width: int = 160, how: Format = Format.TABLE) -> str:
@@ -88,8 +93,7 @@ def test_who_takes_a_place_or_the_beginning_of_a_uuid() -> None:
     scope = Scope(cluster(), None)
     by_place, by_uuid = commands.who(scope, "node-a:0"), commands.who(scope, UUIDS[0])
     assert by_place.names == by_uuid.names == ["sharepod/train", "pod/notebook"]
-    with pytest.raises(KubectlError, match="3 GPUs begin with GPU"):
-        commands.who(scope, "GPU")
+    assert commands.who(scope, UUIDS[0].upper()).names == by_place.names
     with pytest.raises(KubectlError, match="write NODE:INDEX or a UUID"):
         commands.who(scope, "node-z:0")
 
@@ -213,7 +217,7 @@ def test_formats_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran(cluster(), "doctor", monkeypatch=monkeypatch)[0] == 1
     assert ran(cluster(), "why", "large", monkeypatch=monkeypatch)[0] == 1
-    assert ran(cluster(), "explain", "NoRom", monkeypatch=monkeypatch)[0] == 1
+    assert ran(cluster(), "explain", "NoRom", monkeypatch=monkeypatch)[0] == 2
     assert "did you mean NoRoom" in capsys.readouterr().err
     denied = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpunodes",))
     assert ran(denied, "gpus", monkeypatch=monkeypatch)[0] == 3
@@ -225,6 +229,76 @@ def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
             ran(cluster(), "bill", "--month", month, monkeypatch=monkeypatch)
         assert wrong.value.code == 2
         assert "write one such as 2026-11" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("why", "a/b/c"),
+        ("why", "pod/a/b"),
+        ("why", "deployment/web"),
+        ("why", ""),
+        ("why", "pod/"),
+        ("logs", ""),
+        ("exec", "claim/eval", "--", "sh"),
+        ("resize", "train"),
+        ("resize", "train", "--request", "0,4"),
+        ("resize", "claim/eval", "--limit", "0.4"),
+        ("explain", "nope"),
+        ("top", "--watch", "-o", "json"),
+    ],
+)
+def test_wrong_arguments_have_their_own_status(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran(cluster(), *words, monkeypatch=monkeypatch)[0] == 2
+
+
+@pytest.mark.parametrize("place", ["", "GPU", "GPU-", "g"])
+def test_the_beginning_of_every_uuid_names_no_gpu(place: str) -> None:
+    (only,) = fleet([gpunode("node-a", {0: 0}, [])]).gpus
+    with pytest.raises(KubectlError, match="write NODE:INDEX or a UUID"):
+        commands.find([only], place)
+    assert commands.find([only], UUIDS[0][:5]) is only
+    with pytest.raises(KubectlError, match="2 GPUs begin with GPU-0; write more of the UUID"):
+        commands.find([only, replace(only, uuid=UUIDS[0][:-1] + "9")], UUIDS[0][:5])
+
+
+def test_a_missing_sharepod_is_sought_among_pods_and_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFoundError, match="for a Pod write pod/notebook, for a claim claim/notebook"):
+        why(cluster(), TEAM, "sharepod", "notebook")
+    became: list[list[str]] = []
+    monkeypatch.setattr(Kubectl, "become", lambda _self, words: became.append(words) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        ran(cluster(), "logs", "pod/notebook", "-f", monkeypatch=monkeypatch)
+    assert became == [["logs", "--namespace", TEAM, "notebook", "-f"]]
+
+
+def test_doctor_without_the_right_to_list_deployments_checks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = commands.doctor(cluster(denied=("/apis/apps/v1/deployments",)))
+    assert "the agent does not renew its Lease" in printed(page, 400)
+    assert "operators are not checked" in page.notes[0]
+
+
+def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "kubectl_sharepod", "explain"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, cwd=CLI)
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
+def test_a_reader_that_ends_causes_no_message() -> None:
+    command = f"{sys.executable} -m kubectl_sharepod explain | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=CLI)
+    assert done.stderr == ""
+
+
+def test_names_beyond_the_terminals_encoding_are_printed(tmp_path: Path) -> None:
+    script = tmp_path / "kubectl"
+    script.write_text("#!/bin/sh\necho 'error: no context ü' >&2\nexit 1\n")
+    script.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "kubectl_sharepod", "top"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=CLI)
+    assert (done.returncode, done.stderr) == (1, "error: no context ?\n")
 
 
 @pytest.mark.parametrize(("status", "reported"), [("True", True), ("False", False)])
