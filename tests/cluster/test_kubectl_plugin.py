@@ -102,6 +102,12 @@ def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> N
     assert run(world, "top", "-n", "kube-system", kubeconfig=editor).returncode == 3
     resized = run(world, "resize", "mine", "-n", namespace, "--request", "0.3", kubeconfig=editor)
     assert resized.stdout == "sharepod/mine: request 0.3, limit 1, memory 4Gi\n", resized
+    for request in ("0.5", "0.2", "0.6"):  # the refusal before never answers the next change
+        refused = run(world, "resize", "mine", "-n", namespace, "--memory", "4000Gi", kubeconfig=editor)
+        assert (refused.returncode, "keeps its share" in refused.stdout) == (1, True), refused
+        words = ("resize", "mine", "-n", namespace, "--request", request, "--memory", "4Gi")
+        resized = run(world, *words, kubeconfig=editor)
+        assert resized.stdout == f"sharepod/mine: request {request}, limit 1, memory 4Gi\n", resized
 
 
 @pytest.mark.promise("operator-page-own")

@@ -262,7 +262,8 @@ def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated
         return _condition(CONDITION_RESIZED, "False", "Invalid", f"{sharepod.error}; keeps {share(inputs.row)}")
     if inputs.resizing:
         refusal = inputs.resize_refusal
-        if refusal is None and former is not None and former.status == "False":
+        seen = was.observed_generation == sharepod.generation
+        if refusal is None and seen and former is not None and former.status == "False":
             return former
         if refusal is None:
             text = f"the change waits for its answer; it keeps {share(inputs.row)} until then"

@@ -322,7 +322,10 @@ class ClaimReconciler:
         if wants and claim is not None and claim.request is not None:
             in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
             asked = claim.request.gpu.request_milli
-            self.loop.want_resize(uid, changed=in_use or memo.resize_asked != asked)
+            changed = memo.resize_asked != asked
+            if changed:
+                memo.resize_refusal = None  # it answered another change
+            self.loop.want_resize(uid, changed=in_use or changed)
             memo.resize_asked = asked
         else:
             memo.resize_refusal = None

@@ -357,7 +357,10 @@ class TenantReconciler:
                 return
             memo.resize_counted = sharepod.gpu
             in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
-            self.loop.want_resize(tenant, changed=in_use or memo.resize_asked != sharepod.generation)
+            changed = memo.resize_asked != sharepod.generation
+            if changed:
+                memo.resize_refusal = None  # it answered another change
+            self.loop.want_resize(tenant, changed=in_use or changed)
             memo.resize_asked = sharepod.generation
         else:
             memo.resize_refusal = None

@@ -199,6 +199,20 @@ def test_a_change_without_an_answer_does_not_count_as_granted() -> None:
     assert condition(first_change, "Resized") == ("Unknown", "Waiting")
 
 
+def test_a_refusal_of_an_earlier_change_does_not_answer_a_later_one() -> None:
+    running, ours = pod(node="node-a", phase="Running"), row(request_milli=900)
+    refused = Refusal(outlook=Outlook.WAITING, headline="0.1 free")
+    own = sharepod()
+    first = compose(own, placed(own, running, row=ours, resizing=True, resize_refusal=refused))
+    assert condition(first, "Resized") == ("False", "NoRoom")
+    same = again(first)
+    kept = compose(same, placed(same, running, row=ours, resizing=True))
+    assert condition(kept, "Resized") == ("False", "NoRoom"), "a new process has not decided yet"
+    changed = sharepod(status=first.dump(), metadata={"generation": 2})
+    asked = compose(changed, placed(changed, running, row=ours, resizing=True))
+    assert condition(asked, "Resized") == ("Unknown", "Waiting")
+
+
 def test_a_condition_has_no_control_characters() -> None:
     blocked = Blocked(BlockedReason.FORBIDDEN, "no PriorityClass \x1b[31mnope", until=1.0)
     status = compose(sharepod(), inputs(sharepod(), blocked=blocked))
