@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cluster.admission import PODS, as_user, pod_of, refusal, sharepod
 from cluster.malformed_case import CONTAINER
+from cluster.test_template_warnings import workload_of
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import NAMESPACE, SHAREPODS
@@ -139,6 +140,32 @@ def test_a_plain_pod_that_asks_by_annotation_alone_is_refused(server: Cluster, a
     body["metadata"]["annotations"] = {"sharepod.dev/note": "no request", "example.com/gpu-request": "0.4"}
     code, answer = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
     assert code == 0, answer
+
+
+@pytest.mark.promise("operator-annotation-of-workload")
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob"])
+def test_a_workload_that_asks_by_annotation_alone_is_warned_of(server: Cluster, kind: str) -> None:
+    key = "sharepod.dev/gpu-request"
+    plain = {"containers": [dict(CONTAINER)]}
+    line = {"containers": [{**CONTAINER, "resources": {"limits": {"sharepod.dev/gpu-milli": "400"}}}]}
+
+    def warned(spec: Object, annotations: Object, own: Object) -> str:
+        body = workload_of(kind, {"metadata": {"annotations": annotations}, "spec": spec})
+        body["metadata"]["annotations"] = own
+        return server.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(body)).stderr
+
+    alone = warned(plain, {key: "0.4"}, {})
+    assert (
+        f"the Pods of this {kind} would be refused: metadata.annotations[{key}]: gives a pod no GPU by itself" in alone
+    )
+    assert len(alone.splitlines()) == 1
+    outside = warned(line, {}, {key: "0.4"})
+    where = "spec.jobTemplate.spec.template" if kind == "CronJob" else "spec.template"
+    assert (
+        f"metadata.annotations[{key}]: has no effect on a {kind}; write it in {where}.metadata.annotations" in outside
+    )
+    for spec, right in ((plain, {}), (plain, {"sharepod.dev/note": "a"}), (line, {key: "0.3"})):
+        assert warned(spec, right, {}) == ""
 
 
 @pytest.mark.promise("security-debug-container")

@@ -324,6 +324,27 @@ def test_a_default_for_every_container_is_warned_of_and_gives_each_a_share(world
     assert _limits(runs(world, namespace, "silent"))[MEMORY] == "512"
 
 
+@pytest.mark.promise("operator-quota-name-warned")
+def test_a_quota_of_a_name_that_counts_nothing_is_warned_of(world: World) -> None:
+    namespace = world.cluster.namespace("names")
+
+    def apply(name: str) -> str:
+        body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}, "spec": {"hard": {name: "2"}}}
+        done = world.cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", "-", input=json.dumps(body))
+        return done.stderr
+
+    counting = (f"requests.{MILLI}", f"requests.{MEMORY}", CLAIM_COUNT, CLAIM_GPUS, "count/sharepods.sharepod.dev")
+    for name in (*counting, "requests.nvidia.com/gpu", "requests.cpu"):
+        assert "Warning" not in apply(name)
+    for name in (
+        "requests.sharepod.dev/gpu-mili",
+        MILLI,
+        "requests.sharepod.dev/gpu",
+        "requests.sharepods.dev/gpu-milli",
+    ):
+        assert f"spec.hard[{name}]: counts nothing; write requests.{MILLI} or requests.{MEMORY}" in apply(name)
+
+
 def _limits(pod: Object) -> Object:
     """Return the limits of a Pod's first container."""
     found: Object = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})

@@ -12,6 +12,8 @@ from harness.cluster import Cluster, wait_until
 
 _DENIED = "denied request: "
 _LABELS = {"app": "probe"}
+_SEVERAL_FAULTS: frozenset[str] = frozenset()
+"""Refused Pods with more than one fault."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,12 @@ def test_templates_get_the_refusals_of_their_pods_as_warnings(cluster: Cluster) 
     refusals = [answer(cluster.api, body).partition(_DENIED)[2] for body in bodies]
     assert all(refusals)
     assert [text for text in refusals if f"the Pods of this Job would be refused: {text}" not in shown] == []
+
+
+def test_one_fault_is_one_warning(cluster: Cluster) -> None:
+    one = {name: body for name, (body, _field) in REFUSED.items() if name not in _SEVERAL_FAULTS}
+    counts = {name: len(warnings(cluster, job_of(body)).splitlines()) for name, body in one.items()}
+    assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
 def test_templates_of_pods_that_are_taken_get_none(cluster: Cluster) -> None:

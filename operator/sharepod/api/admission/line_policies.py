@@ -285,7 +285,8 @@ def _sizes() -> list[Validation]:
             f"{line}' + string(variables.gpus) + ' GPUs are more than a node has; write at most {MAX_GPUS * 1000}'",
         ),
         refuse(
-            "!variables.simple || (variables.milli % variables.gpus == 0 && variables.milli <= variables.gpus * 1000)",
+            "!variables.simple || variables.count.size() == 0 || "
+            "(variables.milli % variables.gpus == 0 && variables.milli <= variables.gpus * 1000)",
             f"{line}' + string(variables.milli) + ' is no whole number from 1 to 1000 for each of ' + "
             "string(variables.gpus) + ' GPUs; write a multiple of ' + string(variables.gpus) + ' up to ' + "
             f"string(variables.gpus * 1000) + ', or change the annotation {NATIVE_PREFIX}count'",

@@ -9,7 +9,9 @@ Guarantees, in a namespace whose quota names a resource of the line:
 - Where memory is counted, each Pod with a line and each SharePod sets its memory.
 - The Pod of a SharePod carries a line.
 
-In any namespace, a LimitRange with a default for a resource of the line causes a warning: each container would get it.
+In any namespace, warnings are caused by
+- a LimitRange with a default for a resource of the line, which each container would get;
+- a ResourceQuota with a misspelt name of such a resource, which would count nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ _CHANGED = (
     "request.operation == 'CREATE' || object.spec != oldObject.spec || "
     "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({})"
 )
+_MEANT = "^[^/]*share-?pod[^/]*/"
+"""Pattern of a resource's name in a quota that is meant for SharePod. `count/` precedes the name of a kind."""
+_OF_CLASS = ".deviceclass.resource.k8s.io/devices"
 _QUOTA = "ResourceQuota ' + params.metadata.name + '"
 
 
 def quota_policies() -> list[dict[str, Any]]:
     """Return the policies on Pods, SharePods and claims, each with its binding."""
-    return [*_pods(), *_sharepods(), *_claims(), *_limit_ranges()]
+    return [*_pods(), *_sharepods(), *_claims(), *_limit_ranges(), *_quotas()]
 
 
 def _counts(name: str) -> str:
@@ -138,6 +143,24 @@ def _limit_ranges() -> list[dict[str, Any]]:
                 f"'spec.limits[].default[' + {first} + ']: gives it to every container without a value, also to "
                 "containers that need no GPU (max is the default where there is no other); write it only where each "
                 "container has a line'",
+            )
+        ],
+        warns=True,
+    )
+
+
+def _quotas() -> list[dict[str, Any]]:
+    """Warn of a name that counts nothing. The API server accepts any qualified name as that of a resource."""
+    known = texts((*COUNTED.values(), f"{DEVICE_CLASS}{_OF_CLASS}", f"{SCHEDULER_CLASS}{_OF_CLASS}"))
+    names = f"object.spec.?hard.orValue({{}}).filter(k, k.matches({text(_MEANT)}) && !(k in {known}))"
+    return _policy(
+        f"{NAME}-names",
+        ("", "v1", "resourcequotas", ["CREATE", "UPDATE"]),
+        [],
+        [
+            refuse(
+                f"{names}.size() == 0",
+                f"'spec.hard[' + {names}[0] + ']: counts nothing; write {' or '.join(COUNTED.values())}'",
             )
         ],
         warns=True,
