@@ -46,7 +46,7 @@ MAX_AMOUNT = 4 * 10**18
 
 GPU_TIME_PATTERN = r"^([1-9][0-9]{0,7}([.][0-9]{1,2})?|0[.](0[1-9]|[1-9][0-9]?))h$"
 """Hours above 0, below `MAX_GPU_SECONDS`. Two decimals are whole seconds: a hundredth of an hour is 36 s."""
-GPU_TIME_RULE = "gpuTime is hours of one GPU above 0 with at most 2 decimals; write 1000h or 0.5h"
+GPU_TIME_RULE = "gpuTime is hours of one GPU, above 0 and below 10^8, with at most 2 decimals; write 1000h or 0.5h"
 AMOUNT_RULE = "exactly one of gpuTime and gpuSeconds is needed; write gpuTime: 1000h, or gpuSeconds: 3600000"
 
 
