@@ -14,6 +14,18 @@ _SCHEMA = 39
 _COLUMNS, _HEIGHT, _STAT_HEIGHT = 24, 8, 4
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
+_STAT: dict[str, Any] = {
+    "graphMode": "area",
+    "colorMode": "value",
+    "justifyMode": "auto",
+    "textMode": "auto",
+    "wideLayout": True,
+    "orientation": "auto",
+    "showPercentChange": False,
+    "percentChangeColorMode": "standard",
+}
+"""Options of a stat panel that Grafana's schema requires, with Grafana's defaults."""
+
 
 @dataclass(frozen=True)
 class Query:
@@ -77,8 +89,19 @@ def model(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
         "templating": {"list": list(_variables(dashboard))},
+        "annotations": {"list": []},
         "links": [
-            {"type": "dashboards", "tags": ["sharepod"], "title": "SharePod", "asDropdown": True, "includeVars": True}
+            {
+                "type": "dashboards",
+                "tags": ["sharepod"],
+                "title": "SharePod",
+                "tooltip": "",
+                "icon": "external link",
+                "asDropdown": True,
+                "includeVars": True,
+                "keepTime": True,
+                "targetBlank": False,
+            }
         ],
         "panels": panels,
     }
@@ -108,7 +131,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit}
     options: dict[str, Any] = {}
     if panel.kind == "stat":
-        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
+        options = _STAT | {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
     else:
         defaults["min"] = 0
         defaults["custom"] = {
@@ -117,7 +140,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
         }
         options = {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
     return {

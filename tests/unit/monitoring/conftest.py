@@ -12,7 +12,7 @@ import pytest
 from harness.build import own_programs
 from harness.errors import HarnessError
 from harness.prometheus import why_no_prometheus
-from harness.releases import PROMETHEUS
+from harness.releases import DASHBOARD_SCHEMA, PROMETHEUS
 
 _HERE = Path(__file__).parent
 
@@ -21,7 +21,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Build them before the time of the first test counts, if the environment has BUILD_PROMETHEUS."""
     if os.environ.get("BUILD_PROMETHEUS") and any(_HERE in item.path.parents for item in session.items):
         try:
-            own_programs(PROMETHEUS)
+            for tool in (PROMETHEUS, DASHBOARD_SCHEMA):
+                own_programs(tool)
         except HarnessError as error:
             print(f"tests of rules and panels: skipped without Prometheus: {error}", file=sys.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
 import time
 import urllib.error
 import urllib.parse
@@ -17,11 +18,14 @@ import pytest
 import yaml
 from dashboards import DASHBOARDS, FOLDER
 from grafana import model
+from harness.build import built
 from harness.prometheus import prometheus, promtool
+from harness.releases import DASHBOARD_SCHEMA
 from unit.monitoring.played import TARGET, families, labels_of_series, serving
 from unit.monitoring.test_rules import GROUPS, RULES, questions, read_by
 
 PATIENCE_S = 60.0
+SCHEMA = built(DASHBOARD_SCHEMA)
 NAMES = sorted(DASHBOARDS)
 MODELS: dict[str, dict[str, Any]] = {name: model(dashboard) for name, dashboard in DASHBOARDS.items()}
 
@@ -63,6 +67,24 @@ def test_panels_have_ids_and_places_of_their_own_and_use_only_variables_that_exi
         assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
         refs = [target["refId"] for target in panel["targets"]]
         assert len(set(refs)) == len(refs)
+
+
+@pytest.mark.skipif(not SCHEMA, reason="Grafana's schema is not built: make prometheus")
+@pytest.mark.promise("operator-dashboards-schema")
+def test_every_field_is_one_of_grafanas_schema_and_none_is_missing(tmp_path: Path) -> None:
+    assert SCHEMA is not None
+    program = str(SCHEMA / "dashboard-schema")
+    files = [str(FOLDER / f"{name}.json") for name in NAMES]
+    done = subprocess.run([program, *files], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    broken = json.loads(json.dumps(MODELS[NAMES[0]]))
+    broken["panels"][0]["targets"][0]["exprs"] = broken["panels"][0]["targets"][0].pop("expr")
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    done = subprocess.run(
+        [program, str(tmp_path / "broken.json")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "panels[0].targets" in done.stderr
 
 
 def test_the_uids_of_dashboards_differ() -> None:
