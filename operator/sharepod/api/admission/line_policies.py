@@ -49,6 +49,7 @@ OF_NO_SHAREPOD = f"object.metadata.?labels[?{text(TENANT_LABEL)}].orValue({text(
 _OF_NO_PLACEHOLDER = f"!({text(PLACEHOLDER_LABEL)} in object.metadata.?labels.orValue({{}}))"
 """True for a Pod without the label of placeholders, which only the operator can set: they have a line and no claim."""
 PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
+_MOST = {MILLI: MAX_GPUS * 1000, MEMORY: MAX_MIB}
 _MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
 
 
@@ -211,6 +212,11 @@ def _amount(name: str) -> str:
     return f"quantity(string({_LIMITS}[{text(name)}]))"
 
 
+def _beyond(name: str) -> str:
+    """Return the CEL condition that the container `c` asks for more of this resource than any node has."""
+    return f"{_amount(name)}.isGreaterThan(quantity('{_MOST[name]}'))"
+
+
 def limit_field(name: str, container: str) -> str:
     """Return the CEL text of a container's field: limits, by the resource's name. `container`: a CEL expression."""
     kind = f"(object.spec.containers.exists(o, o.name == {container}.name) ? 'containers[' : 'initContainers[')"
@@ -230,8 +236,8 @@ def _lines() -> list[Validation]:
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
     more = {  # as quantities, because a larger one may not fit into an integer of CEL
-        name: f"variables.{which}.filter(c, {_amount(name)}.isGreaterThan(quantity('{most}')))"
-        for name, which, most in ((MILLI, "asking", MAX_GPUS * 1000), (MEMORY, "inMemory", MAX_MIB))
+        name: f"variables.{which}.filter(c, {_beyond(name)})"
+        for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
     return [
         refuse(
@@ -281,7 +287,7 @@ def _sizes() -> list[Validation]:
             f"{line}' + string(variables.milli) + ' {NOT_A_SHARE}'",
         ),
         refuse(
-            f"!variables.simple || variables.gpus <= {MAX_GPUS}",
+            f"!variables.simple || variables.gpus <= {MAX_GPUS} || variables.asking.exists(c, {_beyond(MILLI)})",
             f"{line}' + string(variables.gpus) + ' GPUs are more than a node has; write at most {MAX_GPUS * 1000}'",
         ),
         refuse(
