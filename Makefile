@@ -45,7 +45,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/agent tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: venv demo-minutes play-minutes $(shell sed -n 's/^\([a-z-]*\):.* \#\# .*/\1/p' Makefile)
+.PHONY: venv demo-parts demo-programs demo-minutes play-minutes $(shell sed -n 's/^\([a-z-]*\):.* \#\# .*/\1/p' Makefile)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,13 +131,13 @@ dist: shim ## the Helm chart, install.yaml and the kubectl plugin for krew, in d
 taste: shim doubles ## three programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
-demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time seven to eleven more
+demo: demo-minutes demo-parts ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time seven to eleven more
 	@$(BIN)/python demo/run.py
 
-play: play-minutes shim doubles cluster ## a cluster of your own with SharePod and two simulated GPUs, until Ctrl-C: an admin, a user, five things to try (root)
+play: play-minutes demo-parts ## a cluster of your own with SharePod and two simulated GPUs, until Ctrl-C: an admin, a user, five things to try (root)
 	@$(BIN)/python demo/play.py
 
-demo-images: shim doubles cluster ## the same with operator and agent as pods, from images of this tree; a failure where these cannot be made
+demo-images: demo-parts ## the same with operator and agent as pods, from images of this tree; a failure where these cannot be made
 	@$(BIN)/python demo/run.py --images
 
 demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder has from NVIDIA's device plugin, beside a whole-GPU pod (a minute; root)
@@ -145,6 +145,13 @@ demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder
 
 develop: shim cluster ## kopf run of the operator on a test cluster with played nodes and GPUs; Enter runs it again with changed code
 	@cd tests && ../$(BIN)/python -m cluster.develop $(DEVELOP_ARGS)
+
+# Packages are installed and the hook is compiled while Go builds: each leaves a processor idle for minutes.
+demo-parts:
+	@$(MAKE) --silent --no-print-directory --jobs=2 demo-programs shim doubles
+
+demo-programs:
+	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/programs.py
 
 demo-minutes play-minutes:
 	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/minutes.py $(@:-minutes=)

@@ -74,6 +74,8 @@ def main() -> int:
     for step in first:
         print(f"  {step.what}: {step.takes}")
     print(f"  make {name} itself: {USUAL[name]}", flush=True)
+    if to_build or containerd:
+        print("  (packages and hook are made while Go builds)")
     if to_build and not os.environ.get(VARIABLE):
         print(f"  (with binaries of setup-envtest, set {VARIABLE}: see CONTRIBUTING.md)", flush=True)
     return 0
