@@ -163,6 +163,11 @@ def bill(scope: Scope, month: str | None) -> Page:
         statements = scope.kubectl.items(path("gpustatements"))
     except NotFoundError:
         raise KubectlError("the cluster has no GPUStatements; install SharePod's CRDs") from None
+    except ForbiddenError:
+        raise ForbiddenError(
+            "you may not list GPUStatements, which a ClusterRole such as that of examples/bill/bill.yaml allows; "
+            "`kubectl sharepod budget` shows the budgets of your namespace"
+        ) from None
     lines: list[tuple[str, str, str, Json]] = []
     for item in statements:
         namespace = text(item, "metadata", "name")
@@ -344,7 +349,7 @@ def find(found: Iterable[Gpu], place: str) -> Gpu:
         return fitting[0]
     if fitting:
         raise KubectlError(f"{len(fitting)} GPUs begin with {place}; write more of the UUID")
-    raise KubectlError(f"no GPU {place}; write NODE:INDEX or a UUID, as `kubectl sharepod gpus -o wide` prints them")
+    raise KubectlError(f"no GPU {place!r}; write NODE:INDEX or a UUID, as `kubectl sharepod gpus -o wide` prints them")
 
 
 def _gpu_item(gpu: Gpu) -> dict[str, Any]:

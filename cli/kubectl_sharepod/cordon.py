@@ -26,9 +26,9 @@ def cordon(kubectl: Kubectl, place: str, *, undo: bool = False) -> Page:
     """Exclude a GPU from new tenants. `undo`: admit new tenants again. Raise `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     _write(kubectl, gpu, undo=undo)
-    stay = (
-        "" if undo or not gpu.tenants else f"; {len(gpu.tenants)} of its tenants stay, `kubectl sharepod drain` moves"
-    )
+    count = len(gpu.tenants)
+    advice = f"; `kubectl sharepod drain {gpu.place}` evicts tenants that may be moved"
+    stay = "" if undo or not count else f"; {count} tenant{' stays' if count == 1 else 's stay'}{advice}"
     return Page(
         before=[f"gpu {gpu.place} ({gpu.uuid}) {'uncordoned' if undo else f'cordoned{stay}'}"],
         items=lambda: [{"gpu": gpu.uuid, "place": gpu.place, "cordoned": not undo}],

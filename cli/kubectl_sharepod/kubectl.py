@@ -57,7 +57,12 @@ class Kubectl:
 
     def namespace(self) -> str:
         """Return the namespace of the kubeconfig's context. Raise `KubectlError`."""
-        found = self._output(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
+        try:
+            found = self._output(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
+        except KubectlError as error:
+            if "current-context must exist" not in str(error):
+                raise
+            raise KubectlError("the kubeconfig has no current context; set KUBECONFIG, or add --context") from None
         return found.strip() or "default"
 
     def get(self, path: str) -> Json:

@@ -29,6 +29,8 @@ from kubectl_sharepod.why import target, why
 
 EXIT_ERROR, EXIT_USAGE, EXIT_FORBIDDEN = 1, 2, 3
 _REFRESH_S = 2.0
+_OF_KUBECTL = ("logs", "exec", "port-forward")
+"""Commands that become kubectl's own."""
 _CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "server", "token")
 """Flags that the plugin passes to kubectl."""
 
@@ -50,7 +52,7 @@ def arguments() -> argparse.ArgumentParser:
     listed.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
     formats = argparse.ArgumentParser(add_help=False)
     formats.add_argument(
-        "-o", "--output", type=Format, choices=list(Format), default=Format.TABLE, metavar="FORMAT",
+        "-o", "--output", choices=[str(one) for one in Format], default=Format.TABLE, metavar="FORMAT",
         help="table, wide, json, yaml or name",
     )  # fmt: skip
     found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -109,19 +111,22 @@ def arguments() -> argparse.ArgumentParser:
 
 def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = None) -> int:
     """Run one command and return its exit status."""
-    asked = arguments().parse_args(given)
+    parser = arguments()
+    asked = parser.parse_args(given)
+    if asked.command in _OF_KUBECTL:
+        asked.rest = _own_flags(asked, _rest(given, asked.rest))
     flags = tuple(f"--{name}={getattr(asked, name)}" for name in _CONNECTION if getattr(asked, name))
     kubectl = Kubectl(flags, program)
     try:
-        if asked.command in ("logs", "exec", "port-forward"):
+        if asked.command in _OF_KUBECTL:
             namespace = _namespace(kubectl, asked)
             pod = pod_of(kubectl, namespace, *target(asked.name))
-            kubectl.become([asked.command, "--namespace", namespace, pod, *_rest(given, asked.rest)])
+            kubectl.become([asked.command, "--namespace", namespace, pod, *asked.rest])
         if asked.command == "page":
             scope, note = scope_of(kubectl, asked.namespace, every=asked.all_namespaces)
             serve(scope, note, asked.port, _announce)
             return 0
-        output, how = to or Screen.of_process(), getattr(asked, "output", Format.TABLE)
+        output, how = to or Screen.of_process(), Format(getattr(asked, "output", Format.TABLE))
         watches = getattr(asked, "watch", False)
         if watches and how not in (Format.TABLE, Format.WIDE):
             raise UsageError(f"--watch shows tables; leave out --watch or -o {how}")
@@ -207,6 +212,16 @@ def _rest(given: Sequence[str], rest: Sequence[str]) -> Sequence[str]:
     """Return the words after a name, without the `--` that argparse leaves there."""
     begin = len(given) - len(rest)
     return given[begin - 1 :] if rest and given[begin - 1] == "--" else rest
+
+
+def _own_flags(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
+    """Read namespace and connection after the name, too; return the words that are left for kubectl."""
+    end = rest.index("--") if "--" in rest else len(rest)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("-n", "--namespace"), *((f"--{name}",) for name in _CONNECTION):
+        parser.add_argument(*name, default=argparse.SUPPRESS)
+    _, left = parser.parse_known_args(rest[:end], asked)
+    return [*left, *rest[end:]]
 
 
 def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:

@@ -15,6 +15,10 @@ NODES_HIDDEN = (
     "You may not list GPUNodes, so GPUs, claims and plain Pods are missing here. An administrator can bind the "
     "ClusterRole sharepod-gpunode-view to you."
 )
+_NODES_FORBIDDEN = (
+    "you may not list GPUNodes. An administrator can bind the ClusterRole sharepod-gpunode-view to you; `kubectl "
+    "sharepod free` shows free shares without it."
+)
 _NOT_PUBLISHED = "The free shares by model are not published in this cluster either."
 
 
@@ -35,7 +39,7 @@ def gpus(kubectl: Kubectl) -> Fleet:
     try:
         return fleet(kubectl.items(path("gpunodes")))
     except ForbiddenError:
-        raise ForbiddenError(NODES_HIDDEN) from None
+        raise ForbiddenError(_NODES_FORBIDDEN) from None
     except NotFoundError:
         raise NotInstalledError("SharePod is not installed in this cluster: it has no GPUNodes") from None
 

@@ -9,8 +9,10 @@ Guarantees:
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
+from argparse import ArgumentTypeError
 from collections import defaultdict
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -25,10 +27,13 @@ ACCOUNT = "sharepod-trace"
 """ServiceAccount of the manifests whose token is sent to the agent."""
 _TIMEOUT_S = 20
 _GPU_TRACK = 0
+_SECONDS = re.compile(r"[0-9]{1,6}([.][0-9]{1,3})?s?")
 
 
 def seconds(given: str) -> float:
-    """Return the number of seconds that `10s` or `10` stands for. Raise `ValueError`."""
+    """Return the seconds of `10s` or `10`. Raise `ArgumentTypeError`."""
+    if _SECONDS.fullmatch(given) is None or not float(given.removesuffix("s")):
+        raise ArgumentTypeError(f"{given!r} is no number of seconds above 0; write one such as 10s")
     return float(given.removesuffix("s"))
 
 

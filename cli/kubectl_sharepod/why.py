@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from kubectl_sharepod.kubectl import Json, Kubectl, NotFoundError, UsageError, both, path
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, NotFoundError, UsageError, both, path
 from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
 from kubectl_sharepod.reading import NODES_HIDDEN, gpus_if_allowed
 from kubectl_sharepod.views import WHOLE_MILLI, Gpu, condition, mapping, quantity, rows, sharepod, text, whole
@@ -52,7 +52,8 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
     read = {"sharepod": _sharepod, "pod": _pod, "claim": _claim}[kind]
     found, fleet = both(partial(read, kubectl, namespace, name), partial(gpus_if_allowed, kubectl))
     if found.placed:
-        return Page(before=[f"{kind}/{name} has its share", *found.lines], items=lambda: [{"placed": True}])
+        where = f": {found.where}" if found.where else ""
+        return Page(before=[f"{kind}/{name} has its share{where}", *found.lines], items=lambda: [{"placed": True}])
     page_rows: list[list[str]] = []
     items: list[Json] = []
     after: list[str] = []
@@ -166,6 +167,8 @@ class _Found:
     placed: bool
     lines: tuple[str, ...]
     wanted: Wanted | None
+    where: str = ""
+    """GPUs and share of a placed SharePod, in the operator's words."""
 
 
 def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -179,7 +182,8 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         for one in rows(status.get("conditions"))
         if text(one, "status") == "False" and text(one, "type") != "Ready"
     ]
-    placed = text(condition(status, "Placed"), "status") == "True"
+    place = condition(status, "Placed")
+    placed = text(place, "status") == "True"
     seen = sharepod(item, present())
     wanted = Wanted(
         seen.share.request_milli,
@@ -189,7 +193,7 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         tuple(uuid for uuid in spec.get("uuids") or () if isinstance(uuid, str)),
         tuple(model for model in spec.get("models") or () if isinstance(model, str)),
     )
-    return _Found(placed, tuple(lines), wanted)
+    return _Found(placed, tuple(lines), wanted, text(place, "message"))
 
 
 def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -241,7 +245,10 @@ def _of_line(pod: Json) -> Wanted | None:
 def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]:
     """Return the newest Events about an object. Events with equal text appear once."""
     selector = f"involvedObject.kind%3D{kind},involvedObject.name%3D{name}"
-    found = kubectl.get(path("events", namespace, group="/api/v1") + f"?fieldSelector={selector}")
+    try:
+        found = kubectl.get(path("events", namespace, group="/api/v1") + f"?fieldSelector={selector}")
+    except ForbiddenError:
+        return ["  You may not list Events, which have the reason."]
     dated = sorted(rows(found.get("items")), key=lambda one: text(one, "lastTimestamp") or text(one, "eventTime"))
     lines = dict.fromkeys(f"  {text(one, 'reason')}: {text(one, 'message')}" for one in reversed(dated))
     return list(lines)[:_EVENTS]

@@ -15,7 +15,7 @@ import generate
 import pytest
 from kubectl_sharepod import commands, program
 from kubectl_sharepod.completion import completions
-from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError
 from kubectl_sharepod.output import Format, Page, Screen, show
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.resize import resize
@@ -266,10 +266,86 @@ def test_a_missing_sharepod_is_sought_among_pods_and_claims(monkeypatch: pytest.
     with pytest.raises(NotFoundError, match="for a Pod write pod/notebook, for a claim claim/notebook"):
         why(cluster(), TEAM, "sharepod", "notebook")
     became: list[list[str]] = []
-    monkeypatch.setattr(Kubectl, "become", lambda _self, words: became.append(words) or sys.exit(0))
+
+    def become(_self: Kubectl, given: list[str]) -> None:
+        became.append(given)
+        sys.exit(0)
+
+    monkeypatch.setattr(Kubectl, "become", become)
     with pytest.raises(SystemExit):
         ran(cluster(), "logs", "pod/notebook", "-f", monkeypatch=monkeypatch)
     assert became == [["logs", "--namespace", TEAM, "notebook", "-f"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "passed"),
+    [
+        (("-n", "other", "-f"), (), ["--namespace", "other", "train", "-f"]),
+        (
+            ("--tail=5", "--namespace=other", "-c", "main"),
+            (),
+            ["--namespace", "other", "train", "--tail=5", "-c", "main"],
+        ),
+        (("--as", "dana", "--since", "5m"), ("--as=dana",), ["--namespace", TEAM, "train", "--since", "5m"]),
+        (("--", "sh", "-n", "x"), (), ["--namespace", TEAM, "train", "--", "sh", "-n", "x"]),
+    ],
+)
+def test_namespace_and_connection_count_after_the_name_too(
+    words: tuple[str, ...], flags: tuple[str, ...], passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = cluster()
+    train = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/other/sharepods/train"] = train
+    became: list[list[str]] = []
+    used: list[tuple[str, ...]] = []
+
+    def become(_self: Kubectl, given: list[str]) -> None:
+        became.append(given)
+        sys.exit(0)
+
+    def connected(given: tuple[str, ...], _program: str) -> Kubectl:
+        used.append(given)
+        return kubectl
+
+    monkeypatch.setattr(Kubectl, "become", become)
+    monkeypatch.setattr(program, "Kubectl", connected)
+    with pytest.raises(SystemExit):
+        program.run(["logs", "train", *words])
+    assert (became, used) == ([["logs", *passed]], [flags])
+
+
+def test_missing_rights_are_named_with_what_is_left() -> None:
+    kubectl = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpu", "/api/v1/namespaces/team/events"))
+    with pytest.raises(ForbiddenError, match="`kubectl sharepod budget` shows the budgets of your namespace"):
+        commands.bill(Scope(kubectl, TEAM), None)
+    with pytest.raises(ForbiddenError, match="`kubectl sharepod free` shows free shares"):
+        commands.all_gpus(Scope(kubectl, None))
+    waiting: Json = {"metadata": {"name": "web"}, "spec": {"containers": []}, "status": {}}
+    kubectl.objects["/api/v1/namespaces/team/pods/web"] = waiting
+    assert "You may not list Events" in printed(why(kubectl, TEAM, "pod", "web"))
+
+
+def test_a_placed_sharepod_names_its_gpus() -> None:
+    kubectl = cluster()
+    train = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    train["status"]["conditions"][0]["message"] = "GPU 0 of node-a: request 0.5, limit 1, memory 8Gi"
+    assert "its share: GPU 0 of node-a: request 0.5, limit 1" in printed(why(kubectl, TEAM, "sharepod", "train"))
+
+
+def test_a_format_that_does_not_exist_is_answered_with_the_list(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        ran(cluster(), "gpus", "-o", "csv", monkeypatch=monkeypatch)
+    assert "'table', 'wide', 'json', 'yaml', 'name'" in capsys.readouterr().err
+
+
+def test_a_kubeconfig_without_a_context_is_answered_with_what_to_set(tmp_path: Path) -> None:
+    script = tmp_path / "kubectl"
+    script.write_text("#!/bin/sh\necho 'error: current-context must exist in order to minify' >&2\nexit 1\n")
+    script.chmod(0o755)
+    with pytest.raises(KubectlError, match="set KUBECONFIG, or add --context"):
+        Kubectl(program=str(script)).namespace()
 
 
 def test_doctor_without_the_right_to_list_deployments_checks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_cordon_adds_a_gpu_and_uncordon_takes_it_away_by_uuid_or_index() -> None
         page = cordon(kubectl, UUIDS[0], undo=undo)
         assert written(kubectl) == expected
         assert f"node-a:0 ({UUIDS[0]}) {'un' if undo else ''}cordoned" in printed(page)
-    assert "2 of its tenants stay" in printed(cordon(node_with(None), "node-a:0"))
+    assert "; 2 tenants stay; `kubectl sharepod drain node-a:0` evicts" in printed(cordon(node_with(None), "node-a:0"))
 
 
 @pytest.mark.promise("node-cordon-unknown")
