@@ -27,7 +27,8 @@ from sharepod.controller.settings import OperatorSettings
 PAGE = Path(__file__).parent / "settings.md"
 REFERENCE = Path(__file__).parent / "reference.md"
 REASONS = Path(__file__).parents[1] / "cli" / "kubectl_sharepod" / "reasons.json"
-_BY_PLACE = {"identity": "the host's name", "hook_file": "the packaged hook"}  # defaults that depend on where it runs
+# defaults of settings that depend on where the program runs
+_BY_PLACE = {"identity": "the host's name", "hook_file": "the packaged hook"}
 
 _HEAD = """# Settings and metrics
 
@@ -37,7 +38,7 @@ it. <!-- promise: install-wrong-settings -->
 """
 
 _LABELS = {"sharepod_tenant_": ("tenant", "namespace", "pod", "mode"), "sharepod_gpu_": ("gpu", "index")}
-"""Labels that all families of a prefix have."""
+"""Labels that all metric families with a prefix have."""
 _AGENT_METRICS = """Served under `/metrics` on port 9437 to [permitted readers](install.md#who-reads-the-metrics);
 [reference.md](reference.md#metrics-of-the-agent) has the rules. Families `sharepod_tenant_...` have the labels
 `tenant`, `namespace`, `pod` and `mode`, families `sharepod_gpu_...` the labels `gpu` and `index`."""
@@ -136,7 +137,7 @@ _STATUSES = ("True", "False", "Unknown")
 
 
 def _plain(cell: str) -> str:
-    """Return a cell without comments, links and marks of code."""
+    """Return the text of a table cell without comments, links and code marks."""
     text = re.sub(r"\s*<!--.*?-->", "", cell)
     return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text).replace("`", "").replace("\\|", "|").strip()
 

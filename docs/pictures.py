@@ -28,7 +28,7 @@ text { font: 13px sans-serif; fill: #24292f }
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """Return a rectangle of a class of `STYLE`; lengths in pixels."""
+    """Return an SVG rectangle with a class of `STYLE`. Lengths are in pixels."""
     return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" class="{kind}"/>'
 
 
@@ -38,7 +38,8 @@ def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start"
 
 
 def share() -> Iterable[str]:
-    """Requests of three tenants within one GPU, and the limit of each."""
+    """Return the shapes of the picture of shares: the requests of three tenants within one GPU, and the limit
+    of each."""
     scale, left = 480, 110
     yield text(0, 24, "requests")
     x: float = left
@@ -67,7 +68,8 @@ def share() -> Iterable[str]:
 
 
 def memory() -> Iterable[str]:
-    """A tenant's memory of 4 GiB on a GPU of 16 GiB, and an allocation that is refused."""
+    """Return the shapes of the picture of memory: a tenant has 4 GiB of a GPU's 16 GiB, and one allocation is
+    refused."""
     scale, left = 36, 10
     yield rect(left, 30, 16 * scale, 30, "frame")
     yield text(left, 20, "memory of the GPU, 16 GiB")
@@ -87,7 +89,7 @@ def memory() -> Iterable[str]:
 
 
 def placement() -> Iterable[str]:
-    """Four tenants on four GPUs, by both policies."""
+    """Return the shapes of the picture of placement: four tenants on four GPUs, by both policies."""
     for column, (title, gpus) in enumerate(
         (
             ("Binpack", ((("a", 0.5), ("b", 0.3)), (("c", 0.4), ("a", 0.5)), (), ())),
@@ -110,7 +112,8 @@ def placement() -> Iterable[str]:
 
 
 def budget() -> Iterable[str]:
-    """GPU-hours used in a month of 30 days with a budget of 1,000 that is spent on day 24."""
+    """Return the shapes of the picture of budgets: GPU hours used in a month of 30 days. The budget of 1,000 hours is
+    spent on day 24."""
     left, bottom, day, hour = 60, 140, 18, 0.11
     yield f'<path class="line" d="M{left} 10 V{bottom} H{left + 30 * day}"/>'
     yield f'<path class="may" d="M{left} {bottom - 1000 * hour:g} H{left + 30 * day}"/>'

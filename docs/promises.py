@@ -40,13 +40,14 @@ AREAS = {
     "security": "Security",
     "install": "Installation and upgrade",
 }
-"""Title of each area in the page's order, by the first word of the area's IDs."""
+"""Titles of the areas, in the order of the page. The key is the first word of the area's IDs."""
 WAYS = {"max": max, "min": min}
 
 _ANCHOR = re.compile(r"<!-- promise: (.*?) -->")
 _NEARLY = re.compile(r"<!--\s*promise\b.*?-->", re.DOTALL | re.IGNORECASE)
 _NOT_RUN = re.compile(r"mark\.(xfail|skip)\b")
-"""Mark of tests that hold nothing; `skipif` is left, as what a machine lacks is skipped there alone."""
+"""Pattern of marks of tests that do not run, and so hold no promise. `skipif` is not among them, because it skips a
+test only on machines that lack something."""
 _CONTENT = re.compile(r"(?P<id>[a-z]+(?:-[a-z0-9]+)+)(?:, (?P<count>[2-9]) sentences)?")
 _ITEM = re.compile(r"\s*(?:[-*] |\d+\. )")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\"(\[<])")
@@ -69,16 +70,16 @@ class Promise:
 
     id: str
     sentence: str
-    """Its text without links; in a table with the first cell of its line."""
+    """Text of the sentence without links. In a table it also contains the first cell of its line."""
     page: str
-    """Path of its page below the root."""
+    """Path of the page, relative to the root."""
     heading: str
     """GitHub's anchor of the heading above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A test that holds a promise; without a name all tests of its file."""
+    """Test that holds a promise. Without a name: all tests of its file."""
 
     path: str
     name: str | None
@@ -90,14 +91,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The figure of a benchmark that belongs to a promise."""
+    """Figure of a benchmark that belongs to a promise."""
 
     path: str
     way: str
-    """A key of `WAYS`: which of the rows counts."""
+    """A key of `WAYS`, which names the row that counts."""
     metric: str
     case: str = ""
-    """How the cases begin whose rows count; all, if empty."""
+    """Beginning of the cases of the rows that count. Empty: all rows count."""
 
     @property
     def shown(self) -> str:
@@ -116,7 +117,7 @@ class Found:
 
 
 def find(root: Path) -> Found:
-    """Return the promises of a checkout with what holds them."""
+    """Return the promises of a checkout, with the tests and benchmarks that hold them."""
     found = Found([], defaultdict(list), defaultdict(list), _figures(root), [])
     for page in (root / "README.md", root / "SECURITY.md", *sorted((root / "docs").rglob("*.md"))):
         if page.is_file():
@@ -158,7 +159,7 @@ def _read_page(page: Path, root: Path, found: Found) -> None:
 
 
 def _sentence(before: str, count: int) -> str:
-    """Return the last sentences of the paragraph, list item or table cell that ends here."""
+    """Return the last `count` sentences of the paragraph, list item or table cell that ends here."""
     lines = before.split("\n")
     first = len(lines)
     while first and lines[first - 1].strip() and not lines[first - 1].startswith("#"):
@@ -176,13 +177,14 @@ def _sentence(before: str, count: int) -> str:
 
 
 def _last(text: str, count: int) -> str:
-    """Return the last sentences of a text; what stands before an earlier anchor belongs to the promise there."""
+    """Return the last `count` sentences of a text. Sentences before an earlier anchor do not count, because they belong
+    to the promise of that anchor."""
     text = re.split(_ANCHOR.pattern.replace("(", "(?:"), text)[-1].lstrip(" ,;")
     return " ".join(part.strip() for part in _SENTENCE_END.split(text.strip())[-count:])
 
 
 def _lead(lines: list[str]) -> str:
-    """Return the sentence before a list, which an item in lower case continues."""
+    """Return the sentence before a list. A list item in lower case continues this sentence."""
     paragraphs = "\n".join(lines).strip().split("\n\n")
     ends = [text for text in paragraphs if text.endswith(":") and not _ITEM.match(text)]
     return _last(" ".join(ends[-1].split()), 1) if ends else ""
@@ -307,7 +309,7 @@ def _targets(root: Path) -> dict[str, str]:
 
 
 def take_figures(root: Path) -> None:
-    """Take the figures that build/results/ has into docs/promises.toml; figures of other benchmarks stay."""
+    """Copy the figures from build/results/ into docs/promises.toml. Figures of benchmarks without results stay."""
     found = find(root)
     figures = {id_: dict(kept) for id_, kept in found.figures.items()}
     results = [json.loads(path.read_text()) for path in sorted((root / "build" / "results").glob("*.json"))]

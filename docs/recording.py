@@ -41,13 +41,14 @@ SCENES = (
     ("", 1.0, 1),
     ("", 2.0, 2),
 )
-"""Key pressed, seconds until the frame is taken, seconds for which the recording shows it."""
+"""Scenes: the key to press, the seconds until the frame is taken, and the seconds for which the recording shows
+the frame."""
 STILL = 0
-"""Scene shown to a reader who prefers reduced motion."""
+"""Number of the scene that a reader sees who prefers reduced motion."""
 START_S = 60.0
-"""Seconds until the bars must have appeared: a machine may be busy with other builds."""
+"""Seconds within which the bars must appear. They may appear late, because other builds may keep the machine busy."""
 WIDTH, LINE, CHARACTER, MARGIN = 700, 19, 8.4, 14
-"""Pixels of the picture, of a line, of a character and of the margin."""
+"""Pixels: width of the picture, height of a line, width of a character, and width of the margin."""
 STYLE = """
 text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }
 .window { fill: #f6f8fa; stroke: #d0d7de }
@@ -64,9 +65,9 @@ text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mo
 """
 _NAMES = {31: "red", 32: "green", 33: "yellow", 36: "cyan", 1: "bold", 2: "dim"}
 _FULL_SCREEN = "\x1b[?1049h"
-"""Output that turns to the screen of the bars."""
+"""Control sequence that switches to the screen of the bars."""
 _BARS = {"━": (0.0, 1.0), "╸": (0.0, 0.5), "╺": (0.5, 1.0)}
-"""Part of its cell that a character of a bar fills, from left to right."""
+"""Part of its cell that each bar character fills, as the begin and the end from left to right."""
 _SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
 Cell = tuple[str, str]
@@ -75,7 +76,7 @@ Screen = tuple[tuple[Cell, ...], ...]
 
 
 class RecordingError(Exception):
-    """A run that cannot be recorded, with the reason."""
+    """Failure to record a run. The message has the reason."""
 
 
 class Terminal:
@@ -89,7 +90,7 @@ class Terminal:
         self._style = ""
 
     def feed(self, output: str) -> str:
-        """Draw output; return its incomplete last sequence."""
+        """Draw the output. Return its last control sequence if that is incomplete."""
         at = 0
         while at < len(output):
             if output[at] == "\x1b":
@@ -169,7 +170,7 @@ def record() -> tuple[str, list[Screen]]:
 
 
 def _first(control: int) -> str:
-    """Return the output until the bars are shown."""
+    """Read until the bars are shown. Return the output so far."""
     output, until = "", time.monotonic() + START_S
     while _FULL_SCREEN not in output:
         if time.monotonic() > until:
@@ -179,7 +180,7 @@ def _first(control: int) -> str:
 
 
 def _scenes(control: int, output: str) -> Iterator[Screen]:
-    """Press the keys of `SCENES`; yield the screen of each."""
+    """Press the keys of `SCENES`. Yield the screen of each scene."""
     terminal, rest = Terminal(), output[output.index(_FULL_SCREEN) :]
     for key, seconds, _ in SCENES:
         os.write(control, key.encode())
@@ -190,7 +191,7 @@ def _scenes(control: int, output: str) -> Iterator[Screen]:
 
 
 def _read(control: int, seconds: float) -> str:
-    """Return output that comes within some seconds, or an empty text."""
+    """Return the output of some seconds. Empty if there is none."""
     if not select.select([control], [], [], seconds)[0]:
         return ""
     try:
@@ -203,7 +204,7 @@ def _read(control: int, seconds: float) -> str:
 
 
 def _whole(output: bytes | bytearray) -> bool:
-    """Return whether output ends with a whole character of UTF-8."""
+    """Return whether the output ends with a complete UTF-8 character."""
     try:
         output[-4:].decode("utf-8", errors="strict")
     except UnicodeDecodeError as error:
@@ -212,7 +213,7 @@ def _whole(output: bytes | bytearray) -> bool:
 
 
 def _drain(control: int, process: subprocess.Popen[bytes]) -> None:
-    """Read until the process ends; interrupt it after ten seconds."""
+    """Read until the process ends. After ten seconds, interrupt the process."""
     end = time.monotonic() + 10
     while process.poll() is None and time.monotonic() < end:
         with suppress(RecordingError):
@@ -228,12 +229,12 @@ def words(lines: Sequence[str]) -> set[str]:
 
 
 def rows(screens: Sequence[Screen]) -> list[list[str]]:
-    """Return the lines of each screen as elements of SVG; empty for an empty line."""
+    """Return the lines of each screen as SVG elements. A line without text is an empty string."""
     return [[_row(cells, row) for row, cells in enumerate(screen)] for screen in screens]
 
 
 def _row(cells: Sequence[Cell], row: int) -> str:
-    """Return a line as one text element with a part for each style."""
+    """Return a line as one SVG text element, with a part for each style."""
     plain = "".join(character for character, _ in cells)
     if not plain.strip():
         return ""

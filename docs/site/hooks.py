@@ -24,7 +24,7 @@ PAGES = {
     "cli/README.md": "plugin.md",
     "examples/budgets/README.md": "budgets.md",
 }
-"""Page of the site by file of the repository."""
+"""Page of the site for each file of the repository."""
 _SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<path>[^()#\s:]*)(?P<anchor>#[^()\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$|^(?: {4}|\t)[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -38,7 +38,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Return a page's text with its links as the site has them."""
+    """Return the text of a page, with its links changed to links of the site."""
     source = _SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def linked(match: re.Match[str]) -> str:
@@ -57,6 +57,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             f"[{match['text']}]({repository.rstrip('/')}/blob/main/{target}{anchor})" if repository else match["text"]
         )
 
-    # Code is not touched: the odd parts of the split are code.
+    # Code is not changed: it is in the odd parts of the split.
     parts = _CODE.split(markdown)
     return "".join(part if index % 2 else _LINK.sub(linked, part) for index, part in enumerate(parts))

@@ -47,7 +47,7 @@ SET_ELSEWHERE = {
         "http_port",
     ),
 }
-"""Settings that another value or the templates set: the schema does not list them."""
+"""Settings that other values or the templates set. So the schema does not contain them."""
 
 
 def find_kubectl() -> str:
@@ -92,7 +92,8 @@ def write_chart(into: Path, kubectl: str, values: Mapping[str, str]) -> Path:
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Replace defaults in values.yaml, whose comments stay. `values`: new values by path, such as image.tag."""
+    """Replace defaults in values.yaml without changing its comments. `values`: new values by path, such as
+    image.tag."""
     path: list[str] = []
     lines = []
     for line in text.splitlines():

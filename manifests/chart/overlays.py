@@ -43,7 +43,7 @@ class Overlay:
 
     @property
     def on_base(self) -> bool:
-        """Whether the overlay includes the base, changed by components."""
+        """Return whether the overlay contains the base, which components change."""
         return "." in self.folders
 
 
@@ -64,7 +64,8 @@ OVERLAYS = (
 
 
 def render(kubectl: Path | str, overlay: Overlay, **more: object) -> list[dict[str, Any]]:
-    """Return the objects of an overlay. `more`: further fields of its kustomization, such as images. OverlayError."""
+    """Return the objects of an overlay. `more`: further fields of its kustomization, such as images. Raise
+    OverlayError."""
     found = [one for path in overlay.files for one in yaml.load_all(path.read_text(), Loader=_LOADER)]
     if not overlay.folders:
         return found

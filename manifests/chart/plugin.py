@@ -40,7 +40,7 @@ _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
 
 
 def write_plugin(into: Path, repository: str) -> tuple[Path, Path]:
-    """Write archive and manifest; return both. `repository`: URL whose releases have the archive."""
+    """Write the archive and the manifest. Return both paths. `repository`: URL whose releases contain the archive."""
     version = str(tomllib.loads((CLI / "pyproject.toml").read_text())["project"]["version"])
     archive, manifest = into / f"{PROGRAM}-{version}.tar.gz", into / "sharepod.yaml"
     content = packed([(PROGRAM, _program(), 0o755), ("LICENSE", (ROOT / "LICENSE").read_bytes(), 0o644)])
@@ -88,7 +88,7 @@ def packed(members: Iterable[tuple[str, bytes, int]]) -> bytes:
 
 
 def _program() -> bytes:
-    """Return the plugin as one file that python3 runs."""
+    """Return the plugin as one file that python3 can run."""
     program = io.BytesIO(b"#!/usr/bin/env python3\n")
     program.seek(0, io.SEEK_END)
     with zipfile.ZipFile(program, "w", zipfile.ZIP_DEFLATED) as zipped:

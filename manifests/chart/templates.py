@@ -11,7 +11,7 @@ from chart.values import as_template, plain_name
 Object = dict[str, Any]
 CREATES_NAMESPACE = ".Values.namespace.create"
 OPTIONAL = {"sharepod-free": ".Values.freeShares"}
-"""Value that decides about the base's objects of a name."""
+"""For each name of objects of the base: the chart's value that decides whether they are in the chart."""
 _CHECKS = '{{- include "sharepod.checks" . }}\n'
 
 
@@ -41,7 +41,8 @@ def templates(rendered: Mapping[Overlay, Iterable[Object]]) -> dict[str, str]:
 
 
 def _template(variants: Mapping[Overlay, Object]) -> str:
-    """Return the template of one object that overlays render, alike or differently."""
+    """Return the template of one object. `variants`: the object as each overlay renders it, which may be equal or
+    different."""
     alike: list[tuple[Object, list[str]]] = []
     base = variants.get(BASE)
     for overlay, content in variants.items():

@@ -68,7 +68,7 @@ class Markers:
 
 
 def as_template(original: Object) -> str:
-    """Return the template of one object of the manifests."""
+    """Return an object of the manifests as a template."""
     content, markers = copy.deepcopy(original), Markers()
     kind, name = content["kind"], content["metadata"]["name"]
     if kind in ("CustomResourceDefinition", "Namespace"):

@@ -25,7 +25,7 @@ _MEDIA = "application/vnd.oci.image."
 
 @dataclass(frozen=True)
 class MadeImage:
-    """An image in an archive. `name`: its full reference there; `digest`: of its manifest."""
+    """Image in an archive. `name`: its full reference there. `digest`: digest of its manifest."""
 
     name: str
     digest: str
@@ -34,7 +34,7 @@ class MadeImage:
 
     @property
     def compressed_bytes(self) -> int:
-        """Compressed size of all layers, as pulled."""
+        """Return the compressed size of all layers, which is what a registry transfers."""
         return sum(layer.size for layer in self.layers)
 
 
@@ -59,7 +59,7 @@ def write_archive(path: Path, name: str, layers: Sequence[Layer], config: Mappin
         }
     )
     entry = _described("manifest.v1+json", _digest(manifest), len(manifest)) | {
-        # The name for containerd, and the tag for other tools.
+        # The first name is for containerd. Other tools read the tag.
         "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
     }
     index = _json({"schemaVersion": 2, "mediaType": f"{_MEDIA}index.v1+json", "manifests": [entry]})

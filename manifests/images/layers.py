@@ -22,7 +22,7 @@ _FILE, _FACTS = "layer.tar.gz", "layer.json"
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer. `digest`, `size`: of the compressed file; `diff_id`: digest of the tar file within."""
+    """A layer. `digest`, `size`: of the compressed file. `diff_id`: digest of the tar file that it contains."""
 
     path: Path
     digest: str

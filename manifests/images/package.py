@@ -120,7 +120,8 @@ def _copy_sources(source: Path, target: Path) -> None:
 
 
 def _fetch(root: CompilingRoot, lock: Path, folder: Path) -> None:
-    """Have the machine's pip fetch the wheels of a lock for the Python of the root, each checked by its hash."""
+    """Let the machine's pip fetch the wheels of a lock for the Python of the root. The hash of each wheel is
+    checked."""
     machine = platform.machine()
     libcs = [f"manylinux_2_{minor}" for minor in range(root.libc[1], _OLDEST_LIBC - 1, -1)]
     platforms = [f"{libc}_{machine}" for libc in (*libcs, "manylinux2014", "manylinux2010", "manylinux1", "linux")]

@@ -43,8 +43,8 @@ _OPTIONS = (
         for folder in ("man", "locale", "info", "lintian", "bash-completion")
     ),
 )
-# Checked by content: the times of sources differ between machines, and a read-only root with stale times would compile
-# at each start.
+# Byte code is checked by the content of its source. Checked by time it would be stale, because the times of sources
+# differ between machines, and a read-only root would compile at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
 _MADE_OF = {"base": [*_OPTIONS, _COMPILED, *BASE], "root": [*_OPTIONS, *COMPILES]}
 """Inputs of each root, in addition to suite and sources."""
@@ -56,7 +56,8 @@ _BY = "1"
 
 @dataclass(frozen=True)
 class CompilingRoot:
-    """A root with compiler and Python. `python`: version of that, as (3, 11). `libc`: that of its C library."""
+    """A root with a compiler and Python. `python`: version of Python, such as (3, 11). `libc`: version of its C
+    library."""
 
     path: Path
     python: tuple[int, int]
@@ -177,13 +178,13 @@ def _debootstrap(label: str, options: Sequence[str], packages: Sequence[str], ta
 
 
 def _entry(kind: str, made_of: Sequence[str]) -> str:
-    """Return the name of the cache's entry that is made of this."""
+    """Return the name of the entry of the cache for a root of this kind with these inputs."""
     parts = [_BY, _suite(), _sources(), *made_of]
     return f"{kind}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 
 def _cached(kind: str, make: object) -> Path:
-    """Return the root of a kind, made by `make(folder)` if it is absent."""
+    """Return the root of a kind. If the cache does not have it, `make(folder)` makes it."""
     return cached(_entry(kind, _MADE_OF[kind]), make)
 
 

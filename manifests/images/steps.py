@@ -23,11 +23,11 @@ _LINES = 25
 
 
 class ImageError(HarnessError):
-    """Failure to make an image; the message names the step and includes its program's output."""
+    """Failure to make an image. The message names the step, and includes the output of its program."""
 
 
 class NotHadError(ImageError):
-    """A part of an image could not be fetched; the first line is fit for a skip reason."""
+    """Failure to fetch a part of an image. The first line can be used as the reason of a skipped test."""
 
 
 def show(text: str) -> None:
