@@ -93,7 +93,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 try:
     from xdist.scheduler import LoadScopeScheduling
-except ImportError:  # then nothing is shared
+except ImportError:  # xdist is not installed, so no work is shared
     LoadScopeScheduling = object
 
 

@@ -51,7 +51,7 @@ class Burst:
 
         def apply(name: str) -> None:
             try:
-                self._world.api.get(self._world.path(self.namespace))  # opens its connection
+                self._world.api.get(self._world.path(self.namespace))  # this call opens the client's connection
                 start.wait(30)
                 ask(self._world, self.namespace, name, 500, self._doors[name], on=self._name)
             except BaseException as error:

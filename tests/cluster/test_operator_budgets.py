@@ -35,7 +35,7 @@ def test_a_budget_over_three_sharepods_allows_one_eviction_at_a_time(
     # the finalizer delays the end of this Pod
     world.api.patch(f"{pods}/a", {"metadata": {"finalizers": ["example.com/hold"]}})
     world.api.create(f"{pods}/a/eviction", {**evict, "metadata": {"name": "a", "namespace": namespace}})
-    with pytest.raises(ApiError) as refused:  # it is still away
+    with pytest.raises(ApiError) as refused:  # the operator is still away
         world.api.create(f"{pods}/b/eviction", {**evict, "metadata": {"name": "b", "namespace": namespace}})
     assert refused.value.code == 429
     world.api.patch(f"{pods}/a", {"metadata": {"finalizers": None}})

@@ -74,7 +74,7 @@ def test_a_pod_that_ends_by_itself_gives_its_share_back(world: World, phase: str
     assert phase == "Succeeded" or "exit code 3" in message
     wait(lambda: not world.rows(node), what="an empty ledger")
     assert ended["status"]["podUID"] == seen["status"]["podUID"]
-    assert world.pod(namespace, "one") is not None  # its log stays readable
+    assert world.pod(namespace, "one") is not None  # the Pod is kept, so its log stays readable
 
 
 @pytest.mark.promise("operator-no-second-run")

@@ -136,7 +136,7 @@ def _run_version(program: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         raise AssetsError(f"`{program} --version` did not end in {_VERSION_TIMEOUT:.0f} s: {_way_out()}") from None
-    except OSError as error:  # such as a program for another processor
+    except OSError as error:  # the program may be for another processor, for instance
         raise AssetsError(f"{program} does not run here ({error.strerror}): {_way_out()}") from error
     if done.returncode != 0:
         output = (done.stderr or done.stdout).strip()[:200]

@@ -64,7 +64,7 @@ def etcd(layout: Layout) -> list[str]:
     return [
         str(layout.bin / "etcd"),
         f"--data-dir={layout.etcd_data}",
-        "--unsafe-no-fsync",  # its data is temporary
+        "--unsafe-no-fsync",  # etcd's data is temporary
         f"--listen-client-urls={layout.etcd}",
         f"--advertise-client-urls={layout.etcd}",
         f"--listen-peer-urls={peer}",

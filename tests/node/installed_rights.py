@@ -131,7 +131,8 @@ def _status(machine: RealNode, pid: str) -> dict[str, str]:
     lines = machine.real.run("cat", f"/proc/{pid}/status").stdout.splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     values = {name: fields[name].split() for name in _STATUS}
-    return {name: value[min(1, len(value) - 1)] for name, value in values.items()}  # the effective user
+    # the second value, if there is one, is of the effective user
+    return {name: value[min(1, len(value) - 1)] for name, value in values.items()}
 
 
 def _mounts(machine: RealNode, pid: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
     def connected() -> bool:
         pods = with_line(system)
         if len(pods) != count or any(pod["status"].get("phase") != "Running" for pod in pods.values()):
-            return False  # before a Pod runs there may be no GPUNode
+            return False  # before a Pod runs, the GPUNode may not exist
         tenants = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
         reserved = {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"}
         return reserved == pods.keys() and sum(bool(one.get("connected")) for one in tenants) >= count

@@ -141,7 +141,7 @@ def test_a_claim_that_waits_for_its_row_survives_restarts_of_kubelet_and_agent(n
     node.allocate(claim)
     pod = node.make_pod("long", "long")
     node.cluster.wait_for(pod, lambda seen: seen and seen["spec"].get("nodeName"), what="a bound pod")
-    time.sleep(2)  # so that the kubelet's call waits by then
+    time.sleep(2)  # after this pause the kubelet's call waits
     node.machine.real.restart_kubelet()
     node.agent.signal(signal.SIGKILL)
     node.agent.wait(10)
@@ -162,7 +162,8 @@ def test_kubelet_agent_and_container_restart_without_a_disturbance(node: ClaimNo
     node.machine.real.restart_kubelet()
     node.agent.signal(signal.SIGKILL)
     node.agent.wait(10)
-    node.machine.real.run("sh", "-c", f"rm /run/cdi/sharepod-{row['id']}.json")  # as a program that cleans /run may do
+    # a program that cleans /run may delete this file
+    node.machine.real.run("sh", "-c", f"rm /run/cdi/sharepod-{row['id']}.json")
     before = node.machine.busy_ns()
     node.start_agent()
     node.await_tenant(row["id"], connected=True, enforced=True)

@@ -55,7 +55,7 @@ def _gone(pids: list[int], state: Path, before: dict[str, object]) -> None:
     try:
         wait_until(lambda: _traces() == before, what=with_what, timeout=10)
     except Exception:
-        assert _traces() == before  # shows the difference
+        assert _traces() == before  # if the comparison fails, it shows the difference
 
 
 def test_a_stopped_node_leaves_nothing_behind(cluster: Cluster) -> None:

@@ -208,7 +208,7 @@ class ActingLife:
                 and found["spec"].get("nodeName") == node
                 and found["metadata"].get("finalizers") is None
             ):
-                self.world.pod_gone()  # as the pod garbage collector does
+                self.world.pod_gone()  # the pod garbage collector does the same
 
     def refuse(self) -> None:
         """Let kube-scheduler refuse the Pod from now on, as if another pod had taken the room first."""

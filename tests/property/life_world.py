@@ -243,7 +243,7 @@ class LifeWorld:
         assert known.node is not None
         mine = self.rows.get(known.node)
         if mine is None or mine.pod_uid != known.uid or mine.state is TenantState.RELEASING:
-            return  # the agent mounts nothing
+            return  # no process starts, because the agent mounts nothing
         others = [uid for uid in self.processes if uid not in self.overridden]
         if others:
             self.problems.append(f"{known.uid} starts while {others} live")

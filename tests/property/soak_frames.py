@@ -69,7 +69,7 @@ class _Packets:
         if draw < 0.25:
             return packet
         changed = bytearray(packet)
-        if draw < 0.35:  # one repeated byte from a random position on
+        if draw < 0.35:  # replace all bytes from a random position on by one repeated byte
             start = self._random.randrange(len(changed))
             changed[start:] = self._random.choice((bytes([255]), self._random.randbytes(1))) * (len(changed) - start)
             return bytes(changed)
@@ -138,7 +138,7 @@ class _Tenants:
                 await self._send(client, protocol.encode(protocol.Hello(1, 1, "abc123")))
                 await client.expect(protocol.Welcome)
                 await self._converse(client, self._random.randrange(2 * _SENT))
-            for _ in range(50):  # until it is disconnected
+            for _ in range(50):  # send frames until the process is disconnected
                 await self._send(client, self._packets.any())
         except (BrokenPipeError, ConnectionResetError):
             pass

@@ -326,7 +326,7 @@ async def test_the_last_of_two_holding_processes_passes_the_token_on() -> None:
     world.advance(6 * MS)
     first.beat(MS)
     last.beat(MS)
-    world.wait.edges()  # prepares all possible hand-offs
+    world.wait.edges()  # this prepares all possible hand-offs
     world.drain(first, wanting=False)
     assert successor.held is None
     world.drain(last, wanting=False)

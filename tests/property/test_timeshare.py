@@ -363,7 +363,7 @@ def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: i
     Simulation([thinker, busy]).run(end)
     most = (
         burst * MS / (burst * MS + Parameters().quantum_min_ns + busy.kernel_ns)
-    )  # in each pause another tenant has its turn
+    )  # another tenant has its turn in each pause
     assert thinker.share(WARM_UP, end) >= min(thinker.request / 1000, 0.9 * most) - 0.02
     assert busy.share(WARM_UP, end) >= busy.request / 1000 - 0.02
 

@@ -18,7 +18,7 @@ SOME = settings(
     max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a play takes a second
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # without shrinking, because a play takes a second
 )
 
 

@@ -44,7 +44,7 @@ def test_a_promise_that_is_left_out_exists() -> None:
     ("seconds", "setups", "chosen"),
     [
         ({"a::x": 3.0, "a::y": 2.0, "b::z": 9.0}, {}, ("a::y",)),  # the cheapest
-        ({"a::x": 3.0, "a::y": 3.0, "b::z": 1.0}, {"b": 9.0}, ("a::x",)),  # a set-up counts
+        ({"a::x": 3.0, "a::y": 3.0, "b::z": 1.0}, {"b": 9.0}, ("a::x",)),  # the set-up of a test counts, too
     ],
 )
 def test_the_cheapest_test_of_a_promise_is_chosen(

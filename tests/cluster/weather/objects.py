@@ -63,7 +63,7 @@ def old_answer(weather: Weather) -> float:
         world.api.delete(path, grace=0)
     assert deletion.wait(30), "the Pod's end did not reach the operator"
     world.apply(namespace, "next", {"request": 0.2}, on="ghost")
-    world.phase(namespace, "next", "Running")  # so the watch's earlier events are recorded
+    world.phase(namespace, "next", "Running")  # when this SharePod runs, the watch has recorded all earlier events
     hold.release()
     began = time.monotonic()
     world.phase(namespace, "one", "Failed", timeout=20)

@@ -133,7 +133,7 @@ class Players:
             try:
                 self._storage.finish_deletion(kind, *where)
             except Refused:
-                return  # it is already deleted
+                return  # the object is already deleted
         elif not spec.get("nodeName"):
             if not spec.get("schedulingGates"):
                 node = _pin(spec) or self._nodes[next(self._turns) % len(self._nodes)]

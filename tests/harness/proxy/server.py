@@ -265,7 +265,8 @@ class FaultProxy:
         self._answers.add(answer)
         try:
             return await self._answered(request, record, body, answer, rule.fault if rule else None)
-        except (aiohttp.ClientError, ConnectionError, TimeoutError):  # one of the two sides has closed
+        # the client or the server has closed the connection
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):
             return self._gone(request)
         finally:
             self._answers.discard(answer)
@@ -366,12 +367,12 @@ class FaultProxy:
         await released.wait()
 
     async def _never(self) -> None:
-        await asyncio.Event().wait()  # until the client closes, which cancels this task
+        await asyncio.Event().wait()  # wait until the client closes the connection, which cancels this task
 
     @staticmethod
     def _gone(request: web.BaseRequest) -> web.StreamResponse:
         _reset(request.transport)
-        return web.Response()  # into a closed connection
+        return web.Response()  # this answer goes into a closed connection
 
 
 @contextlib.asynccontextmanager

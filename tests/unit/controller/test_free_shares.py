@@ -99,7 +99,7 @@ async def test_only_changed_totals_are_written_and_a_failed_write_is_repeated() 
     state.node("node-a")
     await shares.write()
     await shares.write()
-    state.node("node-a", numa_node=1)  # a change that affects no total
+    state.node("node-a", numa_node=1)  # this change affects no total
     await shares.write()
     assert len(server.patches) == 1
     state.tenant("job", "node-a-0", 400)

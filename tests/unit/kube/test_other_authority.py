@@ -100,7 +100,7 @@ async def test_an_authority_that_is_replaced_is_trusted_by_new_calls_and_watches
             for ask in (lambda: api.get("/api/v1/nodes/a"), watch):
                 with pytest.raises(UnavailableError, match="certificate verify failed"):
                     await ask()
-            mounted.write_text(later.certificate.read_text()[:100])  # half written: nothing changes
+            mounted.write_text(later.certificate.read_text()[:100])  # the file is half written, so nothing changes
             with pytest.raises(UnavailableError, match="certificate verify failed"):
                 await api.get("/api/v1/nodes/a")
             shutil.copy(later.certificate, mounted)

@@ -134,10 +134,10 @@ def returns_data(url: str, query: str) -> bool:
         ) as got:
             found = json.load(got)
     except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it is starting
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # Prometheus is starting
             return False
         raise AssertionError(f"{query}: {error.read().decode()}") from None
-    except OSError:  # it does not listen yet
+    except OSError:  # Prometheus does not listen yet
         return False
     return any(value["value"][1] != "NaN" for value in found["data"]["result"])
 

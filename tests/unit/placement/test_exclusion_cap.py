@@ -41,7 +41,7 @@ def shares(cluster: ClusterWithEngine, tenant: str, request: int) -> None:
 @pytest.mark.parametrize("policy", [*PlacementPolicy])
 def test_beyond_the_cap_small_shares_exclude_others_from_no_further_gpu(learned: bool, policy: PlacementPolicy) -> None:
     cluster = cluster_of(node("node-a", gpus=2), node("node-b", gpus=2), max_excluded_gpus=2)
-    if learned:  # then the columns rank
+    if learned:  # with learned demand, the columns rank the GPUs
         for _ in range(32):
             cluster.engine.packing.arrived(ask(request=100))
         cluster.engine.packing.renew()
@@ -165,7 +165,7 @@ def test_others_make_room_on_the_gpu_that_has_the_label_not_on_another() -> None
 
 def test_a_node_that_the_cap_ruled_out_counts_again_although_nothing_about_it_has_changed() -> None:
     cluster = cluster_of(node("node-a"), node("node-b"), max_excluded_gpus=1)
-    for _ in range(32):  # then the columns rank
+    for _ in range(32):  # with learned demand, the columns rank the GPUs
         cluster.engine.packing.arrived(ask(request=100))
     cluster.engine.packing.renew()
     put(cluster, small("first", "x", request=300))

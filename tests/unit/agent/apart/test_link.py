@@ -318,7 +318,7 @@ async def test_answers_that_are_not_read_are_bounded_by_their_number_too() -> No
     far = Far()
     far.line.connect(theirs)
     ours.setblocking(False)
-    with contextlib.suppress(BlockingIOError):  # it reads no more
+    with contextlib.suppress(BlockingIOError):  # the other process does not read any more
         for _ in range(400):
             ours.send(_frame(b"echo\n" + json.dumps("x" * 20_000).encode()))
             for _ in range(20):

@@ -107,7 +107,7 @@ def together_ms(tokens: Tokens, clock: Clock, processes: Sequence[EagerProcess],
         together += sum(process.grant is not None for process in processes) > 1
         for process in processes:
             process.step(clock.now)
-        tokens.set_open(None)  # makes the scheduler carry out all due actions
+        tokens.set_open(None)  # this call makes the scheduler carry out all due actions
     return together
 
 
@@ -179,4 +179,4 @@ async def test_launches_count_to_the_span_in_which_they_were_made(tokens: Tokens
             process.step(clock.now)
             tokens.usage(process.tenant)
             assert tokens._scheduler._tenants[process.tenant].progress.launches == process.launches
-        tokens.set_open(None)  # makes the scheduler carry out all due actions
+        tokens.set_open(None)  # this call makes the scheduler carry out all due actions

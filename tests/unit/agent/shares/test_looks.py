@@ -128,7 +128,7 @@ def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytes
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 300_000_000)
 
     async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
-        await asyncio.sleep(0.4)  # the check that was due since the begin
+        await asyncio.sleep(0.4)  # by then the check has run that was due since the begin
         tokens.drained("a", one, protocol.Drained(one.grant_id))
         other.stop()
         await asyncio.sleep(0.02)
@@ -160,7 +160,7 @@ def test_a_holder_that_stops_while_the_loop_watches_is_barred() -> None:
 
 def test_python_is_not_woken_for_a_look_at_one_that_lives(patient: None) -> None:
     async def life(_tokens: Tokens, _one: Process, _other: Process, _barred: list[int]) -> None:
-        await asyncio.sleep(0.9)  # until it is overdue
+        await asyncio.sleep(0.9)  # by then the check is overdue
 
     assert on_the_loop(life) <= 6, "18 looks were due"
 

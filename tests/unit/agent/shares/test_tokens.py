@@ -223,7 +223,7 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
     tokens.want("b", other)
     for late in (0, 20 * MS, Parameters().grace_ns):
         clock.now = 1 + Parameters().quantum_max_ns + late
-        tokens.set_connected("b", connected=True)  # makes the scheduler carry out all due actions
+        tokens.set_connected("b", connected=True)  # this call makes the scheduler carry out all due actions
     [second] = other.grants()
     tokens.want("a", sibling)
     clock.now += 10 * MS

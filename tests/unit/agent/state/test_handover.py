@@ -53,7 +53,7 @@ def test_whenever_the_agent_is_killed_the_file_has_what_was_written_last(
         assert found == expected
     kept.forget(ME)
     expected.pop(ME, None)
-    again, left = Handover.open(path, (GPU0, GPU1), 1)  # with room for fewer processes than before
+    again, left = Handover.open(path, (GPU0, GPU1), 1)  # the new file has room for fewer processes than the earlier one
     assert {survivor.pid: list(survivor.bytes) for survivor in left.survivors} == expected
     assert read(path, (GPU0, GPU1)) == left, "the new file has it as well"
     kept.close()
@@ -198,7 +198,7 @@ async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_t
     try:
         assert holder.stdout is not None
         assert await asyncio.wait_for(holder.stdout.readline(), 20) == b"has it\n"
-        async with tenants_with(given_settings, rows) as second:  # the first agent was not ended in order
+        async with tenants_with(given_settings, rows) as second:  # the first agent was not ended properly
             assert memory_used(second, "a") == {GPU0: 3 * GI}
             assert second.status()[0].connected, "a hook has connected, if to another agent"
             client = await Client.connect(second.directory("a"))

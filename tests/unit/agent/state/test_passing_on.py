@@ -167,7 +167,7 @@ async def test_an_agent_that_is_next_and_stopped_keeps_no_other_from_serving(
         assert turn_lock.taken(stopped._next)  # this standby is next, and takes no further step
         waiting = asyncio.create_task(third.turn())
         await until(lambda: third._looks_at > 0)
-        fcntl.flock(first._serving, fcntl.LOCK_UN)  # it has ended
+        fcntl.flock(first._serving, fcntl.LOCK_UN)  # the first agent has ended
         async with asyncio.timeout(10):
             await waiting
         assert not stopped.free()

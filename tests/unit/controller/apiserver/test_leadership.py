@@ -82,7 +82,7 @@ async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends(
     await one.step()
     assert one.acting()
     world.now += 0.2
-    assert not one.acting()  # although no task has run since
+    assert not one.acting()  # the process does not act although no task has run since
     await one.step()
     assert world.lost == ["one"]
 
@@ -190,7 +190,7 @@ async def test_never_two_act_at_once(seed: int, deleted: bool) -> None:
             if deletions and min(steps[one.identity] for one in processes) > _SURELY and chance.random() < 0.05:
                 deletions.pop()
                 world.server.objects.pop(("leases", "n", "sharepod-operator"), None)
-            if chance.random() < 0.05:  # stopped, as by SIGSTOP
+            if chance.random() < 0.05:  # the process is stopped, as by SIGSTOP
                 for _ in range(chance.randrange(40)):
                     await asyncio.sleep(0)
             for _ in range(3):

@@ -38,7 +38,7 @@ def test_readiness_names_the_kinds_that_are_not_listed_and_why() -> None:
         (UNAVAILABLE, 1.0, BELIEF_S + 1, True),
         (UNAVAILABLE, BLIND_S, BELIEF_S + 1, False),  # the reflector does not even try any more
         (UNAVAILABLE, 1.0, 1.0, False),  # the API server answers all calls except this watch
-        (NotFoundError("LIST", 404, "", ""), 1.0, 1.0, True),  # the CRD comes later
+        (NotFoundError("LIST", 404, "", ""), 1.0, 1.0, True),  # the CRD is installed later
         (ForbiddenError("LIST", 403, "", ""), 1.0, 1.0, True),
         (UnauthorizedError("LIST", 401, "", ""), 1.0, 1.0, True),  # the process ends for this error anyway
     ],

@@ -123,7 +123,7 @@ async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_t
         backup = storage.backup()
         row = {"id": "t", "namespace": "n", "podName": "t", "gpus": ["GPU-1"], "requestMilli": 400, "limitMilli": 400}
         storage.update(*where, lambda item: item | {"spec": {"pool": "dedicated", "tenants": [row | {"memory": 1}]}})
-        for number in range(20):  # so the Leases see later versions than the GPUNodes
+        for number in range(20):  # these writes make the versions of the Leases later than the versions of the GPUNodes
             world.create("leases", f"before-{number}", "system", spec={})
         while not next(iter(world.state.gpunodes)).rows or len(world.leases) < 20:  # noqa: ASYNC110 - the test polls
             await asyncio.sleep(0.01)

@@ -121,7 +121,7 @@ async def test_what_a_pass_does_does_not_grow_with_those_who_ask_the_same(monkey
             for name in ("small", "other"):
                 await world.want(name, 0.1, memory="1Gi")
             await world.later(5)
-            await world.ends("small")  # including the checks of each second
+            await world.ends("small")  # the calls include the checks of each second
             counted = 0
 
             def count(_frame: FrameType, event: str, _argument: object) -> None:
@@ -156,7 +156,7 @@ async def test_what_comes_before_the_decision_for_one_that_comes_does_not_grow_w
             for name in ("small", "other"):
                 await world.want(name, 0.1, memory="1Gi")
             await world.later(20)
-            await world.ends("small")  # including the checks of each second
+            await world.ends("small")  # the calls include the checks of each second
             counted, decided = 0, False
             placed = world.loop._on_decided
 
@@ -245,7 +245,7 @@ async def test_those_lined_up_with_one_that_asks_for_more_by_now_are_tried_all_t
         for number in range(3):
             await world.want(f"waits-{number}", 0.9, memory="1Gi")
         await world.later(6)
-        _asks_for(world, "waits-0", 1.0, 2)  # its reconciler has not run yet
+        _asks_for(world, "waits-0", 1.0, 2)  # the reconciler of this tenant has not run yet
         # otherwise the explanation would find that there is room
         monkeypatch.setattr(world.loop._explanations, "work_out", nothing)
         await world.ends("full")

@@ -33,7 +33,7 @@ def test_an_agent_is_alive_for_as_long_after_each_change_as_its_lease_lasts() ->
         assert world.agents.alive("a")
         world.agents.put(world.lease(renewed=world.wall))
     world.pass_time(19)
-    # the same Lease once more is no change
+    # the same Lease again is no change
     world.agents.put(world.lease(renewed=world.wall - datetime.timedelta(seconds=19)))
     world.pass_time(2)
     assert not world.agents.alive("a")

@@ -183,7 +183,7 @@ async def test_what_a_lost_node_is_waited_for_is_shown_and_how_to_end_it(world: 
     assert pod_ready["reason"] == "PodDeleting"
     assert f"kubectl delete node {node}" in pod_ready["message"]
     assert "out-of-service" in pod_ready["message"]
-    world.pod_gone()  # deleted by force
+    world.pod_gone()  # the Pod is deleted by force
     await world.look()
     await world.look()
     await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")

@@ -62,7 +62,7 @@ async def test_a_share_is_entered_held_released_in_two_steps_and_let_go(world: W
         "share",
         lambda item: item["status"].update(reservedFor=item["status"]["reservedFor"][1:]),
         status=True,
-    )  # as kube-controller-manager does
+    )  # kube-controller-manager does the same
     await world.look_at_claim()
     await world.until(lambda: world.rows()[uid]["state"] == "Releasing")
     await world.look_at_claim(times=2)

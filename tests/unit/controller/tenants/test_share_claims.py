@@ -147,7 +147,7 @@ async def test_a_pod_that_loses_its_claim_before_binding_is_withdrawn(world: Wor
 async def test_a_claim_that_is_being_deleted_is_waited_for_without_a_share(world: World) -> None:
     world.node()
     await world.placed()
-    world.delete("resourceclaims", the_claim(world)["metadata"]["name"])  # its finalizer keeps it
+    world.delete("resourceclaims", the_claim(world)["metadata"]["name"])  # the finalizer of the claim keeps it
     await world.look()
     await world.until(lambda: world.tenant not in world.rows())
     await world.look()

@@ -253,7 +253,7 @@ async def test_usage_at_rest_is_not_written_and_a_drift_is_once_it_is_five_point
     assert writes(world) == before
     assert not world.looks_again(world.settings.usage_interval)
     assert await reports(450) == 450
-    assert await reports(460, 8 << 30) == 460  # its memory has moved
+    assert await reports(460, 8 << 30) == 460  # the used memory has changed
     assert writes(world) == before + 2
 
 

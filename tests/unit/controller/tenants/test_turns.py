@@ -107,7 +107,7 @@ async def test_a_slow_webhook_on_the_events_of_some_namespaces_delays_no_others(
         for item in facts.values():
             if item.uid != world.tenant:
                 world.events.warning(KIND, item, "Slow", "Bind", "a note")
-        await begun(world, hangs, 4)  # as many as write
+        await begun(world, hangs, 4)  # as many writes as there are writers
         world.events.warning(KIND, facts[world.tenant], "Quick", "Bind", "a note")
         await world.until(lambda: world.notes("Quick") == ["a note"])
         assert not world.notes("Slow")

@@ -45,7 +45,7 @@ async def test_a_pod_whose_webhook_is_slower_than_a_write_is_told_and_created_ne
     world.now = world.memo.blocked.until
     world.renew()
     looking = asyncio.create_task(world.tenants.reconcile(world.tenant))
-    with suppress(TimeoutError):  # longer than the timeout of the last write
+    with suppress(TimeoutError):  # the wait is longer than the timeout of the last write
         await asyncio.wait_for(asyncio.shield(looking), 0.8)
     assert not looking.done()
     late.set()
@@ -77,7 +77,7 @@ async def test_a_gate_whose_webhook_is_slower_than_a_write_opens_at_the_second_t
     assert world.rows(), "its share stays: the gate may have opened"
     world.renew()
     looking = asyncio.create_task(world.tenants.reconcile(world.tenant))
-    with suppress(TimeoutError):  # longer than the timeout of the first try
+    with suppress(TimeoutError):  # the wait is longer than the timeout of the first try
         await asyncio.wait_for(asyncio.shield(looking), 0.8)
     assert not looking.done()
     late.set()

@@ -180,9 +180,11 @@ def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
 def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     disturb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.placement.binpack.scores._SCORED_AT_ONCE", 1)  # one slice for each node, at most two
+    # with this value there is one slice for each node, or two
+    monkeypatch.setattr("sharepod.placement.binpack.scores._SCORED_AT_ONCE", 1)
     if disturb == "fewer nodes":
-        monkeypatch.setattr("sharepod.placement.binpack.scores._SUMMED_AT_ONCE", 1)  # one slice for each node
+        # with this value there is one slice for each node
+        monkeypatch.setattr("sharepod.placement.binpack.scores._SUMMED_AT_ONCE", 1)
     cluster = cluster_of(*(node(f"node-{number}", 4) for number in range(6)))
     packing, rng = cluster.engine.packing, random.Random(5)
     kinds = [ask("t", rng.choice([100, 300, 600, 900]), pod=PodNeeds(resources=Resources(n * 500))) for n in range(40)]

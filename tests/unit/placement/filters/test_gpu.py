@@ -112,7 +112,7 @@ def test_a_gpu_takes_as_many_interactive_tenants_as_the_setting_says(
     per_gpu: int, learned: bool, policy: PlacementPolicy
 ) -> None:
     cluster = cluster_of(node(gpus=2), interactive_per_gpu=per_gpu)
-    if learned:  # then the columns rank
+    if learned:  # with learned demand, the columns rank the GPUs
         for _ in range(32):
             cluster.engine.packing.arrived(ask(request=100))
         cluster.engine.packing.renew()
