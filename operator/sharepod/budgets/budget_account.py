@@ -127,8 +127,8 @@ def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: in
 
 
 def refill_rate(terms: Terms, at_ms: int) -> float:
-    """Return the refill of a continuous budget, in account units a second, in the period of that time; 0 for the other
-    kind."""
+    """Return the refill of a continuous budget in the period that contains a time, in account units a second. Return 0
+    for a budget that refills at once."""
     if terms.refill is not Refill.CONTINUOUS:
         return 0.0
     return terms.amount * 1000 / span_of(terms.period, at_ms).length_ms
@@ -139,7 +139,7 @@ def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
     if terms.refill is Refill.PERIOD_START:
         return span_of(terms.period, account.at_ms).end_ms
     missing, at_ms = max(0, max(1, terms.cap // RESUMED_AT) - account.credit), account.at_ms
-    # Each period refills at a rate of its own: months differ in length.
+    # Each period refills at a rate of its own, because months differ in length.
     for _ in range(_MOST_PERIODS):
         span = span_of(terms.period, at_ms)
         until_end = _refilled(terms, at_ms, span.end_ms)

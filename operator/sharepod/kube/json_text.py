@@ -47,7 +47,7 @@ _STRETCH = 1 << 14
 """Characters that are skipped in one step, 16 KiB. Without steps, the brackets of a long text would take up to 5 ms
 each time."""
 _STEPS = bytes(1 if byte in b"{[" else 255 for byte in range(256))
-"""Change of depth per bracket: 1 for an opening one, -1 (in eight bits) for a closing one."""
+"""Change of the depth by each kind of bracket: 1 for an opening bracket, -1 (in eight bits) for a closing one."""
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"{}[]")
 
 

@@ -40,9 +40,10 @@ _ASKS_PER_S, _ASKS_AT_ONCE = 50.0, 100.0
 _OPEN_EACH, _OPEN_MAX = 8, 64
 """Most open connections of one address, and of all addresses."""
 _ADDRESSES = 1024
-"""Addresses remembered, the latest ones: bounds memory for any number of addresses."""
+"""Number of client addresses that are remembered. The latest ones are kept, so that memory is bounded for any number of
+addresses."""
 _READERS = 64
-"""Addresses of readers that are remembered, the latest ones: Prometheus has one or two."""
+"""Number of readers' addresses that are remembered, the latest ones. Prometheus has one or two addresses."""
 _WITHIN_S = 10.0
 """Seconds from accept until the answer must have been read; the timeout of a scrape is usually 10 s too."""
 _BACKLOG = 128
@@ -122,9 +123,9 @@ class HttpServer:
         self._open_each = kept.open_each if kept is not None else _OPEN_EACH
         self._open_max = kept.open_max if kept is not None else _OPEN_MAX
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
-        """In order of their accept or last answer, the latest at the end."""
+        """Open connections, in the order of their accept or last answer. The latest one is at the end."""
         self._readers: OrderedDict[str, None] = OrderedDict()
-        """Addresses of readers, the latest at the end."""
+        """Addresses of clients that the guard has allowed. The latest one is at the end."""
         self._limiters: OrderedDict[str, RateLimiter] = OrderedDict()
         """Rate limiters by IP address. The address with the latest connection is at the end."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,7 +144,7 @@ class HttpServer:
         )
 
     async def start(self, address: str, port: int, sock: socket.socket | None) -> None:
-        """Listen there, or on the socket. Raises `OSError` if that is not possible."""
+        """Listen on the address and port, or on the socket. Raises `OSError` if that is not possible."""
         await self._runner.setup()
         try:
             sock = sock or listening(address, port)

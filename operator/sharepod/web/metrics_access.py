@@ -37,12 +37,12 @@ TRACE_PATH: Final = "/trace"
 _ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
 _REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
 _REVIEWS_EACH_PER_S, _REVIEWS_EACH_AT_ONCE = 1.0, 4.0
-"""Reviews per second, and at once, for one address. So a program that invents tokens does not use up the reviews that a
-reader with a new token needs."""
+"""Limits of reviews for one address: number per second, and number at once. So a program that invents tokens does not
+use up the reviews that a reader with a new token needs."""
 _ADDRESSES = 1024
-"""Most addresses that are remembered, the latest ones."""
+"""Number of client addresses that are remembered, the latest ones."""
 _REMEMBERED = 256
-"""Most tokens that are remembered, the latest ones."""
+"""Number of tokens that are remembered, the latest ones."""
 _TOKEN_MAX = 16_384
 """Most characters of a token; a longer one is refused."""
 
