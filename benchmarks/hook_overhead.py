@@ -2,32 +2,35 @@
 
     make bench-hook
 
-Writes build/results/hook.json. Launches go to an empty libcuda, so the difference to the same call without the hook is
-the hook's own time, as processor time of the launching threads. In each round the ways of calling follow each other in
-one process: directly to the driver, through the hook, directly with one shared atomic counter, directly under one
-mutex. `launch_overhead` is the median over the rounds of a way's addition to the direct call of its round.
+Writes build/results/hook.json. Launches go to an empty libcuda. So the difference between a call through the hook and
+the same call without it is the time of the hook itself: processor time of the launching threads. In each round, the
+ways of calling follow each other in one process: directly to the driver, through the hook, directly with one shared
+atomic counter, and directly under one mutex. `launch_overhead` is the median over the rounds of what a way adds to the
+direct call of its round. Cases:
 
-alone           one grant without end, not metered: the gate stands open, each 512th launch has a fence. Into the
-                default stream the driver is asked for the current context, unless there is one device and no context
-                but its own
-cold caches     before each launch the thread writes 4 MiB; medians of single launches by the wall clock
-instructions    of a launch, straight and alone, with the loop around it: the mean over launches in single steps
-                (program `launchsteps`)
-in turn         so many streams of each thread one after the other; `a counter for each stream` is what a counter in
-                a cache line of its own for each stream adds to the straight call
-ceiling-bound   70 ms of each 100 ms, metered
-contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
-calls           calls of the driver in one round of a program's own calls, on the double: the median over the rounds
-                without the hook (`own`), alone and metered (program `drivercalls`)
-driver's lock   median time of such a round, and of a launch in a second thread, on the double, whose calls
-                hold one lock for five microseconds each
-samples         an eager training (128 kernels of 22 us, 86 us of host work before each, of which half sleeps) on the
-                double, in turns under grants that ask for samples of the progress and under grants that do not; all
-                are metered, and a neighbour wants the GPU. `step_overhead`: part of its steps that the training loses,
-                median over the pairs; `sample_cpu`: processor time of the hook's thread for each sample
+alone           There is one grant without end, not metered. The gate is open, and each 512th launch has a fence. For a
+                launch into the default stream the hook queries the driver for the current context, unless the process
+                can only have the primary context of one device.
+cold caches     The thread writes 4 MiB before each launch. The figure is the median of single launches by the wall
+                clock.
+instructions    Number of instructions of a launch and of the loop around it, directly and as in `alone`: the mean over
+                launches that are single-stepped (program `launchsteps`).
+in turn         Each thread launches into this number of streams, one after the other. `a counter for each stream` is
+                what a counter adds to the direct call if each stream has a counter in a cache line of its own.
+ceiling-bound   The tenant has the token for 70 ms of each 100 ms, and the grants are metered.
+contended       A neighbour wants the GPU. The tenant has metered grants of 50 ms, with pauses of 50 ms.
+calls           Number of driver calls in one round of a program's own calls, on the driver double. The median over the
+                rounds is given without the hook (`own`), alone, and metered (program `drivercalls`).
+driver's lock   Median time of such a round, and of a launch in a second thread. On this double, each call holds one
+                lock for five microseconds.
+samples         An eager training runs on the double: 128 kernels of 22 us, with 86 us of host work before each, half of
+                which is sleep. Grants that require samples of the progress alternate with grants that do not. All
+                grants are metered, and a neighbour wants the GPU. `step_overhead`: part of its steps that the training
+                loses by samples, as the median over pairs. `sample_cpu`: processor time of the hook thread per sample.
 
-Execs are timed as spawns of a program that ends at once, without the hook, with it and with a library that is empty, in
-turns. What metering costs by the driver's own work (recording an event after each 64 launches) is not in these figures.
+An exec is timed as the spawn of a program that ends at once: without the hook, with the hook, and with an empty
+library, alternately. The figures do not contain the driver's own work for metering, which is to record an event after
+each 64 launches.
 """
 
 from __future__ import annotations

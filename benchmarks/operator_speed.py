@@ -3,24 +3,28 @@
     PYTHONPATH=tests:benchmarks python benchmarks/operator_speed.py [--planes memory,real] [--cases latency,rate,...]
         [--doors SharePods,claims,lines]
 
-Two control planes: the real one, and the API server double in a separate process. The bare client creates Pods by the
-same library and connections, and the same scheduler binds them. Cases:
+There are two control planes: the real one, and the API server double in a separate process. The bare client creates
+Pods with the same library and connections as the operator, and the same scheduler binds them. Cases:
 
-    latency   from sending an object until its Pod is opened (no gate, pinned) and bound, at 20 a second and at half
-              of the bare client's rate; `..._added` is the SharePods' percentile less the bare Pods'
-    rate      the rate held for 60 s with 256 in flight, with processor time and calls for each SharePod
-    rest      with --sharepods present: processor time at rest (usage within a point) and with changing usage; memory
-    restart   from the start of the operator's process until it has placed one more, with --foreign foreign Pods
-    handover  in memory, with 2,500 SharePods and a standby: from SIGTERM, and from SIGKILL, of the leader until the
-              standby has placed one more
-    delete    500 SharePods deleted at once: calls for each
-    ablation  parts of the processor time for each SharePod: timed one by one, and with one part left out
+    latency   Time from sending an object until its Pod is opened (it has no gate and is pinned to a node), and until it
+              is bound. Objects are sent at 20 a second, and at half of the bare client's rate. `..._added`: percentile
+              of the SharePods minus the percentile of bare Pods.
+    rate      Rate that is held for 60 s with 256 objects in flight, with processor time and calls per SharePod.
+    rest      Processor time with --sharepods present: at rest (usage changes by less than a point), and with changing
+              usage. Also the memory.
+    restart   Time from the start of the operator's process until it has placed one more SharePod. There are --foreign
+              other Pods.
+    handover  Only on the double, with 2,500 SharePods and a standby: time from SIGTERM, and from SIGKILL, of the leader
+              until the standby has placed one more SharePod.
+    delete    500 SharePods are deleted at once: calls per SharePod.
+    ablation  Parts of the processor time per SharePod: each part is timed, and each part is left out once.
 
-On the real control plane latency and rate are measured by each of `--doors`: SharePods, plain Pods with a claim of a
-template each, plain Pods with a resource line. These two have no gate, so they have no time of opening.
+On the real control plane, latency and rate are measured for each of `--doors`: SharePods, plain Pods with a claim of a
+template each, and plain Pods with a resource line. The Pods of the last two have no gate, so they are never opened.
 
-`calls` are the operator's: by audit log on the real control plane, by user agent on the double. `server_cpu` is the
-processor time of the real API server for all clients. Prints a table and writes build/results/operator.json.
+`calls` counts the operator's calls: from the audit log of the real control plane, and by user agent on the double.
+`server_cpu` is the processor time of the real API server for all clients. Prints a table and writes
+build/results/operator.json.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Checks of the driver behaviour that the hook depends on.
 
-`symbols`    does cuGetProcAddress return only pointers that are also exported by name? The hook knows the driver's
-             functions by their exported names: it cannot wrap a pointer without one.
-`captures`   may another thread query an event while a stream is being captured, and does the capture stay valid?
-`context`    memory of a context: the kit reads the device's memory before and after.
-`busy_captures`   captures during work on another stream; under the hook, its thread then queries events.
+`symbols`         Does cuGetProcAddress return only pointers that the driver also exports by name? The hook knows the
+                  driver's functions by their exported names, and cannot wrap a pointer without one.
+`captures`        May another thread query an event while a stream is being captured? Does the capture stay valid?
+`context`         The kit measures the memory of a context: it reads the device's memory before and after.
+`busy_captures`   Streams are captured during work on another stream. Under the hook, the hook thread queries events at
+                  the same time.
 """
 
 from __future__ import annotations

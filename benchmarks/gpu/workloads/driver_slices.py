@@ -1,10 +1,11 @@
-"""How the driver divides a GPU between processes, by what a program sees of its own kernels. Driver API only.
+"""How the driver divides a GPU between processes, as a program sees it by its own kernels. Uses only the driver API.
 
-    busy    kernels of 20 us, always queued: lengths of the spans in which they end one after the other (`run_us`: a
-            time slice), and of the spans in which none ends (`away_us`: slices of others, with the switches)
-    brief   one kernel of 20 us at random moments, waited for: time from its launch to its end (`wait_us`)
+    busy    Kernels of 20 us are always queued. `run_us`: length of a span in which they end one after the other, which
+            is a time slice. `away_us`: length of a span in which none ends, which is the slices of other processes and
+            the switches.
+    brief   One kernel of 20 us is launched at random moments. `wait_us`: time from the launch to the kernel's end.
 
-Times are the 10th, 50th, 90th and 99th percentile, in microseconds.
+Results are the 10th, 50th, 90th and 99th percentile, in microseconds.
 """
 
 from __future__ import annotations

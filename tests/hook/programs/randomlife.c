@@ -1,11 +1,14 @@
-/* Random life of a process, all of it from one seed: threads that come and go launch by every kind of call, into
- * streams of their own and shared ones, capture in every mode, launch graphs, move memory, put copies, functions and
- * waits of the host behind launches, hold streams up and fill them while others go on, make and end streams and
- * contexts, allocate, wait, sleep, fork.
+/* Random life of a process. All of it is determined by one seed. Its threads start and end all the time, and:
+ * - launch by every kind of call, into their own streams and into shared streams;
+ * - capture streams in every mode, and launch graphs;
+ * - move memory, and put copies, host functions and host waits behind launches;
+ * - block streams and fill them, while other streams continue;
+ * - create and destroy streams and contexts;
+ * - allocate, wait, sleep and fork.
  *
  *     randomlife SEED SECONDS THREADS
  *
- * Every CUDA call has to succeed, but for allocations, which may be refused. What it has counted is its last line, one
+ * Every CUDA call must succeed, except allocations, which may be refused. The last line of output has the counts as one
  * JSON object. Each launch that is not captured puts exactly one kernel or graph on a device.
  */
 #include <cuda.h>
