@@ -271,5 +271,25 @@ def test_drains_leave_a_stream_alone_that_is_about_to_join_a_capture(tenant: Ten
             ["event_record", "joins", "joining"],
             ["stream_wait", "captured", "joins"],
             ["capture_end", "captured"],
-            timeout=60,  # some rounds wait for drains, and each drain takes a second on a busy machine
         )
+
+
+def test_a_woken_thread_keeps_its_grant_while_it_asks_whether_its_stream_captures(tenant: Tenant) -> None:
+    """The driver takes 20 ms to answer. A grant of a process that does nothing is returned after 1 ms."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    probe = tenant.probe(FAKE_CUDA_CAPTURE_MS="20")
+    probe.start_cuda()
+    for name in ("captured", "s"):
+        probe.ok("stream", name)
+    probe.ok("capture_begin", "captured", RELAXED)
+    client, rounds = agent.client(), 10
+
+    def used() -> list[Drained]:
+        return [drained for drained in agent.frames(client, Drained) if drained.launches]
+
+    for number in range(rounds):
+        probe.ok("launch", "spin_us_1", "s")
+        agent.wait(lambda number=number: len(used()) > number, "the end of the turn")  # type: ignore[misc]
+    unused = len(agent.frames(client, Drained)) - len(used())
+    assert unused < rounds, "most turns were used at once"

@@ -70,7 +70,8 @@ static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
     return passage_slot = &gate->slots[fresh];
 }
 
-/* Wait until the gate is opened, or less: the caller must check the gate again. */
+/* Wait until the gate is opened, or less: the caller must check the gate again. The slot keeps its number of
+ * the closing: to the token the thread is waking until it is inside a launch. */
 static void wait_for_turn(struct gate *gate, struct slot *slot) {
     uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
     if (word & GATE_OPEN)
@@ -82,8 +83,6 @@ static void wait_for_turn(struct gate *gate, struct slot *slot) {
         session_wake();
         sys_wait(&gate->word, word, SYS_NEVER);
     }
-    if (slot != NULL)
-        atomic_store(&slot->waits, 0);
 }
 
 /* Find out at the first launch whether there is only one device. This must precede the first stored stream, because its
@@ -121,8 +120,11 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
     struct passage passage = {.refused = CUDA_SUCCESS};
     count_contexts(gate);
     for (;;) {
-        if (atomic_load(&gate->captures) > 0 && stream_is_capturing(stream, per_thread))
+        if (atomic_load(&gate->captures) > 0 && stream_is_capturing(stream, per_thread)) {
+            if (passage.waited && passage_slot != NULL)
+                atomic_store(&passage_slot->waits, 0);
             return passage; /* a capture records the launch, so it does not run */
+        }
         struct slot *slot = claim_slot(gate, streams);
         if (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
             return passage; /* this thread is inside another launch, whose passage covers this one */
@@ -134,6 +136,8 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
         atomic_thread_fence(memory_order_seq_cst);
         uint32_t word = atomic_load(&gate->word), closing = atomic_load(&gate->next_closing);
         bool open = word & GATE_OPEN, barred = open && gate_barred(gate, word);
+        if (open && slot != NULL && passage.waited)
+            atomic_store(&slot->waits, 0);
         if (open && !barred) {
             uint64_t deadline = atomic_load(&gate->deadline);
             passage.slot = slot;
