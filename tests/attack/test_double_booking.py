@@ -31,7 +31,7 @@ def test_a_node_with_a_device_plugin_gets_no_sharepod_until_the_plugin_is_remove
     seen = world.api.get(f"{GPUNODES}/{node}")
     message = condition_of(seen, "DevicePluginPresent")["message"]
     assert f"kubectl label node {node} nvidia.com/gpu.deploy.device-plugin=false" in message
-    wait(lambda: "DevicePluginPresent" in [reason for reason, _ in world.events("default", node)], what="the Event")
+    world.event("default", node, "DevicePluginPresent")
     world.apply(namespace, "second", {"request": 0.2}, on="plugin")
 
     def waits() -> bool:

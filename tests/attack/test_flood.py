@@ -112,12 +112,7 @@ def test_a_flood_of_events_and_of_their_causes_delays_no_other_placement_or_even
             world.until(attacker, "noisy", reported, what=f"the Event {word}")
         world.apply(victim, "victim", {"request": 0.1, "memory": "1Gi"}, on="noisy")
         world.phase(victim, "victim", "Running", timeout=60)
-        world.until(
-            victim,
-            "victim",
-            lambda _: dict(world.events(victim, "victim")).get("Started"),
-            what="its Event",
-            timeout=60,
-        )
+        world.event(victim, "victim", "Started")
+    world.event(attacker, "noisy", "ProcessWithoutHook")
     reasons = [reason for reason, _ in world.events(attacker, "noisy")]
     assert 1 <= reasons.count("ProcessWithoutHook") <= EVENTS_OF_ONE_REASON + 2, "two more where this takes minutes"

@@ -175,6 +175,17 @@ class World:
             raise AssertionError(f"{error}; last seen: {json.dumps(seen)[:3000]}\n{log}") from None
         return seen
 
+    def await_untouched(self, namespace: str, pods: Mapping[str, str], count: int) -> list[str]:
+        """Wait until the status of `count` SharePods still names their Pod of `pods`, uid by name; return their names.
+        The status of a victim changes after its share.
+        """
+
+        def untouched() -> list[str]:
+            return [name for name, uid in pods.items() if self.sharepod(namespace, name)["status"].get("podUID") == uid]
+
+        wait(lambda: len(untouched()) == count, what=f"{count} SharePods of {len(pods)} with their Pods")
+        return untouched()
+
     def phase(self, namespace: str, name: str, phase: str, *, timeout: float = 20) -> Object:
         """Wait for a phase."""
         return self.until(
@@ -197,6 +208,17 @@ class World:
         """Return (reason, note) of each Event about an object."""
         items = self.api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
         return [(item["reason"], item.get("note", "")) for item in items if item["regarding"]["name"] == name]
+
+    def event(self, namespace: str, name: str, reason: str = "", *, note: str = "") -> str:
+        """Wait for an Event about an object, with a reason and a part of its note; return the note. The operator writes
+        Events after the status.
+        """
+
+        def notes() -> list[str]:
+            seen = self.events(namespace, name)
+            return [text for found, text in seen if reason in ("", found) and note in text]
+
+        return str(wait(notes, what=f"an Event {reason} {note} about {namespace}/{name}")[-1])
 
 
 def condition_of(seen: Object, kind: str) -> Object:

@@ -139,6 +139,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     world.api.patch(path(namespace, "team"), {"spec": {"period": "Week"}})
     spent = condition(world, namespace, "team", "WithinBudget", "BudgetSpent")
     assert "new SharePods wait" in spent["message"]
+    world.event(namespace, "team", "BudgetSpent")
     world.apply(namespace, "new", {"request": 0.1}, on="spend")
     message = world.condition(namespace, "new", "Placed", status="False", reason="BudgetSpent")
     assert world.api.get(path(namespace, "team"))["status"]["refillAt"] in message
@@ -164,7 +165,8 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     # 3. The budget is raised: the waiting SharePods run.
     world.api.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 5000}})
     world.phase(namespace, "new", "Running", timeout=60)
-    assert world.api.get(path(namespace, "team"))["status"]["left"] == 3800
+    wait(lambda: world.api.get(path(namespace, "team"))["status"]["left"] == 3800, what="the rest of the budget")
+    world.event(namespace, "team", "BudgetRefilled")
     assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent", "BudgetRefilled"]
 
 

@@ -115,7 +115,7 @@ def test_a_pod_whose_volume_does_not_exist_holds_no_share_and_gets_one_once_it_d
     make_pod(world, namespace, "waits", on="volume", claims=("share",), volumes=[missing])
     wait(lambda: row_of(world, node, "share") is not None, what="a share")
     wait(lambda: not world.rows(node), what="it is released after the bind timeout")
-    assert any(reason == "AllocationTakenBack" for reason, _ in world.events(namespace, "waits"))
+    world.event(namespace, "waits", "AllocationTakenBack")
     local = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/x"}}
     volume = {"metadata": {"name": "data"}, "spec": {**local, "storageClassName": "none"}}
     world.api.create("/api/v1/persistentvolumes", volume)
@@ -152,7 +152,7 @@ def test_after_a_forced_deletion_the_share_is_held_until_the_agent_says_that_not
     wait(lambda: (row_of(world, node, "share") or {}).get("state") == "Releasing", what="the row is being released")
     make_claim(world, namespace, "next", time_milli=900)
     make_pod(world, namespace, "two", on="forced", claims=("next",))
-    wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, "two")), what="two waits")
+    world.event(namespace, "two", "NoRoom")
     assert row_of(world, node, "next") is None
     world.agents.end(claim["metadata"]["uid"])
     runs(world, namespace, "two")
@@ -387,7 +387,7 @@ def test_what_kube_scheduler_allocates_takes_nothing_of_a_gpu_and_its_owner_is_t
         wait(lambda: all(map(answered, names)), what="each has a share or an Event that it has none", timeout=40)
         for name in names[:2]:
             assert row_of(world, node, name) is None
-            assert expected in {reason for reason, _ in world.events(namespace, name)}
+            world.event(namespace, name, expected)
         assert not audit.over_committed
     for name in names:
         world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")

@@ -138,7 +138,7 @@ def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None
     finally:
         world.operator.signal(signal.SIGCONT)
     wait(lambda: {row["podName"] for row in world.rows(node)} == {"stays"}, what="both releases", timeout=40)
-    assert world.sharepod(namespace, "pod-goes")["status"]["phase"] == "Failed"
+    world.phase(namespace, "pod-goes", "Failed")
     assert world.sharepod(namespace, "stays")["status"]["phase"] == "Running"
 
 
@@ -168,7 +168,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> Non
         wait(lambda: len(world.cluster.pods(namespace)) == 6, what="six pods")
         assert world.metric("sharepod_operator_leader") == 1.0
         assert world.metric("sharepod_operator_leader", "second") == 0.0
-        assert world.metric("sharepod_operator_pods_created_total") >= 6
+        wait(lambda: world.metric("sharepod_operator_pods_created_total") >= 6, what="six Pods counted")
 
         first.signal(signal.SIGKILL)
         first.wait(10)
@@ -208,7 +208,7 @@ def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_agai
         wait(lambda: len(world.rows(node)) == 6, what="six rows")
         wait(lambda: len(world.cluster.pods(namespace)) == 6, what="six pods")
         assert world.metric("sharepod_operator_leader") == 0.0
-        assert world.metric("sharepod_operator_pods_created_total", "relief") == 6
+        wait(lambda: world.metric("sharepod_operator_pods_created_total", "relief") == 6, what="six Pods counted")
         wait(lambda: all(pod["spec"].get("nodeName") for pod in world.cluster.pods(namespace)), what="all bound")
         assert_kept(world, [node], [namespace])
     finally:

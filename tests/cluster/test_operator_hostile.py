@@ -118,8 +118,7 @@ def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> 
     for name, words in INVALID.items():
         message = world.condition(namespace, created[name], "Placed", status="False", reason="Invalid")
         assert words in message, name
-        notes = dict(world.events(namespace, created[name]))
-        assert words in notes["Invalid"], name
+        world.event(namespace, created[name], "Invalid", note=words)
     assert world.operator is not None
     assert world.operator.running()
 

@@ -44,7 +44,10 @@ def test_a_sharepod_follows_drains_from_node_to_node_and_back(world: World) -> N
         pod = world.pod(namespace, "one")
         assert pod is not None
         assert pod["metadata"]["uid"] == seen["status"]["podUID"]
-    assert [reason for reason, _ in world.events(namespace, "one")].count("Drained") == 2
+    wait(
+        lambda: [reason for reason, _ in world.events(namespace, "one")].count("Drained") == 2,
+        what="an Event for each drain",
+    )
 
 
 @pytest.mark.promise("operator-one-run-at-a-time")
@@ -77,7 +80,7 @@ def test_a_pod_that_failed_keeps_its_log_until_the_next_run_and_that_waits(world
     pod = world.pod(namespace, "one")
     assert pod is not None
     assert pod["status"]["phase"] == "Failed"
-    assert world.rows(node) == []
+    wait(lambda: not world.rows(node), what="an empty ledger")
     again = runs_again(world, namespace, "one", seen, timeout=40)
     assert again["status"]["lastEnd"]["cause"] == "ContainerFailed"
 

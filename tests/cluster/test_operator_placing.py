@@ -83,7 +83,7 @@ def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> 
     world.apply(namespace, "four", {"request": 0.5, "count": 3}, on="never")
     message = world.condition(namespace, "four", "Placed", status="False", reason="NeverFits")
     assert "3" in message
-    wait(lambda: "NeverFits" in dict(world.events(namespace, "four")), what="an Event")
+    world.event(namespace, "four", "NeverFits")
     assert world.sharepod(namespace, "four")["status"]["phase"] == "Pending"
 
     name = world.cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated", "test": "never"}, prefix="large")[
@@ -358,7 +358,7 @@ def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world
     (other,) = set(nodes) - {first}
     assert seen["status"]["node"] == other
     assert world.row(first, "second") is None
-    assert "PodTakenBack" in {reason for reason, _ in world.events(namespace, "second")}
+    world.event(namespace, "second", "PodTakenBack")
 
 
 @pytest.mark.promise("placement-order")

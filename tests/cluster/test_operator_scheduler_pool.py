@@ -148,10 +148,7 @@ def test_the_operator_places_nothing_where_kube_scheduler_allocates_and_says_wha
     make_pod(world, namespace, "plain", on="alone", claims=("claim",))
     answer = world.condition(namespace, "share", "Placed", status="False", reason="NeverFits")
     assert "pool scheduler, where kube-scheduler gives shares away (use a ResourceClaim of class scheduler" in answer
-    wait(
-        lambda: any("pool scheduler" in text for _, text in world.events(namespace, "plain")),
-        what="an Event reports it",
-    )
+    world.event(namespace, "plain", note="pool scheduler")
     assert world.rows(node) == []
 
 
@@ -212,7 +209,7 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
     version = {"resourceVersion": made["metadata"]["resourceVersion"]}
     patch = {"metadata": version, "status": {"allocation": given}}
     world.api.patch(f"{claim_path(namespace, 'second')}/status", patch)
-    wait(lambda: any("gives no share yet" in text for _, text in world.events(namespace, "second")), what="an Event")
+    world.event(namespace, "second", note="gives no share yet")
     assert row_of(world, agent.node, "second") is None
     world.kubelets.finish(namespace, "one")
     wait(lambda: row_of(world, agent.node, "second"), what="it is entered once there is room")
@@ -297,7 +294,7 @@ def test_while_the_device_plugin_gives_gpus_away_too_no_share_is_entered(world: 
     offers(2)
     make_scheduled(world, namespace, "share", time_milli=300)
     make_pod(world, namespace, "one", on="twice", claims=("share",))
-    wait(lambda: any("device plugin" in text for _, text in world.events(namespace, "share")), what="an Event")
+    world.event(namespace, "share", note="device plugin")
     assert world.rows(node) == []
     offers(0)
     wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin has left")

@@ -139,11 +139,7 @@ def test_nobody_else_makes_such_a_claim_or_uses_one(world: World) -> None:
     assert "the operator makes for a SharePod" in refused.stderr
     stranger = pod_body("stranger", claims=(name,), nodeSelector={"test": "own"})
     world.api.create(f"/api/v1/namespaces/{namespace}/pods", stranger)
-
-    def reported() -> bool:
-        return any("status.reservedFor" in note for _, note in world.events(namespace, "stranger"))
-
-    wait(reported, what="an Event on the stranger", timeout=40)
+    world.event(namespace, "stranger", note="status.reservedFor")
     assert not (world.pod(namespace, "stranger") or {})["spec"].get("nodeName")
     consumer = {"resource": "pods", "name": "stranger", "uid": "another"}
     reserved = [*(claim_of(world, namespace, name) or {})["status"]["reservedFor"], consumer]
@@ -180,13 +176,7 @@ def test_a_sharepods_claim_of_another_drivers_gpu_gives_it_none(world: World) ->
     main = {"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}
     entry = {"name": "gpu", "resourceClaimName": "theirs"}
     world.apply(namespace, "greedy", {"request": 0.3}, containers=[main], resourceClaims=[entry])
-
-    def reported() -> bool:
-        return any(
-            "claim" in note for reason, note in world.events(namespace, "greedy") if reason == "FailedScheduling"
-        )
-
-    wait(reported, what="kube-scheduler's Event on the Pod", timeout=40)
+    world.event(namespace, "greedy", "FailedScheduling", note="claim")
     assert allocation(claim_of(world, namespace, "theirs")) is None
     assert not (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName")
     # The same claim gives a plain Pod that GPU. So the claim is valid, and only the SharePod's Pod was denied it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster.operator_world import GPUNODES, World, condition_of, wait
+from cluster.operator_world import GPUNODES, World, wait
 
 EVICT = {
     "SHAREPOD_UNENFORCED_POLICY": "Evict",
@@ -34,12 +34,8 @@ def test_what_the_agent_found_out_is_shown_and_the_default_policy_ends_nothing(w
     world.agents.report(tenant, enforced=False, findings=[UNHOOKED])
     text = world.condition(namespace, "one", "Enforced", status="False", reason="ProcessWithoutHook")
     assert text == UNHOOKED["message"]
-    wait(
-        lambda: (
-            {"MemoryBeyondTracked", "ProcessWithoutHook"} <= {reason for reason, _ in world.events(namespace, "one")}
-        ),
-        what="both Events",
-    )
+    for reason in ("MemoryBeyondTracked", "ProcessWithoutHook"):
+        world.event(namespace, "one", reason)
     wait(lambda: world.metric("sharepod_operator_unenforced") == 1, what="the metric")
     world.agents.report(tenant, enforced=None, findings=[{"reason": "ProcessesNotTold", "message": "not reported"}])
     world.condition(namespace, "one", "Enforced", status="Unknown", reason="ProcessesNotTold")
@@ -54,11 +50,11 @@ def test_a_gpu_that_fails_is_told_to_its_tenants_and_its_node(world: World) -> N
     world.agents.stop(node)
     world.api.patch(f"{GPUNODES}/{node}/status", {"status": {"gpus": sick}})
     assert "Xid 79" in world.condition(namespace, "one", "GPUHealthy", status="False", reason="GpuFailed")
-    wait(lambda: "GpuFailed" in {reason for reason, _ in world.events(namespace, "one")}, what="the tenant's Event")
-    wait(lambda: "GpuFailed" in {reason for reason, _ in world.events("default", node)}, what="the node's Event")
+    world.event(namespace, "one", "GpuFailed")
+    world.event("default", node, "GpuFailed")
     world.agents.start(node)
     world.condition(namespace, "one", "GPUHealthy", status="True", reason="GpuRecovered")
-    wait(lambda: "GpuRecovered" in {reason for reason, _ in world.events("default", node)}, what="the node's Event")
+    world.event("default", node, "GpuRecovered")
 
 
 @pytest.mark.promise("operator-eviction-budget")
@@ -89,7 +85,6 @@ def test_by_policy_a_pod_without_the_hook_is_evicted_even_against_its_own_budget
         what="the budget is enforced",
     )
     world.agents.report(tenant, connected=True, enforced=False, findings=[UNHOOKED])
-    wait(lambda: "EvictionRefused" in {reason for reason, _ in world.events(namespace, "one")}, what="a refusal")
-    assert condition_of(world.sharepod(namespace, "one"), "PodReady").get("reason") != "Evicted"
+    world.event(namespace, "one", "EvictionRefused")
     world.phase(namespace, "one", "Failed")
     assert UNHOOKED["message"] in world.condition(namespace, "one", "PodReady", status="False", reason="Evicted")

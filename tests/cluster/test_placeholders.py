@@ -97,10 +97,7 @@ def test_a_sharepod_without_room_asks_for_a_node_and_asks_no_more_once_it_is_pla
         allocatable = world.api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert parse_whole(allocatable[MILLI]) - 1200 >= 700, "kube-scheduler's sum has room for it"
     assert "resourceClaims" not in pod["spec"]
-    wait(
-        lambda: any(reason == "NodeAskedFor" for reason, _ in world.events(namespace, "three")),
-        what="an Event for its owner",
-    )
+    world.event(namespace, "three", "NodeAskedFor")
 
     (new,) = world.cluster.add_fake_nodes(
         1, labels={"sharepod.dev/pool": "dedicated", "test": "asks"}, prefix="asks-new"

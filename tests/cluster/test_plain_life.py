@@ -127,7 +127,9 @@ def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_
     )
     assert world.pod(namespace, first) is None
     wait(lambda: not world.rows(node), what="the share is released, and the waiting Pod holds none", timeout=60)
-    (waits,) = [pod for pod in pods(world, namespace) if pod["metadata"]["name"] != "urgent"]
+    (waits,) = wait(
+        lambda: [pod for pod in pods(world, namespace) if pod["metadata"]["name"] != "urgent"], what="the next Pod"
+    )
     assert not waits["spec"].get("nodeName")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/urgent")
     wait(

@@ -123,11 +123,7 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
 
     wait(lambda: len(bound()) == 2, what="one on each of two GPUs")
     (waiting,) = {"one", "two", "three"} - set(bound())
-    wait(
-        lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)),
-        what="an Event on the Pod with the reason",
-    )
-    (note,) = {text for reason, text in world.events(namespace, waiting) if reason == "NoRoom"}
+    note = world.event(namespace, waiting, "NoRoom")
     assert "sharepod.dev/gpu-milli: 100 would fit now" in note
     assert not [word for word in ("timeMilli", "spec.gpu", "claim ") if word in note]
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{bound()[0]}")
@@ -142,7 +138,7 @@ def test_a_claim_that_is_deleted_while_its_pod_waits_is_there_again_and_gets_the
         start(world, namespace, name, container(milli="900"), on="bereft")
         runs(world, namespace, name)
     start(world, namespace, "waits", container(milli="900"), on="bereft")
-    wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, "waits")), what="it waits")
+    world.event(namespace, "waits", "NoRoom")
     before = claim_made_for(world, namespace, "waits")
     assert before is not None
     world.api.delete(claim_path(namespace, before["metadata"]["name"]))
@@ -162,12 +158,7 @@ def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None
     namespace = world.cluster.namespace("sum")
     first = container("first", milli="1500", mib="1024")
     start(world, namespace, "unmeant", on="sum", initContainers=[first])
-    wait(
-        lambda: any(
-            reason == "Invalid" and "1500 is neither" in text for reason, text in world.events(namespace, "unmeant")
-        ),
-        what="an Event on the Pod with the error",
-    )
+    world.event(namespace, "unmeant", "Invalid", note="1500 is neither")
     assert not (world.pod(namespace, "unmeant") or {})["spec"].get("nodeName")
 
 
@@ -197,10 +188,7 @@ def test_a_claim_with_a_borrowed_owner_gets_nothing(world: World) -> None:
         },
     }
     world.api.create(f"/api/v1/namespaces/{namespace}/pods", thief)
-    wait(
-        lambda: any(reason == "Invalid" for reason, _ in world.events(namespace, "borrowed")),
-        what="the claim is refused",
-    )
+    world.event(namespace, "borrowed", "Invalid")
     assert row_of(world, node, "borrowed") is None
     assert allocation(world.api.get(claim_path(namespace, "borrowed"))) is None
 
@@ -224,10 +212,7 @@ def test_a_pod_cannot_use_the_claim_of_another_pods_line(world: World) -> None:
         },
     }
     world.api.create(f"/api/v1/namespaces/{namespace}/pods", guest)
-    wait(
-        lambda: any("not for guest" in text for _, text in world.events(namespace, "guest")),
-        what="kube-scheduler is refused",
-    )
+    world.event(namespace, "guest", note="not for guest")
     assert not (world.pod(namespace, "guest") or {})["spec"].get("nodeName")
 
 
@@ -416,4 +401,5 @@ def test_a_movable_pod_of_a_deployment_makes_room_and_its_next_pod_has_the_place
     moved, fixed = (row(world, namespace, name, node) or {} for name in (second["metadata"]["name"], "fixed"))
     assert former is not None
     assert moved["gpus"] == fixed["gpus"] != former["gpus"]
-    assert {"Moving", "Moved"} <= dict(world.events(namespace, "waits")).keys()
+    for reason in ("Moving", "Moved"):
+        world.event(namespace, "waits", reason)

@@ -89,11 +89,7 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
 
     wait(lambda: len(bound()) == 2, what="one on each of two GPUs")
     (waiting,) = set(names) - set(bound())
-    wait(
-        lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)),
-        what="an Event on the Pod with the reason",
-    )
-    (note,) = {text for reason, text in world.events(namespace, waiting) if reason == "NoRoom"}
+    note = world.event(namespace, waiting, "NoRoom")
     assert "sharepod.dev/gpu-milli: 100 would fit now" in note
     assert not [word for word in ("timeMilli", "spec.gpu", "claim ") if word in note]
     assert (world.pod(namespace, waiting) or {})["spec"]["schedulingGates"] == [GATE]
@@ -108,7 +104,7 @@ def test_one_deleted_behind_its_gate_leaves_nothing(world: World) -> None:
     world.nodes("vgate")
     namespace = world.cluster.namespace("vgate")
     start(world, namespace, "unplaced", on="nowhere")
-    wait(lambda: bool(world.events(namespace, "unplaced")), what="an Event with the reason of the wait")
+    world.event(namespace, "unplaced")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/unplaced")
     wait(lambda: world.pod(namespace, "unplaced") is None, what="the Pod is deleted")
 

@@ -86,11 +86,10 @@ def test_time_changes_hands_with_nobody_ended_and_comes_back(world: World) -> No
         seen = world.sharepod(namespace, name)
         assert seen["status"]["phase"] == "Running"
         assert restarts(seen) == 0
-        wait(lambda name=name: "Lowered" in dict(world.events(namespace, name)), what="an Event")
-        note = dict(world.events(namespace, name))["Lowered"]
+        note = world.event(namespace, name, "Lowered")
         assert "high of" not in note, "the other namespace's SharePod is not named"
         assert other not in note
-    assert "2 tenants of other namespaces" in dict(world.events(other, "high"))["Preempting"]
+    world.event(other, "high", "Preempting", note="2 tenants of other namespaces")
 
     world.delete(other, "high")
     wait(lambda: set(requests(world, node).values()) == {500}, what="the shares as they were")
@@ -112,8 +111,8 @@ def test_where_memory_is_short_one_is_evicted_that_no_budget_protects_and_comes_
     assert restarts(world.sharepod(namespace, "low0")) == 0, "the protected Pod continues to run"
     seen = world.until(namespace, "low1", lambda seen: seen["status"]["phase"] == "Pending", what="waits")
     assert seen["status"]["lastEnd"]["cause"] == "Preempted"
-    assert "by high of higher priority" in dict(world.events(namespace, "low1"))["Preempted"]
-    assert "evicts low1" in dict(world.events(namespace, "high"))["Preempting"]
+    world.event(namespace, "low1", "Preempted", note="by high of higher priority")
+    world.event(namespace, "high", "Preempting", note="evicts low1")
     assert set(requests(world, node)) == {"low0", "high"}
 
     world.delete(namespace, "high")
@@ -155,8 +154,7 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
         kill_and_start(world)
         for name in high:
             world.phase(namespace, name, "Running", timeout=60)
-        stayed = [name for name in low if world.sharepod(namespace, name)["status"].get("podUID") == pods[name]]
-        assert len(stayed) == 1, f"{stayed} were not touched: three made room for three"
+        world.await_untouched(namespace, pods, 1)
         assert not audit.over_committed, audit.over_committed
         assert sum(len(world.rows(node)) for node in nodes) == 4
 
@@ -204,7 +202,8 @@ def test_a_movable_sharepod_is_restarted_on_another_gpu_for_an_equal_that_waits(
     assert moved["gpuIndexes"] == world.sharepod(namespace, "fixed")["status"]["gpuIndexes"]
     assert restarts(world.sharepod(namespace, "fixed")) == 0
     for name in ("mover", "waits"):
-        wait(lambda name=name: {"Moving", "Moved"} <= dict(world.events(namespace, name)).keys(), what="Events")
+        for reason in ("Moving", "Moved"):
+            world.event(namespace, name, reason)
 
 
 @pytest.mark.promise("placement-move-crash")

@@ -246,11 +246,7 @@ def test_neither_scopes_nor_an_older_template_nor_annotations_of_the_lines_claim
     refused = "QuotaCannotCount: ResourceQuota memory"
     wait(lambda: refused in refusal(world, pods, line_pod(container(mib=None))), what="no scope is looked at")
     make_pod(world, namespace, "late", on="older", template="early")
-    wait(
-        lambda: any("QuotaCannotCount" in note for _, note in world.events(namespace, "late")),
-        what="an Event on the Pod whose claim is not made",
-        timeout=40,
-    )
+    world.event(namespace, "late", note="QuotaCannotCount")
     claim = claim_made_for(world, namespace, "lined")
     assert claim is not None
     for key, value in (("request", "0.9"), ("mode", "Exclusive"), ("count", "2"), ("memory", "8Gi")):
@@ -374,11 +370,7 @@ def test_a_quota_on_claims_counts_them_and_their_gpus_and_what_fits_is_placed(wo
     assert (row_of(world, node, "small") or {})["requestMilli"] == 300
     make_template(world, namespace, "shares", time_milli=900)
     make_pod(world, namespace, "two", on="claims", template="shares")
-
-    def reported() -> bool:
-        return any("exceeded quota: gpu" in note for _, note in world.events(namespace, "two"))
-
-    wait(reported, what="an Event on the Pod whose claim is not made")
+    world.event(namespace, "two", note="exceeded quota: gpu")
     world.api.delete(claim_path(namespace, "pair"))
     runs(world, namespace, "two")
     assert used(world, path) == {CLAIM_COUNT: "2", CLAIM_GPUS: "2"}

@@ -77,7 +77,7 @@ def granted(world: World, namespace: str, milli: int) -> None:
 
 def events(world: World, namespace: str, reason: str) -> str:
     """Return the Events of `server`, once one of them has this reason."""
-    wait(lambda: reason in {found for found, _ in world.events(namespace, "server")}, what=f"an Event {reason}")
+    world.event(namespace, "server", reason)
     return kubectl(world, "events", "-n", namespace, "--for", "sharepod/server")
 
 
@@ -134,7 +134,7 @@ def test_delete_in_the_foreground_and_with_its_namespace(world: World) -> None:
     for row, options in ((10, ()), (11, ("--cascade=foreground",))):
         prints(row, kubectl(world, "delete", "sharepod", "server", "-n", namespace, *options))
         wait(lambda: not world.rows("going-0"), what="an empty ledger")
-        assert world.pod(namespace, "server") is None
+        wait(lambda: world.pod(namespace, "server") is None, what="the end of the Pod")
         kubectl(world, "apply", "-n", namespace, "-f", "-", body=body)
         world.phase(namespace, "server", "Running", timeout=60)
     prints(13, kubectl(world, "delete", "namespace", namespace))

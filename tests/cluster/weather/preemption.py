@@ -139,9 +139,7 @@ class _Preempting:
         for name in self._high:
             world.phase(self._namespace, name, "Running", timeout=90)
         seconds = time.monotonic() - self._began
-        seen = {name: world.sharepod(self._namespace, name)["status"] for name in self._low}
-        stayed = [name for name, status in seen.items() if status.get("podUID") == self._pods[name]]
-        assert len(stayed) == _LOW - _MANY, f"{stayed} were not touched: {_MANY} make room for {_MANY}"
+        world.await_untouched(self._namespace, self._pods, _LOW - _MANY)
         for name in self._high:
             world.delete(self._namespace, name)
         for name in self._low:
