@@ -8,6 +8,7 @@ Guarantees:
 - With form `json` every line is one JSON object with at least `event`, `level`, `logger` and `timestamp` (ISO, UTC).
 - Records of the standard library's loggers (Kopf, asyncio, aiohttp) come in the same form, from WARNING up.
 - An event below the configured level costs no formatting.
+- A traceback has no local variables, also where `rich` is installed: rendering them takes a tenth of a second each.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def configure(level: str, form: str) -> None:
     rendered: list[structlog.types.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     )
     lowest = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     structlog.configure(
