@@ -34,7 +34,7 @@ UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableException
 # What PYTEST_ARGS needs built: unit and property tests need neither the fake driver nor the cluster.
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
-	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles cluster)
+	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles programs)
 # What SharePod relies on of ResourceClaims, on a real API server, scheduler and controller manager.
 CANARY := $(addprefix tests/cluster/,test_canary.py test_operator_claims.py test_operator_share_claims.py test_admission_claims.py \
 	test_plain_webhook.py)
@@ -114,6 +114,9 @@ audit: .venv/release ## known vulnerabilities of what the locks name, where pip-
 cluster: .venv/installed ## builds the test cluster's programs into the cache (once, six to nine minutes); KUBEBUILDER_ASSETS=FOLDER for prebuilt ones
 	@$(BIN)/python -m harness build
 
+programs: .venv/installed ## builds all programs of the tests into the cache: also Helm and, for root, the real node's (once, ten to fourteen minutes)
+	@$(BIN)/python -m harness build --all
+
 prometheus: .venv/installed ## builds Prometheus, promtool and Grafana's schema into the cache, for the tests of rules and dashboards (once, about four minutes)
 	@$(BIN)/python -m harness build --tool dashboard-schema
 	@$(BIN)/python -m harness build --tool prometheus
@@ -182,8 +185,7 @@ endif
 # Tests of rules and panels need Prometheus, which a slice with one of them builds; `make coverage` runs them without.
 test-all: export BUILD_PROMETHEUS := 1
 test-all: TESTS_OF_ALL = $(filter-out $(TESTED),$(FOLDERS)) $(if $(filter tests/unit,$(TESTED)),tests/unit/monitoring)
-test-all: shim doubles cluster ## all tests (40 minutes); SLICE=3/8 for a part of the files
-	@$(BIN)/python -m harness build --tool helm >/dev/null || echo "tests of the chart: skipped without Helm"
+test-all: shim doubles programs ## all tests (40 minutes); SLICE=3/8 for a part of the files
 	@trap "exit 130" INT; status=0; \
 	$(call PYTEST_PASS,--numprocesses 4,--slice $(SLICE) -m "not alone",$(TESTS_OF_ALL)); \
 	$(call PYTEST_PASS,--numprocesses 2,--slice $(SLICE) -m "alone and paired",$(TESTS_OF_ALL)); \

@@ -1,6 +1,7 @@
 """python -m harness: a test cluster by hand.
 
     build [--oldest | --minor M] build the programs and print their folder; --oldest: of the oldest Kubernetes
+    build --all                 also build Helm and, where a real node can run, its containerd and device plugin
     build --tool helm           build Helm (or actionlint, or prometheus), and print its path
     up [--fake-nodes N] [--node] start a cluster that stays; prints the line to `eval`
     env                         print that line again
@@ -29,6 +30,7 @@ from harness.cluster import Cluster, wait_until
 from harness.errors import HarnessError
 from harness.fakes import FakeKubelets
 from harness.node import Node
+from harness.node_packages import why_no_node
 from harness.process import alive, start_time
 from harness.services import Services
 
@@ -166,6 +168,7 @@ def main() -> int:
     which.add_argument("--oldest", action="store_true", help=f"binaries of Kubernetes {releases.OLDEST.version}")
     minors = sorted(releases.OF_CLAIMS)
     which.add_argument("--minor", choices=minors, help="binaries of a Kubernetes with ResourceClaims")
+    which.add_argument("--all", action="store_true", help="programs of all tests that this machine can run")
     which.add_argument("--tool", choices=sorted(releases.TOOLS), help="programs that only some tests need")
     for command, text in (
         ("up", "start a cluster that stays"),
@@ -186,6 +189,12 @@ def main() -> int:
         match arguments.command:
             case "build" if arguments.tool:
                 print(build.own_programs(releases.TOOLS[arguments.tool]))
+                return 0
+            case "build" if arguments.all:
+                cluster = (releases.CURRENT,) if build.to_build(os.environ) else ()
+                node = (releases.CONTAINERD, releases.DEVICE_PLUGIN) if why_no_node() is None else ()
+                build.build_missing(*cluster, *node, releases.HELM)
+                print(build.programs().bin)
                 return 0
             case "build":
                 if arguments.minor:
