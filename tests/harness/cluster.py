@@ -41,9 +41,11 @@ _PORTS = range(20_000, 30_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` distinct unused TCP ports on loopback."""
+    """Return `count` distinct unused TCP ports on loopback. They are drawn by the system: a seeded order of tests seeds
+    `random` alike in all test workers.
+    """
     found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
             found.append(port)
