@@ -87,6 +87,7 @@ def test_a_pod_deleted_by_hand_fails_the_sharepod_and_nothing_runs_twice(world: 
     world.phase(namespace, "one", "Failed")
     world.condition(namespace, "one", "PodReady", status="False", reason="PodLost")
     wait(lambda: not world.rows(node), what="an empty ledger")
+    wait(lambda: world.pod(namespace, "one") is None, what="the end of the Pod")
     holds_for(2, lambda: world.pod(namespace, "one") is None, "no second pod")
 
 
