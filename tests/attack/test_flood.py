@@ -111,7 +111,7 @@ def test_a_flood_of_events_and_of_their_causes_delays_no_other_placement_or_even
 
             world.until(attacker, "noisy", reported, what=f"the Event {word}")
         world.apply(victim, "victim", {"request": 0.1, "memory": "1Gi"}, on="noisy")
-        world.phase(victim, "victim", "Running", timeout=60)
+        world.phase(victim, "victim", "Running")
         world.event(victim, "victim", "Started")
     world.event(attacker, "noisy", "ProcessWithoutHook")
     reasons = [reason for reason, _ in world.events(attacker, "noisy")]

@@ -64,13 +64,13 @@ class Burst:
         for thread in threads:
             thread.join()
         assert not failures, failures
-        wait(lambda: self._bound() == SHAREPODS, what=f"{SHAREPODS} bound Pods", timeout=60)
+        wait(lambda: self._bound() == SHAREPODS, what=f"{SHAREPODS} bound Pods")
         # Ledgers and Pods have separate watches: one may lag behind the other.
-        wait(lambda: self._reserved().total() == SHAREPODS, what=f"{SHAREPODS} rows of the ledgers", timeout=60)
+        wait(lambda: self._reserved().total() == SHAREPODS, what=f"{SHAREPODS} rows of the ledgers")
         ended = Round(self._bound(), max(self._audit.most.values()), len(self._audit.over_committed))
         for name, door in self._doors.items():
             end(self._world, self.namespace, name, door)
-        wait(self._empty, what="empty ledgers", timeout=60)
+        wait(self._empty, what="empty ledgers")
         return ended
 
     def _reserved(self) -> Counter[str]:

@@ -121,7 +121,7 @@ def runs(world: World, namespace: str, name: str) -> Object:
         return pod if pod is not None and (pod.get("status") or {}).get("phase") == "Running" else None
 
     try:
-        found: Object = wait(running, what=f"{namespace}/{name} runs", timeout=60)
+        found: Object = wait(running, what=f"{namespace}/{name} runs")
     except AssertionError as error:
         log = world.operator.log_tail(60) if world.operator is not None else ""
         raise AssertionError(f"{error}; pod: {world.pod(namespace, name)}\n{log}") from None

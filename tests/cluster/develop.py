@@ -52,7 +52,7 @@ def _run(world: World) -> None:
     """Run the operator once, and start the agents of nodes that have a GPUNode."""
     operator = subprocess.Popen(KOPF, env=_settings(world))
     names = {item["metadata"]["name"] for item in world.api.get("/api/v1/nodes")["items"]}
-    wait(lambda: names <= _gpunodes(world) or operator.poll() is not None, what="GPUNodes", timeout=60)
+    wait(lambda: names <= _gpunodes(world) or operator.poll() is not None, what="GPUNodes")
     world.agents.start(*names & _gpunodes(world))
     operator.wait()
 

@@ -20,6 +20,9 @@ from harness.api import Api, ApiError, Object, Watch
 NAMESPACE = "sharepod-system"
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 GIB = 1 << 30
+LONGEST_S = 60.0
+"""Longest wait of a test for a state, in seconds, on two cores with a load of six. The operators of tests check
+everything again less often (`resync_interval`), so that no check hides a lost event."""
 
 
 def gpu_uuid(node: str, index: int) -> str:
@@ -292,7 +295,7 @@ class FakeAgents:
         return seen
 
 
-def wait(condition: Any, *, what: str, timeout: float = 30.0, interval: float = 0.05) -> Any:
+def wait(condition: Any, *, what: str, timeout: float = LONGEST_S, interval: float = 0.05) -> Any:
     """Poll `condition` until its result is true; return the result."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from cluster.fake_agents import GIB, GPUNODES, FakeAgents, gpu_uuid, wait
+from cluster.fake_agents import GIB, GPUNODES, LONGEST_S, FakeAgents, gpu_uuid, wait
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
@@ -26,7 +26,7 @@ TIMES = {
     "SHAREPOD_BIND_TIMEOUT": "3",
     "SHAREPOD_HOLDER_IDLE": "1",
     "SHAREPOD_HOLDER_PENDING": "4",
-    "SHAREPOD_RESYNC_INTERVAL": "20",
+    "SHAREPOD_RESYNC_INTERVAL": "600",
     "SHAREPOD_USAGE_INTERVAL": "1",
     "SHAREPOD_AGENT_DURATION": "3",
     "SHAREPOD_LEASE_DURATION": "6",
@@ -158,7 +158,7 @@ class World:
         return None
 
     def until(
-        self, namespace: str, name: str, condition: Callable[[Object], Any], *, what: str, timeout: float = 20
+        self, namespace: str, name: str, condition: Callable[[Object], Any], *, what: str, timeout: float = LONGEST_S
     ) -> Object:
         """Poll a SharePod until `condition` holds of it."""
         seen: Object = {}
@@ -186,14 +186,21 @@ class World:
         wait(lambda: len(untouched()) == count, what=f"{count} SharePods of {len(pods)} with their Pods")
         return untouched()
 
-    def phase(self, namespace: str, name: str, phase: str, *, timeout: float = 20) -> Object:
+    def phase(self, namespace: str, name: str, phase: str, *, timeout: float = LONGEST_S) -> Object:
         """Wait for a phase."""
         return self.until(
             namespace, name, lambda seen: (seen.get("status") or {}).get("phase") == phase, what=phase, timeout=timeout
         )
 
     def condition(
-        self, namespace: str, name: str, kind: str, *, status: str, reason: str | None = None, timeout: float = 20
+        self,
+        namespace: str,
+        name: str,
+        kind: str,
+        *,
+        status: str,
+        reason: str | None = None,
+        timeout: float = LONGEST_S,
     ) -> str:
         """Wait for a condition; return its message."""
 

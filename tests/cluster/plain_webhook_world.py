@@ -36,4 +36,4 @@ def start_with_webhook(world: World, component: str) -> None:
 
 def await_answers(cluster: Cluster) -> None:
     """Wait until the webhook answers the API server about a Pod with a line."""
-    wait(lambda: answer(cluster.api, line_pod()) == "", what="answers about a Pod with a line", timeout=60)
+    wait(lambda: answer(cluster.api, line_pod()) == "", what="answers about a Pod with a line")

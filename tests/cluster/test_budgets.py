@@ -43,7 +43,7 @@ def condition(world: World, namespace: str, name: str, kind: str, reason: str) -
         return bool(seen.get("reason") == reason)
 
     try:
-        wait(holds, what=f"{kind} of {namespace}/{name} with reason {reason}", timeout=60)
+        wait(holds, what=f"{kind} of {namespace}/{name} with reason {reason}")
     except AssertionError as error:
         log = world.operator.log_tail(40) if world.operator is not None else ""
         raise AssertionError(f"{error}; last seen: {seen}\n{log}") from None
@@ -155,7 +155,6 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     wait(
         lambda: world.api.get(path(namespace, "team"))["status"]["observedGeneration"] == 3,
         what="the next operator to look",
-        timeout=60,
     )
     status = world.api.get(path(namespace, "team"))["status"]
     assert (status["reserved"], status["left"], status["percent"]) == (1200, 0, 109)
@@ -164,7 +163,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
 
     # 3. The budget is raised: the waiting SharePods run.
     world.api.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 5000}})
-    world.phase(namespace, "new", "Running", timeout=60)
+    world.phase(namespace, "new", "Running")
     wait(lambda: world.api.get(path(namespace, "team"))["status"]["left"] == 3800, what="the rest of the budget")
     world.event(namespace, "team", "BudgetRefilled")
     assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent", "BudgetRefilled"]
@@ -206,14 +205,14 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
 
     # 2. Team B needs time: one run of team A gets a lower share, and no run ends.
     _apply_example(world, "03-serve.yaml", "month")
-    world.phase("team-b", "serve", "Running", timeout=60)
+    world.phase("team-b", "serve", "Running")
     requests = {row["podName"]: row["requestMilli"] for row in world.rows(node)}
     assert sorted(requests.values()) == [0, 600, 800]
     assert {name: world.sharepod("team-a", name)["status"]["podUID"] for name in runs} == pods
 
     # 3. Team B needs memory: one run of team A is evicted and waits.
     _apply_example(world, "04-index.yaml", "month")
-    world.phase("team-b", "index", "Running", timeout=60)
+    world.phase("team-b", "index", "Running")
     (evicted,) = set(runs) - {row["podName"] for row in world.rows(node)}
     seen = world.until("team-a", evicted, lambda seen: seen["status"]["phase"] == "Pending", what="waits")
     assert seen["status"]["lastEnd"]["cause"] == "Preempted"
@@ -225,9 +224,8 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
     condition(world, "team-a", "training", "WithinBudget", "WithinBudget")
     for name in ("index", "serve"):
         world.delete("team-b", name)
-    world.phase("team-a", evicted, "Running", timeout=60)
+    world.phase("team-a", evicted, "Running")
     wait(
         lambda: {row["podName"]: row["requestMilli"] for row in world.rows(node)} == {"train-0": 800, "train-1": 800},
         what="the shares of both",
-        timeout=60,
     )

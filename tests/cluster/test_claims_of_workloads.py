@@ -40,7 +40,7 @@ def await_bound(world: World, namespace: str, pods: int, claims: int) -> None:
         items = world.api.get(claim_path(namespace))["items"]
         return len(bound(world, namespace)) == pods and sum(allocation(item) is not None for item in items) == claims
 
-    wait(placed, what=f"{pods} Pods bound, {claims} claims allocated", timeout=60)
+    wait(placed, what=f"{pods} Pods bound, {claims} claims allocated")
     for pod in bound(world, namespace).values():
         spec = pod["spec"]
         named = [one["name"] for each in spec["containers"] for one in each["resources"].get("claims", [])]

@@ -74,7 +74,7 @@ class Team:
 def test_each_node_has_the_share_of_its_daemon(world: World, door: Door) -> None:
     team = Team(world, "daemon", door, nodes=2)
     team.start("DaemonSet")
-    wait(lambda: sorted(team.running()) == sorted(team.nodes), what="a daemon on each node", timeout=60)
+    wait(lambda: sorted(team.running()) == sorted(team.nodes), what="a daemon on each node")
     assert [len(world.rows(node)) for node in team.nodes] == [1, 1]
 
 
@@ -100,11 +100,11 @@ def test_a_job_that_fails_has_a_share_for_each_try_and_leaves_none(world: World)
 def test_a_suspended_job_gives_its_share_back_and_has_one_again_once_it_goes_on(world: World, door: Door) -> None:
     team = Team(world, "suspended", door)
     team.start("Job")
-    wait(lambda: len(team.running()) == 1, what="it runs", timeout=60)
+    wait(lambda: len(team.running()) == 1, what="it runs")
     team.kubectl("patch", "job/work", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    wait(lambda: not team.rows(), what="the share is released", timeout=60)
+    wait(lambda: not team.rows(), what="the share is released")
     team.kubectl("patch", "job/work", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    wait(lambda: len(team.running()) == 1, what="it runs again", timeout=60)
+    wait(lambda: len(team.running()) == 1, what="it runs again")
     assert team.rows() == 1
 
 
@@ -116,9 +116,9 @@ def test_a_pod_behind_a_gate_of_others_holds_no_share_and_a_later_one_goes_first
     world.api.create(pods, team.pod("gated", schedulingGates=[{"name": "example.com/quota"}]))
     for name in ("two", "three"):  # as many SharePods as fit on the node
         world.api.create(pods, team.pod(name))
-    wait(lambda: len(team.running()) == 2, what="those without a gate", timeout=60)
+    wait(lambda: len(team.running()) == 2, what="those without a gate")
     assert team.rows() == 2
     team.kubectl("patch", "pod/gated", "--type=json", "-p", '[{"op": "remove", "path": "/spec/schedulingGates"}]')
     team.kubectl("delete", "pod/two")
-    wait(lambda: len(team.running()) == 2, what="the one whose gate was opened", timeout=60)
+    wait(lambda: len(team.running()) == 2, what="the one whose gate was opened")
     assert team.rows() == 2

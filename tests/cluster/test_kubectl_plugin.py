@@ -57,7 +57,7 @@ def test_an_admin_sees_who_holds_what_and_why_a_sharepod_waits(world: World, tmp
     world.nodes("plugin-admin", 1)
     namespace = world.cluster.namespace("plugin-admin")
     world.apply(namespace, "small", {"request": 0.4, "memory": "4Gi"}, on="plugin-admin")
-    world.phase(namespace, "small", "Running", timeout=60)
+    world.phase(namespace, "small", "Running")
     world.apply(namespace, "large", {"request": 0.9, "count": 8}, on="plugin-admin")
     world.until(namespace, "large", lambda seen: bool(seen["status"].get("conditions")), what="an answer")
 
@@ -89,7 +89,7 @@ def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> N
     world.nodes("plugin-editor", 1)
     namespace = world.cluster.namespace("plugin-editor")
     world.apply(namespace, "mine", {"request": 0.4, "memory": "4Gi"}, on="plugin-editor")
-    world.phase(namespace, "mine", "Running", timeout=60)
+    world.phase(namespace, "mine", "Running")
     editor = bind_editor(world, namespace)
 
     top = run(world, "top", "-n", namespace, kubeconfig=editor)
@@ -115,7 +115,7 @@ def test_the_page_shows_what_its_user_may_see_until_ctrl_c(world: World) -> None
     world.nodes("plugin-page", 1)
     namespace = world.cluster.namespace("plugin-page")
     world.apply(namespace, "mine", {"request": 0.4, "memory": "4Gi"}, on="plugin-page")
-    world.phase(namespace, "mine", "Running", timeout=60)
+    world.phase(namespace, "mine", "Running")
     kubectl = world.cluster.bin / "kubectl"
     for kubeconfig, sees_gpus in ((world.cluster.kubeconfig, True), (bind_editor(world, namespace), False)):
         environment = dict(os.environ) | {"KUBECONFIG": str(kubeconfig)}
@@ -143,9 +143,9 @@ def test_a_cordoned_gpu_takes_no_new_tenants_and_a_drained_one_loses_those_that_
     namespace = world.cluster.namespace("cordon")
     movable = {"request": 0.6, "memory": "4Gi", "movable": True}
     world.apply(namespace, "first", movable, on="cordon", restartPolicy="Always")
-    world.phase(namespace, "first", "Running", timeout=60)
+    world.phase(namespace, "first", "Running")
     world.apply(namespace, "stays", {"request": 0.3, "memory": "4Gi"}, on="cordon")
-    world.phase(namespace, "stays", "Running", timeout=60)
+    world.phase(namespace, "stays", "Running")
     held = {row["podName"]: row["gpus"] for row in world.rows(node)}
     assert held["first"] == held["stays"], "binpack"
     gpu = held["first"][0]
@@ -165,14 +165,14 @@ def test_a_cordoned_gpu_takes_no_new_tenants_and_a_drained_one_loses_those_that_
         conditions = {item["type"]: item for item in seen.get("status", {}).get("conditions") or ()}
         return "an admin has cordoned it" in conditions.get("Placed", {}).get("message", "")
 
-    world.until(namespace, "waits", refusal, what="the reason", timeout=40)
+    world.until(namespace, "waits", refusal, what="the reason")
     assert {"first", "stays"} <= {row["podName"] for row in world.rows(node)}
     wide = world.cluster.kubectl("get", "gpunodes", node, "-o", "wide").stdout
     assert gpu in wide
     assert "cordoned" in run(world, "gpus", "-o", "wide").stdout
 
     assert run(world, "uncordon", others[0]).returncode == 0
-    world.phase(namespace, "waits", "Running", timeout=60)
+    world.phase(namespace, "waits", "Running")
     drained = run(world, "drain", gpu)
     assert drained.returncode == 1, drained
     answers = {line.split()[2]: line for line in drained.stdout.splitlines() if line.startswith(namespace)}
@@ -183,4 +183,4 @@ def test_a_cordoned_gpu_takes_no_new_tenants_and_a_drained_one_loses_those_that_
         rows = {row["podName"]: row["gpus"] for row in world.rows(node)}
         return rows.get("stays") == [gpu] and rows.get("first") not in (None, [gpu])
 
-    wait(moved, what="the SharePod that may be moved on the other GPU", timeout=60)
+    wait(moved, what="the SharePod that may be moved on the other GPU")

@@ -63,15 +63,11 @@ def test_the_operator_goes_on_once_the_authority_that_it_trusts_is_replaced(tmp_
         cluster.stop_apiserver()
         show(later)
         cluster.start_apiserver()
-        wait(
-            lambda: "certificate verify failed" in operator.log.read_text(),
-            what="a certificate that is not trusted",
-            timeout=60,
-        )
+        wait(lambda: "certificate verify failed" in operator.log.read_text(), what="a certificate that is not trusted")
         world.apply(namespace, "after", {"request": 0.2}, on="authority")
         shutil.copy(later.certificate, mounted)
         began = time.monotonic()
-        world.phase(namespace, "after", "Running", timeout=45)
+        world.phase(namespace, "after", "Running")
         print(f"authority replaced: {time.monotonic() - began:.1f} s until a SharePod ran")
         assert operator.running()
         assert world.operator is operator

@@ -45,6 +45,5 @@ def test_a_budget_over_three_sharepods_allows_one_eviction_at_a_time(
         "a",
         lambda seen: seen["status"]["phase"] == "Running" and seen["status"].get("podUID") != before,
         what="another run",
-        timeout=60,
     )
     wait(lambda: allowed() == 1, what="the next disruption to be allowed")

@@ -174,7 +174,6 @@ def test_a_namespace_with_claims_can_be_deleted(world: World, bound: bool) -> No
     wait(
         lambda: namespace not in [item["metadata"]["name"] for item in world.api.get("/api/v1/namespaces")["items"]],
         what="the namespace is deleted",
-        timeout=60,
     )
 
 
@@ -351,7 +350,7 @@ def published(world: World, node: str, driver: str) -> Iterator[None]:
             return False
         return True
 
-    wait(taken, what="the policies are no longer enforced", timeout=30)
+    wait(taken, what="the policies are no longer enforced")
     try:
         yield
     finally:
@@ -383,8 +382,8 @@ def test_what_kube_scheduler_allocates_takes_nothing_of_a_gpu_and_its_owner_is_t
             reasons = {reason for reason, _ in world.events(namespace, name)}
             return bool(reasons & {expected, "NoRoom"}) or row_of(world, node, name) is not None
 
-        wait(lambda: len(world.rows(node)) == 2, what="the operator assigns all shares", timeout=40)
-        wait(lambda: all(map(answered, names)), what="each has a share or an Event that it has none", timeout=40)
+        wait(lambda: len(world.rows(node)) == 2, what="the operator assigns all shares")
+        wait(lambda: all(map(answered, names)), what="each has a share or an Event that it has none")
         for name in names[:2]:
             assert row_of(world, node, name) is None
             world.event(namespace, name, expected)

@@ -60,11 +60,11 @@ def test_a_leader_whose_clock_is_off_waits_for_a_pod_that_leaves_instead_of_evic
         for name in low:
             share = {"request": 0.5, "memory": "12Gi", "movable": True}
             world.apply(namespace, name, share, on=on, restartPolicy="Always", annotations=slowly)
-        pods = {name: world.phase(namespace, name, "Running", timeout=60)["status"]["podUID"] for name in low}
+        pods = {name: world.phase(namespace, name, "Running")["status"]["podUID"] for name in low}
         leaves, *others = low
         world.delete(namespace, leaves)
         world.apply(namespace, "high", {"request": 0.5, "memory": "12Gi"}, on=on, priorityClassName="high")
-        world.phase(namespace, "high", "Running", timeout=60)
+        world.phase(namespace, "high", "Running")
         assert {name: world.sharepod(namespace, name)["status"].get("podUID") for name in others} == {
             name: pods[name] for name in others
         }

@@ -90,9 +90,9 @@ def test_the_namespace_that_preempts_goes_and_its_victims_come_back(world: World
         world.apply(goes, "high", _HALF, on="preemptor", priorityClassName="high")
         until_one_ends(world, stays)
         deleted(world, goes)
-        wait(lambda: names(world, node) == ["low0", "low1"], what="both victims to have their rows again", timeout=60)
+        wait(lambda: names(world, node) == ["low0", "low1"], what="both victims to have their rows again")
         for name in ("low0", "low1"):
-            world.phase(stays, name, "Running", timeout=60)
+            world.phase(stays, name, "Running")
         assert not audit.over_committed, audit.over_committed
 
 
@@ -104,8 +104,8 @@ def test_the_namespace_of_the_victims_goes_and_its_room_is_taken(world: World) -
         world.apply(stays, "high", _HALF, on="victims", priorityClassName="high")
         until_one_ends(world, goes)
         deleted(world, goes)
-        world.phase(stays, "high", "Running", timeout=60)
-        wait(lambda: names(world, node) == ["high"], what="its row alone", timeout=60)
+        world.phase(stays, "high", "Running")
+        wait(lambda: names(world, node) == ["high"], what="its row alone")
         assert not audit.over_committed, audit.over_committed
 
 
@@ -118,20 +118,18 @@ def test_a_namespace_that_goes_with_its_budget_keeps_its_account_and_comes_back_
     world.api.delete(f"/api/v1/namespaces/{namespace}")
     consumed(world, node, namespace, 700_000)
     deleted(world, namespace)
-    wait(lambda: not world.rows(node), what="an empty ledger", timeout=60)
+    wait(lambda: not world.rows(node), what="an empty ledger")
     world.apply(other, "next", _HALF, on="billed")
     world.phase(other, "next", "Running")
-    wait(lambda: account(world, namespace) == 700_000, what="the last report", timeout=60)
+    wait(lambda: account(world, namespace) == 700_000, what="the last report")
 
     world.cluster.namespace(namespace)
     budget(world, namespace)
     world.apply(namespace, "again", _HALF, on="billed")
     world.phase(namespace, "again", "Running")
     consumed(world, node, namespace, 800_000)
-    wait(lambda: account(world, namespace) == 800_000, what="the account to go on", timeout=60)
+    wait(lambda: account(world, namespace) == 800_000, what="the account to go on")
     path = f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/gpubudgets/team"
-    wait(
-        lambda: (world.api.get(path).get("status") or {}).get("conditions"), what="the new budget's status", timeout=60
-    )
+    wait(lambda: (world.api.get(path).get("status") or {}).get("conditions"), what="the new budget's status")
     assert world.operator is not None
     assert world.operator.running()

@@ -89,7 +89,7 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
     assert row["podUID"] == made["metadata"]["uid"]
     assert made["spec"]["schedulingGates"] == [{"name": "sharepod.dev/share"}]
     world.start_operator()
-    seen = world.phase(namespace, "one", "Running", timeout=40)
+    seen = world.phase(namespace, "one", "Running")
     assert seen["status"]["podUID"] == made["metadata"]["uid"]
     assert len(world.rows(node)) == 1
 
@@ -137,7 +137,7 @@ def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None
         world.cluster.restart_apiserver()
     finally:
         world.operator.signal(signal.SIGCONT)
-    wait(lambda: {row["podName"] for row in world.rows(node)} == {"stays"}, what="both releases", timeout=40)
+    wait(lambda: {row["podName"] for row in world.rows(node)} == {"stays"}, what="both releases")
     world.phase(namespace, "pod-goes", "Failed")
     assert world.sharepod(namespace, "stays")["status"]["phase"] == "Running"
 
@@ -149,7 +149,7 @@ def test_the_api_server_may_go_and_come_back(world: World) -> None:
     world.phase(namespace, "before", "Running")
     world.cluster.restart_apiserver(down=4.0)
     world.apply(namespace, "after", {"request": 0.2}, on="outage")
-    wait(lambda: world.pod(namespace, "after"), what="its pod", timeout=60)  # kube-scheduler needs longer to return
+    wait(lambda: world.pod(namespace, "after"), what="its pod")  # kube-scheduler needs longer to return
     assert world.operator is not None
     assert world.operator.running()
 
@@ -173,7 +173,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> Non
         first.signal(signal.SIGKILL)
         first.wait(10)
         world.apply(namespace, "late", {"request": 0.4}, on="pair")
-        world.phase(namespace, "late", "Running", timeout=30)
+        world.phase(namespace, "late", "Running")
         assert world.metric("sharepod_operator_leader", "second") == 1.0
         wait(
             lambda: all(pod["status"].get("phase") == "Running" for pod in world.cluster.pods(namespace)),
@@ -185,7 +185,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> Non
     finally:
         second.stop()
         world.start_operator()
-        wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again", timeout=20)
+        wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again")
 
 
 @pytest.mark.promise("operator-one-leads")
@@ -199,7 +199,7 @@ def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_agai
         wait(lambda: world.ready("relief"), what="a warm standby")
         sleeper.signal(signal.SIGSTOP)
         world.apply(namespace, "one", {"request": 0.6}, on="late")
-        world.phase(namespace, "one", "Running", timeout=30)
+        world.phase(namespace, "one", "Running")
         world.apply(namespace, "two", {"request": 0.6}, on="late")
         world.phase(namespace, "two", "Running")
         sleeper.signal(signal.SIGCONT)
@@ -214,7 +214,7 @@ def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_agai
     finally:
         sleeper.signal(signal.SIGCONT)
         second.stop()
-        wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again", timeout=20)
+        wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again")
         world.operator = sleeper
 
 
@@ -257,7 +257,7 @@ def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
             if number % 6 == 5:
                 world.delete(namespace, f"p{number - 3}")
         rooms = len(nodes) * 2 * 2
-        wait(lambda: sum(len(world.rows(node)) for node in nodes) >= rooms, what="full GPUs", timeout=40)
+        wait(lambda: sum(len(world.rows(node)) for node in nodes) >= rooms, what="full GPUs")
         deadline = time.monotonic() + 4
         while time.monotonic() < deadline:
             taken: Counter[str] = Counter()
@@ -279,7 +279,7 @@ def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
         }
         return owners == rows and all(pod["spec"].get("nodeName") for pod in pods)
 
-    wait(settled, what="a row for each pod and a pod for each row", timeout=40)
+    wait(settled, what="a row for each pod and a pod for each row")
     assert_kept(world, nodes, [namespace])
     assert {gpu for node in nodes for row in world.rows(node) for gpu in row["gpus"]} == {
         gpu_uuid(node, index) for node in nodes for index in range(2)

@@ -56,12 +56,12 @@ def good_ones_run(world: World, on: str) -> None:
     """Check that a valid SharePod of another namespace runs, and another one after a restart of the operator."""
     elsewhere = world.cluster.namespace(f"{on}-good")
     world.apply(elsewhere, "before", {"request": 0.1}, on=on)
-    world.phase(elsewhere, "before", "Running", timeout=60)
+    world.phase(elsewhere, "before", "Running")
     assert world.operator is not None
     world.operator.stop()
     world.apply(elsewhere, "after", {"request": 0.1}, on=on)
     world.start_operator()
-    world.phase(elsewhere, "after", "Running", timeout=60)
+    world.phase(elsewhere, "after", "Running")
 
 
 def corpus() -> Iterator[tuple[str, Object]]:
@@ -113,7 +113,7 @@ def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> 
     assert "metadata.annotations: has 20000 entries" in refused["many foreign annotations"]
     assert "metadata.labels: has 20000 entries" in refused["many labels"]
     for name in created:
-        seen = world.until(namespace, created[name], reported, what=f"{name}: a word to its owner", timeout=60)
+        seen = world.until(namespace, created[name], reported, what=f"{name}: a word to its owner")
         assert len(condition_of(seen, "Placed").get("message", "")) <= 1024
     for name, words in INVALID.items():
         message = world.condition(namespace, created[name], "Placed", status="False", reason="Invalid")

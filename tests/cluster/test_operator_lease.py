@@ -30,7 +30,7 @@ def sleepy() -> Iterator[World]:
 @pytest.fixture
 def world(sleepy: World) -> World:
     """Return a world whose operator leads with these durations."""
-    wait(lambda: leads(sleepy), what="an operator that leads", timeout=60)
+    wait(lambda: leads(sleepy), what="an operator that leads")
     return sleepy
 
 
@@ -55,7 +55,7 @@ def steal(world: World, **spec: Any) -> Object:
 def placed_once(world: World, prefix: str, count: int, audit: Audit) -> None:
     """Check that each SharePod of a namespace runs in exactly one Pod, on one node."""
     for number in range(count):
-        world.phase(prefix, f"p{number}", "Running", timeout=60)
+        world.phase(prefix, f"p{number}", "Running")
     assert not audit.doubled
     assert not audit.over_committed
 
@@ -95,7 +95,7 @@ def test_a_lease_that_is_deleted_again_and_again_stops_nobody_and_doubles_nothin
                     world.api.delete(LEASE)
                     world.cluster.wait_for(LEASE, bool, what="a new Lease", timeout=30)
             placed_once(world, namespace, 16, audit)
-        wait(lambda: leads(world) != leads(world, "second"), what="one leader", timeout=30)
+        wait(lambda: leads(world) != leads(world, "second"), what="one leader")
     finally:
         second.stop()
         world.operator = first
@@ -113,5 +113,5 @@ def test_a_lease_that_no_operator_can_read_stops_nobody(world: World) -> None:
     for number, spec in enumerate(odd):
         steal(world, **spec)
         world.apply(namespace, f"p{number}", {"request": 0.2}, on="odd")
-        world.phase(namespace, f"p{number}", "Running", timeout=60)
+        world.phase(namespace, f"p{number}", "Running")
         wait(lambda: leads(world), what="the operator to lead")

@@ -211,7 +211,7 @@ def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -
                 return False
             return True
 
-        wait(slips, what="the policies are deleted", timeout=30, interval=0.5)
+        wait(slips, what="the policies are deleted", interval=0.5)
         message = world.condition(namespace, "bad", "Placed", status="False", reason="Invalid")
         assert "gemini/gpu_request" in message
     finally:
@@ -247,7 +247,7 @@ def test_a_quota_is_shown_and_the_pod_is_made_when_it_allows(world: World) -> No
     world.apply(namespace, "one", {"request": 0.4}, on="quota")
     assert "quota" in world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
     world.api.delete(f"{path}/none")
-    world.phase(namespace, "one", "Running", timeout=30)
+    world.phase(namespace, "one", "Running")
 
 
 @pytest.mark.promise("operator-forbidden-share")
@@ -263,7 +263,7 @@ def test_a_pod_whose_annotations_leave_no_room_for_its_gpus_gives_the_share_back
     assert "metadata.annotations: Too long" in message
     wait(lambda: not world.rows(node), what="its share is released")
     world.api.patch(f"/api/v1/namespaces/{namespace}/pods/full", {"metadata": {"annotations": {key: None}}})
-    world.phase(namespace, "full", "Running", timeout=40)
+    world.phase(namespace, "full", "Running")
 
 
 @pytest.mark.promise("operator-forbidden")
@@ -336,7 +336,7 @@ def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> Non
     assert found is not None
     assert found["metadata"]["uid"] == uid
     world.api.delete(f"{pods}/one", grace=0)
-    world.phase(namespace, "one", "Running", timeout=30)
+    world.phase(namespace, "one", "Running")
 
 
 @pytest.mark.promise("operator-taken-back")
@@ -354,7 +354,7 @@ def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world
         }
     }
     world.apply(namespace, "second", {"request": 0.4}, on="refuse", affinity=apart)
-    seen = world.phase(namespace, "second", "Running", timeout=30)
+    seen = world.phase(namespace, "second", "Running")
     (other,) = set(nodes) - {first}
     assert seen["status"]["node"] == other
     assert world.row(first, "second") is None
@@ -379,7 +379,7 @@ def test_the_higher_priority_goes_first(world: World) -> None:
         world.apply(namespace, name, {"request": 0.9, "count": 2}, on="prio", **spec)
         world.condition(namespace, name, "Placed", status="False")
     world.agents.start(node)
-    world.phase(namespace, "urgent", "Running", timeout=30)
+    world.phase(namespace, "urgent", "Running")
     assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
 
 
@@ -395,7 +395,7 @@ def test_a_pod_that_is_forbidden_holds_no_share_and_the_reason_stays(world: Worl
     world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
     assert world.row(node, "one") is None
     world.apply(other, "two", {"request": 1, "count": 2}, on="barred")
-    world.phase(other, "two", "Running", timeout=30)
+    world.phase(other, "two", "Running")
     seen = world.phase(namespace, "one", "Pending")
     assert "node" not in seen["status"]
     assert "quota" in world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")

@@ -107,7 +107,7 @@ def test_an_operator_that_is_killed_at_any_moment_leaves_neither_rows_nor_holds(
             world.start_operator()
     for name in names:
         runs(world, namespace, name)
-    wait(lambda: len(world.rows(agent.node)) == len(names), what="a row for each", timeout=60)
+    wait(lambda: len(world.rows(agent.node)) == len(names), what="a row for each")
     assert most_reserved(world, agent.node) <= 1000
     for number, name in enumerate(names):
         world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
@@ -115,8 +115,8 @@ def test_an_operator_that_is_killed_at_any_moment_leaves_neither_rows_nor_holds(
             assert world.operator is not None
             world.operator.stop(grace=0)
             world.start_operator()
-    wait(lambda: not world.rows(agent.node), what="no row is left", timeout=60)
-    wait(lambda: not world.api.get(claim_path(namespace))["items"], what="no claim is left", timeout=60)
+    wait(lambda: not world.rows(agent.node), what="no row is left")
+    wait(lambda: not world.api.get(claim_path(namespace))["items"], what="no claim is left")
 
 
 def test_shares_stay_while_the_agent_is_away_and_others_follow_once_it_is_back(world: World) -> None:

@@ -30,7 +30,7 @@ def attaching(world: World, node: str, reason: str) -> str:
     def condition() -> Object:
         return condition_of(world.api.get(f"{GPUNODES}/{node}"), "SharePodsByClaims")
 
-    wait(lambda: condition().get("reason") == reason, what=f"SharePodsByClaims {reason} on {node}", timeout=40)
+    wait(lambda: condition().get("reason") == reason, what=f"SharePodsByClaims {reason} on {node}")
     return str(condition()["message"])
 
 
@@ -101,7 +101,7 @@ def test_a_pod_that_kube_scheduler_refuses_keeps_its_allocation_until_it_is_take
             seen.append(claim)
         return (world.sharepod(namespace, "second").get("status") or {}).get("phase") == "Running"
 
-    wait(runs, what="the second SharePod runs", timeout=40)
+    wait(runs, what="the second SharePod runs")
     allocated = [allocation(claim) is not None for claim in seen]
     assert any(allocated)
     assert allocated == sorted(allocated), "kube-scheduler took the allocation away"
@@ -181,7 +181,7 @@ def test_a_sharepods_claim_of_another_drivers_gpu_gives_it_none(world: World) ->
     assert not (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName")
     # The same claim gives a plain Pod that GPU. So the claim is valid, and only the SharePod's Pod was denied it.
     make_pod(world, namespace, "plain", on="whole", claims=("theirs",))
-    wait(lambda: allocation(claim_of(world, namespace, "theirs")) is not None, what="the plain Pod's GPU", timeout=40)
+    wait(lambda: allocation(claim_of(world, namespace, "theirs")) is not None, what="the plain Pod's GPU")
     assert (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName") != whole
     world.delete(namespace, "greedy")
 

@@ -31,7 +31,7 @@ def others_run(world: World, on: str) -> None:
     for number in range(4):
         world.apply(namespace, f"p{number}", _SHARE, on=on)
     for number in range(4):
-        world.phase(namespace, f"p{number}", "Running", timeout=60)
+        world.phase(namespace, f"p{number}", "Running")
     for number in range(4):
         world.delete(namespace, f"p{number}")
 
@@ -60,8 +60,8 @@ def test_a_webhook_that_does_not_answer_costs_nobody_but_its_namespace_which_is_
         wait(lambda: webhook.count() > _MANY // 4, what="the webhook to be asked for many")
         others_run(world, "silent")
         assert not world.cluster.pods(namespace)
-        world.condition(namespace, "p0", "PodReady", status="False", reason="PodForbidden", timeout=60)
-        wait(lambda: any(map(names_it, world.api.get(world.path(namespace))["items"])), what="its name", timeout=60)
+        world.condition(namespace, "p0", "PodReady", status="False", reason="PodForbidden")
+        wait(lambda: any(map(names_it, world.api.get(world.path(namespace))["items"])), what="its name")
         webhook.allow()
         all_run(world, namespace, _MANY)
 
@@ -136,8 +136,8 @@ def test_a_webhook_that_does_not_answer_for_evictions_keeps_nobody_elses_preempt
         webhook.hold()
         for number in range(count):
             world.apply(high, f"h{number}", most, on="evict", priorityClassName="high")
-        wait(lambda: webhook.count() >= _EVICTIONS_AT_ONCE, what="evictions that are not answered", timeout=60)
+        wait(lambda: webhook.count() >= _EVICTIONS_AT_ONCE, what="evictions that are not answered")
         world.apply(high, "quick", most, on="elsewhere", priorityClassName="high")
-        world.phase(high, "quick", "Running", timeout=60)
+        world.phase(high, "quick", "Running")
         webhook.allow()
         all_run(world, high, count + 1)

@@ -104,7 +104,7 @@ def test_a_sharepod_without_room_asks_for_a_node_and_asks_no_more_once_it_is_pla
     )
     wait(lambda: not placeholders(world, namespace), what="no placeholder while a node comes")
     world.agents.start(new)
-    world.phase(namespace, "three", "Running", timeout=40)
+    world.phase(namespace, "three", "Running")
     assert not world.row(node, "three")
     assert not placeholders(world, namespace)
 
@@ -155,7 +155,7 @@ def test_a_namespace_asks_for_no_more_than_the_setting_says_also_after_a_kill(wo
     assert world.operator is not None
     world.operator.stop(grace=0)
     world.start_operator("again")
-    wait(lambda: world.metric("sharepod_operator_placeholders", "again") >= 2, what="the next one looks", timeout=40)
+    wait(lambda: world.metric("sharepod_operator_placeholders", "again") >= 2, what="the next one looks")
     assert {pod["metadata"]["uid"] for pod in placeholders(world, namespace)} == before, "it goes on with what it finds"
 
 

@@ -107,7 +107,7 @@ def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_
     }
     low = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "low"}, "spec": spec}
     world.api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", low)
-    wait(lambda: [pod for pod in pods(world, namespace) if pod["spec"].get("nodeName")], what="it runs", timeout=60)
+    wait(lambda: [pod for pod in pods(world, namespace) if pod["spec"].get("nodeName")], what="it runs")
     first = pods(world, namespace)[0]["metadata"]["name"]
     urgent: Object = {
         "apiVersion": "v1",
@@ -123,10 +123,9 @@ def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_
     wait(
         lambda: (world.pod(namespace, "urgent") or {}).get("status", {}).get("phase") == "Running",
         what="kube-scheduler preempted for it",
-        timeout=60,
     )
     assert world.pod(namespace, first) is None
-    wait(lambda: not world.rows(node), what="the share is released, and the waiting Pod holds none", timeout=60)
+    wait(lambda: not world.rows(node), what="the share is released, and the waiting Pod holds none")
     (waits,) = wait(
         lambda: [pod for pod in pods(world, namespace) if pod["metadata"]["name"] != "urgent"], what="the next Pod"
     )
@@ -135,6 +134,5 @@ def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_
     wait(
         lambda: (world.pod(namespace, waits["metadata"]["name"]) or {}).get("status", {}).get("phase") == "Running",
         what="it gets the room",
-        timeout=60,
     )
     assert len(world.rows(node)) == 1

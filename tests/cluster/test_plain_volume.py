@@ -255,7 +255,7 @@ def test_it_is_preempted_and_its_controller_brings_another_that_waits(world: Wor
         found: list[Object] = world.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="app=low")["items"]
         return found
 
-    wait(lambda: sum(bool(pod["spec"].get("nodeName")) for pod in pods()) == 2, what="both run", timeout=60)
+    wait(lambda: sum(bool(pod["spec"].get("nodeName")) for pod in pods()) == 2, what="both run")
     start(world, namespace, "high", container(milli="800", mib="12288"), on="vpre", priorityClassName="vhigh")
     runs(world, namespace, "high")
 
@@ -263,10 +263,10 @@ def test_it_is_preempted_and_its_controller_brings_another_that_waits(world: Wor
         gated = [pod for pod in pods() if pod["spec"].get("schedulingGates")]
         return len(gated) == 1 and len(pods()) == 2
 
-    wait(one_waits, what="the next one waits behind its gate", timeout=60)
+    wait(one_waits, what="the next one waits behind its gate")
     assert sum(row["requestMilli"] for row in world.rows(node)) <= 2000
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/high")
-    wait(lambda: sum(bool(pod["spec"].get("nodeName")) for pod in pods()) == 2, what="it gets the room", timeout=60)
+    wait(lambda: sum(bool(pod["spec"].get("nodeName")) for pod in pods()) == 2, what="it gets the room")
 
 
 @pytest.mark.promise("operator-line-volume")
@@ -360,7 +360,7 @@ def test_a_burst_beside_sharepods_over_kills_gives_no_gpu_away_twice_and_loses_n
                 world.apply(namespace, sharepods[number], {"request": 0.5}, on="vburst", annotations=ends)
         for number in range(2):
             before = len(audit.reserved)
-            wait(lambda before=before: len(audit.reserved) > before, what="some more have a row", timeout=60)
+            wait(lambda before=before: len(audit.reserved) > before, what="some more have a row")
             assert world.operator is not None
             world.operator.stop(grace=0)
             world.start_operator(f"burst{number}")
@@ -371,7 +371,7 @@ def test_a_burst_beside_sharepods_over_kills_gives_no_gpu_away_twice_and_loses_n
                 timeout=90,
             )
         for name in sharepods:
-            world.phase(namespace, name, "Succeeded", timeout=60)
-        wait(lambda: not any(world.rows(node) for node in nodes), what="nothing is left", timeout=60)
+            world.phase(namespace, name, "Succeeded")
+        wait(lambda: not any(world.rows(node) for node in nodes), what="nothing is left")
         assert audit.over_committed == {}
         assert audit.doubled == []

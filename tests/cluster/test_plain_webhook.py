@@ -102,8 +102,8 @@ def test_certificates_are_made_again_and_nothing_is_refused_meanwhile(world: Wor
         refused.extend(filter(None, [answer(world.api, line_pod())]))
         return world.api.get(SECRET).get("data", {}).get("tls.crt") not in (None, before)
 
-    wait(another, what="another certificate", timeout=60)
-    wait(lambda: "next.crt" not in world.api.get(SECRET)["data"], what="the renewal's end", timeout=30)
+    wait(another, what="another certificate")
+    wait(lambda: "next.crt" not in world.api.get(SECRET)["data"], what="the renewal's end")
     for _ in range(20):
         refused += filter(None, [answer(world.api, line_pod())])
     assert refused == []

@@ -92,23 +92,23 @@ def test_a_gpu_that_a_holder_and_a_native_pod_want_at_once_goes_to_one_and_then_
         def bound(path: str = path) -> bool:
             return bool(world.api.get(path)["spec"].get("nodeName"))
 
-        wait(lambda: bound() or _held(world, node), what="an owner of the GPU", timeout=30)
+        wait(lambda: bound() or _held(world, node), what="an owner of the GPU")
         if bound():
             assert world.condition(namespace, name, "Placed", status="False")
-            wait(lambda: not holder_pods(world, node), what="the holder withdrawn", timeout=30)
+            wait(lambda: not holder_pods(world, node), what="the holder withdrawn")
             assert not _held(world, node)
             winners.add("native")
             world.api.delete(path, grace=0)
-            world.phase(namespace, name, "Running", timeout=40)
+            world.phase(namespace, name, "Running")
             world.delete(namespace, name)
         else:
-            world.phase(namespace, name, "Running", timeout=40)
+            world.phase(namespace, name, "Running")
             assert not bound()
             winners.add("holder")
             world.delete(namespace, name)
-            wait(bound, what="the GPU for the native pod", timeout=40)
+            wait(bound, what="the GPU for the native pod")
             world.api.delete(path, grace=0)
-        wait(lambda: not holders(world, node) and not holder_pods(world, node), what="no holder", timeout=40)
+        wait(lambda: not holders(world, node) and not holder_pods(world, node), what="no holder")
     print(f"first in {ROUNDS} rounds: {sorted(winners)}")
 
 
@@ -143,7 +143,7 @@ def test_a_node_goes_from_pool_to_pool_and_back_while_its_sharepods_run_to_their
     world.delete(namespace, "one")
     wait(lambda: pool() == "device-plugin", what="the other pool")
     plugin_offers(world, node, 2)
-    world.phase(namespace, "two", "Running", timeout=40)
+    world.phase(namespace, "two", "Running")
     assert _held(world, node)
 
     plugin_offers(world, node, 0)
@@ -153,7 +153,7 @@ def test_a_node_goes_from_pool_to_pool_and_back_while_its_sharepods_run_to_their
     world.phase(namespace, "two", "Running")
     assert _held(world, node)
     world.delete(namespace, "two")
-    world.phase(namespace, "three", "Running", timeout=40)
+    world.phase(namespace, "three", "Running")
     assert (pool(), holders(world, node), holder_pods(world, node)) == ("dedicated", [], [])
     world.delete(namespace, "three")
 
@@ -168,14 +168,14 @@ def test_an_operator_that_is_killed_leaves_one_holder_for_a_sharepod_and_none_af
         assert world.operator is not None
         world.operator.stop(grace=0)
         world.start_operator(f"after-{number}")
-    world.phase(namespace, "one", "Running", timeout=40)
+    world.phase(namespace, "one", "Running")
     wait(lambda: [row["state"] for row in holders(world, node)] == ["Held"], what="one holder")
     world.delete(namespace, "one")
     wait(lambda: [row["state"] for row in holders(world, node)] == ["Releasing"], what="a release", interval=0.005)
     assert world.operator is not None
     world.operator.stop(grace=0)
     world.start_operator("last")
-    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU is returned", timeout=40)
+    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU is returned")
 
 
 @pytest.mark.promise("security-holders")

@@ -153,7 +153,7 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
         wait(lambda: ending() >= 3, what="the others that end")
         kill_and_start(world)
         for name in high:
-            world.phase(namespace, name, "Running", timeout=60)
+            world.phase(namespace, name, "Running")
         world.await_untouched(namespace, pods, 1)
         assert not audit.over_committed, audit.over_committed
         assert sum(len(world.rows(node)) for node in nodes) == 4
@@ -189,7 +189,7 @@ def test_a_movable_sharepod_is_restarted_on_another_gpu_for_an_equal_that_waits(
     namespace = scattered(world, "moves")
     before = world.sharepod(namespace, "mover")["status"]
     world.apply(namespace, "waits", {"request": 0.8, "memory": "1Gi"}, on="moves")
-    world.phase(namespace, "waits", "Running", timeout=40)
+    world.phase(namespace, "waits", "Running")
     moved = world.until(
         namespace,
         "mover",
@@ -224,7 +224,7 @@ def test_operators_killed_amid_a_move_move_one_and_over_commit_nothing(world: Wo
         wait(lambda: world.sharepod(namespace, "mover")["status"].get("podUID") is None, what="the end of its run")
         kill_and_start(world)
         for name in ("waits", "mover", "fixed"):
-            world.phase(namespace, name, "Running", timeout=60)
+            world.phase(namespace, name, "Running")
         assert [restarts(world.sharepod(namespace, name)) for name in ("mover", "fixed", "waits")] == [1, 0, 0]
         assert "movesTo" not in world.sharepod(namespace, "mover")["status"]
         assert not audit.over_committed, audit.over_committed

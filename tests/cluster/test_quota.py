@@ -114,7 +114,7 @@ def test_a_pod_without_its_sharepod_counts_until_it_ends(world: World, way: str)
     assert "exceeded quota: gpu" in answer
     assert used(world, path)[f"requests.{MILLI}"] == "400"
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/first", grace=0)
-    world.phase(namespace, "second", "Running", timeout=60)
+    world.phase(namespace, "second", "Running")
     assert row(world, node, "second") == 400
 
 
@@ -273,7 +273,7 @@ def test_a_live_raise_above_what_the_pod_carries_is_refused_until_no_quota_count
     wait(lambda: (world.row(node, "share") or {})["requestMilli"] == 400, what="nothing is raised")
     world.api.delete(path)
     resize(world, namespace, "share", 0.7)
-    wait(lambda: row(world, node, "share") == 700, what="the share is raised once nothing counts it", timeout=40)
+    wait(lambda: row(world, node, "share") == 700, what="the share is raised once nothing counts it")
 
 
 @pytest.mark.promise("operator-line-limit-range")

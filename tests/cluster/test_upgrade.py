@@ -94,7 +94,7 @@ def _lived(api: Api, kubelets: FakeKubelets, agents: FakeAgents, nodes: list[str
 
     for name, gpu in _SHARES.items():
         create(name, gpu)
-        wait(lambda name=name: phase(name) == "Running", what=f"{name} runs", timeout=60)
+        wait(lambda name=name: phase(name) == "Running", what=f"{name} runs")
     create("waits", _WAITS)
     kubelets.finish(_NAMESPACE, "ends")
     kubelets.finish(_NAMESPACE, "fails", phase="Failed", exit_code=3)
@@ -119,7 +119,7 @@ def test_what_an_older_operator_has_written_goes_on_unchanged_and_obeys_this_one
     world.nodes("new")
     world.apply(_NAMESPACE, "first", {"request": 0.5, "memory": "1Gi"}, on="new")
     # the older operator has handled all objects when this SharePod runs
-    world.phase(_NAMESPACE, "first", "Running", timeout=60)
+    world.phase(_NAMESPACE, "first", "Running")
     rows = _rows(world.api)
     for name in ("runs", "pair", "alone", "lingers"):
         for key in ("id", "gpus", "requestMilli", "limitMilli", "memory", "state", "podUID"):
@@ -137,7 +137,7 @@ def test_what_an_older_operator_has_written_goes_on_unchanged_and_obeys_this_one
     wait(lambda: _rows(world.api)["runs"]["requestMilli"] == 600, what="a raised share")
     for name in ("runs", "pair", "alone"):
         world.delete(_NAMESPACE, name)
-    world.phase(_NAMESPACE, "waits", "Running", timeout=60)
+    world.phase(_NAMESPACE, "waits", "Running")
     if "waits" in written.pods:
         assert (world.pod(_NAMESPACE, "waits") or {})["metadata"]["uid"] == written.pods["waits"]
     wait(lambda: _rows(world.api).keys() == {"waits", "first"}, what="the release of the deleted SharePods")

@@ -52,7 +52,7 @@ def server(world: World, on: str, *, nodes: int = 1, **spec: Any) -> str:
     world.nodes(on, nodes)
     namespace = world.cluster.namespace(on)
     kubectl(world, "apply", "-n", namespace, "-f", "-", body=manifest("server", on, {"request": 0.4}, **spec))
-    world.phase(namespace, "server", "Running", timeout=60)
+    world.phase(namespace, "server", "Running")
     return namespace
 
 
@@ -63,7 +63,7 @@ def runs_again(world: World, namespace: str, cause: str) -> Object:
         last = seen["status"].get("lastEnd") or {}
         return seen["status"]["phase"] == "Running" and last.get("cause") == cause
 
-    return world.until(namespace, "server", again, what=f"another run after {cause}", timeout=60)
+    return world.until(namespace, "server", again, what=f"another run after {cause}")
 
 
 def granted(world: World, namespace: str, milli: int) -> None:
@@ -96,7 +96,6 @@ def test_drain_and_uncordon(world: World) -> None:
         "server",
         lambda seen: seen["status"]["phase"] == "Running" and seen["status"]["node"] == "drained-1",
         what="another node",
-        timeout=60,
     )
     prints(1, drained + events(world, namespace, "Drained"))
     columns = kubectl(world, "get", "sharepods", "-n", namespace)
@@ -107,7 +106,7 @@ def test_drain_and_uncordon(world: World) -> None:
     filler = manifest("filler", "drained", {"request": 0.7})
     for name in ("a", "b", "c"):
         kubectl(world, "apply", "-n", namespace, "-f", "-", body={**filler, "metadata": {"name": name}})
-        world.phase(namespace, name, "Running", timeout=60)
+        world.phase(namespace, name, "Running")
     assert world.rows("drained-0")
 
 
@@ -136,7 +135,7 @@ def test_delete_in_the_foreground_and_with_its_namespace(world: World) -> None:
         wait(lambda: not world.rows("going-0"), what="an empty ledger")
         wait(lambda: world.pod(namespace, "server") is None, what="the end of the Pod")
         kubectl(world, "apply", "-n", namespace, "-f", "-", body=body)
-        world.phase(namespace, "server", "Running", timeout=60)
+        world.phase(namespace, "server", "Running")
     prints(13, kubectl(world, "delete", "namespace", namespace))
     wait(lambda: not world.rows("going-0"), what="an empty ledger")
 

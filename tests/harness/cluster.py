@@ -291,12 +291,13 @@ class Cluster:
         *args: str | Path,
         input: str | None = None,  # noqa: A002  as subprocess.run calls it
         check: bool = True,
-        timeout: float = 30.0,
+        timeout: float = 75.0,
         kubeconfig: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl of the cluster's version, as admin unless `kubeconfig` names another user.
 
-        Raises CommandError with the output if kubectl fails (with `check`), or after `timeout` seconds.
+        Raises CommandError with the output if kubectl fails (with `check`), or after `timeout` seconds: by default more
+        than the 60 s that an API server gives a request.
         """
         environment = dict(os.environ) | {
             "KUBECONFIG": str(kubeconfig or self.kubeconfig),
