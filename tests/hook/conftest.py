@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -112,13 +113,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def double() -> Path:
     """Folder of the simulated libcuda.so.1. Builds it, and the programs of the tests, if they are out of date."""
-    done = subprocess.run(
-        ["make", "-C", str(ROOT / "tests" / "doubles"), f"PYTHON={sys.executable}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    command = ["make", "-C", str(ROOT / "tests" / "doubles"), f"PYTHON={sys.executable}"]
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "doubles.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may build at the same time
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return BUILD / "doubles" / "libcuda"
 
