@@ -137,8 +137,8 @@ def test_no_quota_of_the_users_namespace_counts_it(world: World) -> None:
     for name, request in (("one", 0.9), ("two", 0.9), ("three", 0.9)):
         world.apply(namespace, name, {"request": request, "memory": "1Gi"}, on="counted", restartPolicy="Always")
     one_of(world, namespace)
-    used = world.api.get(f"/api/v1/namespaces/{namespace}/resourcequotas/all")["status"]["used"]
-    assert used["pods"] == "3"
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas/all"
+    wait(lambda: world.api.get(path)["status"]["used"]["pods"] == "3", what="a quota that counts the user's Pods")
     assert len(world.rows(node)) == 2
 
 
