@@ -25,13 +25,20 @@ def test_samples_change_nothing_where_turns_are_exclusive() -> None:
 
         def __init__(self) -> None:
             self._scheduler = Scheduler(Parameters(sharing=Sharing.EXCLUSIVE))
+            self._now = 0
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._scheduler, name)
 
+        def set_tenant(self, now: int, *args: Any, **kwargs: Any) -> None:
+            self._scheduler.set_tenant(now, *args, **kwargs, read=self._samples)
+
+        def _samples(self) -> Samples:
+            return Samples(self._now // 500, self._now // 1000, self._now // 100)
+
         def want(self, now: int, tenant_id: str) -> None:
+            self._now = now
             self._scheduler.set_concurrent(now, tenant_id, concurrent=True)
-            self._scheduler.sampled(now, tenant_id, Samples(now // 500, now // 1000, now // 100))
             self._scheduler.want(now, tenant_id)
 
     for mix in MIXES[::7]:

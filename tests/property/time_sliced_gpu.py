@@ -249,6 +249,7 @@ class TimeSlicedGpu:
                 limit_milli=program.limit,
                 interactive=program.interactive,
                 group=program.group,
+                read=lambda: self._counters(program),
             )
             self.scheduler.set_concurrent(self.now, program.id, concurrent=program.concurrent)
             self.scheduler.set_connected(self.now, program.id, connected=True)
@@ -383,7 +384,6 @@ class TimeSlicedGpu:
 
     def _announce(self, program: Program, grant_id: int) -> None:
         if not program.exited and program.draining_id == grant_id and self.scheduler is not None:
-            self._read()
             self.scheduler.draining(self.now, program.id, expected_ns=program.left_ns)
             self._tick()
 
@@ -408,22 +408,18 @@ class TimeSlicedGpu:
 
     def _want(self, program: Program) -> None:
         if not program.exited and self.scheduler is not None:
-            self._read()
             self.scheduler.want(self.now, program.id)
             self._tick()
 
     def _tell_drained(self, program: Program, wanting: bool) -> None:
         if not program.exited and self.scheduler is not None:
-            self._read()
             self.scheduler.drained(self.now, program.id, wanting=wanting)
             self._tick()
 
-    def _read(self) -> None:
-        assert self.scheduler is not None
-        for program in self.programs.values():
-            if program.starts_ns <= self.now:
-                samples = Samples(program.samples, program.in_flight, program.launched)
-                self.scheduler.sampled(self.now, program.id, program.lie(samples) if program.lie else samples)
+    @staticmethod
+    def _counters(program: Program) -> Samples:
+        samples = Samples(program.samples, program.in_flight, program.launched)
+        return program.lie(samples) if program.lie else samples
 
     def _tick(self) -> None:
         assert self.scheduler is not None
@@ -443,7 +439,6 @@ class TimeSlicedGpu:
     def _timer(self, due: int) -> None:
         if due == self._due:
             self._due = None
-            self._read()
             self._tick()
 
     def _revoke(self, program: Program, grant_id: int) -> None:

@@ -42,6 +42,8 @@ class Occupancy:
         """For each GPU: its co-runners, including co-runners that still drain. GPUs without any are left out."""
         self._co_run_ends: dict[str, Counter[CoRunEnd]] = {}
         """For each GPU, then for each reason: number of times that a tenant stopped co-running."""
+        self._changed = set[str]()
+        """GPUs whose occupants changed since the last call of `take_changed`."""
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
@@ -116,6 +118,7 @@ class Occupancy:
             assert gpu not in self.holder, "S1: a GPU has at most one lead"
             assert gpu not in self.awaited, "S8: a GPU kept idle for a tenant is not held"
             self.holder[gpu] = tenant
+            self._changed.add(gpu)
 
     def may_co_run(self, tenant: TokenTenant) -> bool:
         """Return True if the tenant may hold its GPU while others do. Gangs, tenants on a GPU of a gang, and surcharged
@@ -149,6 +152,7 @@ class Occupancy:
         self.settle(now, tenant)
         self.settle_on(now, tenant.gpus)
         self.co_runners.setdefault(gpu, {})[tenant.id] = tenant
+        self._changed.add(gpu)
 
     def promote(self, now: int, tenant: TokenTenant) -> None:
         """Make a co-runner the lead of its GPU, which must have no lead."""
@@ -171,6 +175,11 @@ class Occupancy:
             if gpu in places:
                 tenants[places[gpu].id] = places[gpu]
         return [tenants[name] for name in sorted(tenants)]
+
+    def take_changed(self) -> list[str]:
+        """Return the GPUs whose occupants changed since the last call, sorted."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
         """Keep the free GPUs of a sleeping tenant idle. The sleeper pays for a GPU from now on while no other tenant
@@ -207,6 +216,7 @@ class Occupancy:
         for gpu in tenant.gpus:
             if gpu in self.holder:
                 del self._yielding[gpu]
+                self._changed.add(gpu)
         return tuple(gpu for gpu in tenant.gpus if gpu in self._yielding)
 
     def yield_on(self, now: int, tenant: TokenTenant) -> None:
@@ -214,6 +224,7 @@ class Occupancy:
         self.settle_around(now, tenant)
         for gpu in tenant.gpus:
             self._yielding[gpu] = tenant
+            self._changed.add(gpu)
 
     def preempt(self, tenant: TokenTenant) -> None:
         """Let others hold the GPUs of a tenant that does not drain. The tenant pays for a GPU while no other tenant
@@ -446,6 +457,7 @@ class Occupancy:
 
     def _leave(self, tenant: TokenTenant) -> None:
         for gpu in tenant.gpus:
+            self._changed.add(gpu)
             for places in (self.holder, self._yielding):
                 if places.get(gpu) is tenant:
                     del places[gpu]

@@ -18,6 +18,7 @@ counters do not change. `in_flight` is the part of samples with work in flight. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _MS = 1_000_000
@@ -81,7 +82,9 @@ class Samples:
 class Progress:
     """Measures of one tenant of one GPU. Times in nanoseconds of one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], Samples] | None = None) -> None:
+        """`read`: returns the counters as of now; None: only `sampled` gives them."""
+        self._read = read
         self.processes = 1
         self.alone_in_flight: float | None = None
         """`in_flight` while the tenant holds alone. None before the first measure."""
@@ -121,6 +124,8 @@ class Progress:
         self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
         """Since the last measure alone, while other tenants held: charged progress, least possible progress (both in
         nanoseconds), and launches."""
+        if read is not None:
+            self.sampled(read())
 
     def sampled(self, samples: Samples) -> None:
         """Read the hooks' counters. The first counters, and counters that are lower than before, only start a span."""
@@ -135,6 +140,8 @@ class Progress:
 
     def span(self) -> int:
         """End a span of holding. Set `in_flight` from the samples of the span, and return its launches."""
+        if self._read is not None:
+            self.sampled(self._read())
         if self._looks:
             self.in_flight = min(1.0, self._flying / self._looks * self.processes)
             self._several += min(0.5, self._looks / 100) * (self._overlaps / self._looks - self._several)

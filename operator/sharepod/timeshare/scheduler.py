@@ -32,7 +32,7 @@ returned actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .account import Account, AccountSnapshot, Charge, TimeUsage
@@ -45,7 +45,7 @@ from .hold import CoRunEnd, Hold, HoldPhase, HoldPlace, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters, Sharing
 from .plan import Anticipation, Turn, waiting_with
-from .progress import Samples
+from .progress import Progress, Samples
 from .tenant import TokenTenant
 from .transitions import HoldTransitions
 from .turn_history import TurnSpans
@@ -102,6 +102,7 @@ class Scheduler:
         limit_milli: int,
         interactive: bool = False,
         group: str | None = None,
+        read: Callable[[], Samples] | None = None,
         resumed: AccountSnapshot | None = None,
     ) -> None:
         """Add a tenant, or change a tenant's rates.
@@ -114,6 +115,8 @@ class Scheduler:
             limit_milli: Limit of its share of each GPU, in thousandths.
             interactive: True if the tenant requests short waits.
             group: Group of tenants that are granted together; for a new tenant only.
+            read: Returns the counters of its hooks as of now; for a new tenant only. Called to charge tenants that
+                co-run. Without it the tenant's progress is unknown.
             resumed: Account of the tenant in an earlier process, if known; for a new tenant only.
 
         Raises:
@@ -131,7 +134,9 @@ class Scheduler:
             account = Account(now, self._parameters, request_milli=request_milli, limit_milli=limit_milli)
             if resumed is not None:
                 account.resume(resumed)
-            tenant = TokenTenant(tenant_id, tuple(gpus), account, group, interactive, asleep_since=now)
+            tenant = TokenTenant(
+                tenant_id, tuple(gpus), account, group, interactive, asleep_since=now, progress=Progress(read)
+            )
             self._tenants[tenant_id] = tenant
             self._occupancy.add(now, tenant)
             for gpu in gpus:
@@ -233,11 +238,6 @@ class Scheduler:
         tenant = self._tenants[tenant_id]
         tenant.concurrent = concurrent
         self._changed_gpus.update(tenant.gpus)
-
-    def sampled(self, now: int, tenant_id: str, samples: Samples) -> None:
-        """Record the counters of a tenant's hooks. If the tenant holds a GPU on which it may co-run, the caller must
-        call this before each other call about that GPU."""
-        self._tenants[tenant_id].progress.sampled(samples)
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """Record that all gates of the tenant are closed and that its last work ends in `expected_ns` nanoseconds.
@@ -503,10 +503,14 @@ class Scheduler:
             return None
         return self._holds.terms(self._tenants[tenant_id], hold, left)
 
-    def holds_together(self, tenant_id: str) -> bool:
-        """Return True if another tenant holds or yields one of the tenant's GPUs now."""
-        tenant = self._tenants[tenant_id]
-        return any(other is not tenant for gpu in tenant.gpus for other in self._occupancy.occupants(gpu))
+    def holds_together(self) -> list[tuple[str, bool]]:
+        """Return, for each GPU whose holders changed since the last call, its holders with one GPU as (id, whether
+        another tenant holds or yields that GPU now)."""
+        changed = self._occupancy.take_changed()
+        if not changed:
+            return []
+        holders = [self._occupancy.occupants(gpu) for gpu in changed]
+        return [(tenant.id, len(tenants) > 1) for tenants in holders for tenant in tenants if len(tenant.gpus) == 1]
 
     def contended(self, now: int, tenant_id: str) -> bool:
         """Return True if another tenant of the same GPUs is active: it waits or holds, or did within the last

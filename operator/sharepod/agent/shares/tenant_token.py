@@ -64,6 +64,8 @@ class TenantToken:
     """End of that grant as it was sent last, in nanoseconds of the clock. None if it has no end."""
     revoked_id: int | None = None
     """Id of the last grant that was revoked because a GPU was closed. No process may launch under it."""
+    concurrent: bool = False
+    """True if the last grant asks the processes to sample their progress."""
     counted: Samples = field(default_factory=lambda: Samples(0, 0, 0))
     """Sums of the counters of all its processes at the last reading."""
     closed: bool = False

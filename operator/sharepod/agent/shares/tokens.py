@@ -57,10 +57,6 @@ _JOIN_NS = 1_000_000
 """Nanoseconds that must be left of a quantum for another process of the tenant to join it. With less, the process waits
 for the tenant's next turn. 1 ms is a tenth of the shortest default quantum."""
 
-_SAMPLED_EVERY_NS = 100_000
-"""Least nanoseconds between two readings of the progress counters of all holders. One event asks for the moment up to
-three times, and hooks count one sample per 0.5 ms."""
-
 
 class Tokens:
     """Tokens of all tenants of the node.
@@ -83,10 +79,6 @@ class Tokens:
         self._looks = Looks(clock, self._listen)
         """Checks of signs of life, while a tenant holds a GPU for which another tenant waits."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
-        self._sampled: dict[str, TenantToken] = {}
-        """Tenants that hold under a grant that asks their processes to sample their progress."""
-        self._sampled_at: int | None = None
-        """Moment of the last reading of the progress of all of them. None: not yet."""
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading a returned token to having sent the next grant."""
         self._turn_log = TurnLog()
@@ -120,6 +112,7 @@ class Tokens:
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
         self._prepared.change(gpus)
+        token = self._tokens.get(tenant_id) or TenantToken(gpus, contended, bar, together, closed=self._closes(gpus))
         self._scheduler.set_tenant(
             self._now(),
             tenant_id,
@@ -128,9 +121,10 @@ class Tokens:
             limit_milli=limit_milli,
             interactive=interactive,
             group=group,
+            read=token.samples,
             resumed=resumed,
         )
-        self._tokens.setdefault(tenant_id, TenantToken(gpus, contended, bar, together, closed=self._closes(gpus)))
+        self._tokens[tenant_id] = token
         self._pump()
 
     def set_sharing(self, gpu: str, sharing: Sharing) -> None:
@@ -179,7 +173,7 @@ class Tokens:
             self._looks.drop(tenant_id)
             now = self._now()
             self._log_turn(now, tenant_id, token)
-            self._stop_sampling(now, tenant_id)
+            token.mark_together(False)
             self._scheduler.remove(now, tenant_id)
             self._pump()
 
@@ -347,10 +341,9 @@ class Tokens:
         self._prepared.close()
 
     def _now(self) -> int:
-        """Return the current moment, after reading the progress counters. If the scheduler's next action is overdue by
-        `STALL_NS`, the agent has stalled, and no tenant is charged for that time."""
+        """Return the current moment. If the scheduler's next action is overdue by `STALL_NS`, the agent has stalled,
+        and no tenant is charged for that time."""
         now = self._clock()
-        self._sample(now)
         if self._due is not None and now - self._due >= STALL_NS:
             due, self._due = self._due, None
             self._prepared.change_all()
@@ -386,7 +379,7 @@ class Tokens:
             elif self._suspend_if_silent(now, tenant_id, token) is None:
                 self._pump()
             return
-        self._stop_sampling(now, tenant_id)
+        token.mark_together(False)
         self._log_turn(now, tenant_id, token)
         token.grant_id = None
         self._looks.drop(tenant_id)
@@ -408,8 +401,8 @@ class Tokens:
         # 1. Carry out the scheduler's actions.
         actions = self._scheduler.tick(now)
         for action in actions:
-            if isinstance(action, TokenGrant) and action.concurrent:
-                self._begin_sampling(now, action.tenant)
+            if isinstance(action, TokenGrant):
+                self._tokens[action.tenant].concurrent = action.concurrent
         self._mark_together()
         for action in actions:
             try:
@@ -501,8 +494,7 @@ class Tokens:
         moment `seen_at`, when the holder's DRAINED frame was read."""
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
-        self._stop_sampling(seen_at, turn.holder)
-        self._sample(seen_at)
+        holder.mark_together(False)
         holder.forget(client)
         self._log_turn(seen_at, turn.holder, holder)
         holder.grant_id = None
@@ -515,47 +507,25 @@ class Tokens:
         token = self._tokens[turn.grant.tenant]
         self._log_turn(seen_at, turn.grant.tenant, token)
         successors = token.begin(seen_at, turn.grant)
-        if turn.grant.concurrent:
-            self._begin_sampling(seen_at, turn.grant.tenant)
+        token.concurrent = turn.grant.concurrent
         self._mark_together()
         for successor in successors:
             token.record_sent(successor, turn.grant, self._clock, seen_at)
         self._watch_new(seen_at, turn.grant.tenant, token, successors)
         self.hand_offs.add(sent_at - seen_at)
 
-    def _sample(self, now: int) -> None:
-        """Read the progress of all tenants that hold concurrently, at most once per `_SAMPLED_EVERY_NS`. This precedes
-        each call of the scheduler, because the call may settle a hold.
-        """
-        if self._sampled_at is not None and now - self._sampled_at < _SAMPLED_EVERY_NS:
-            return
-        self._sampled_at = now
-        for tenant_id, token in self._sampled.items():
-            self._scheduler.sampled(now, tenant_id, token.samples())
-
     def _mark_together(self) -> None:
-        """Mark the tenants that hold together with others. Their hooks keep separate the durations that they measure in
-        this time.
-        """
-        for tenant_id, token in self._sampled.items():
-            token.mark_together(self._scheduler.holds_together(tenant_id))
+        """Mark the tenants that now hold together with others. Their hooks keep the durations of this time separate."""
+        for tenant_id, together in self._scheduler.holds_together():
+            token = self._tokens[tenant_id]
+            if token.concurrent:
+                token.mark_together(together)
 
     def _log_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
         """Log the turn of a tenant that ends now, if there is one."""
         if (turn := token.turn(tenant_id, now)) is not None:
             self._turn_log.add(turn)
             token.begun_at = token.draining_at = token.lost_at = None
-
-    def _begin_sampling(self, now: int, tenant_id: str) -> None:
-        token = self._sampled[tenant_id] = self._tokens[tenant_id]
-        self._scheduler.sampled(now, tenant_id, token.samples())
-
-    def _stop_sampling(self, now: int, tenant_id: str) -> None:
-        """Read the progress of a tenant whose hold ends now, for the last time in this hold."""
-        token = self._sampled.pop(tenant_id, None)
-        if token is not None:
-            self._scheduler.sampled(now, tenant_id, token.samples())
-            token.mark_together(False)
 
     def _wait_for_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
         if token.closed:

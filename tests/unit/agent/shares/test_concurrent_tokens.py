@@ -175,8 +175,8 @@ async def test_launches_count_to_the_span_in_which_they_were_made(tokens: Tokens
     processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
     for _ in range(1000):
         for process in processes:
-            clock.now += MS // 2  # readings less than 0.1 ms apart count as one reading
+            clock.now += MS // 2
             process.step(clock.now)
-            tokens.usage(process.tenant)
+            tokens.gpu_time(GPU)
             assert tokens._scheduler._tenants[process.tenant].progress.launches == process.launches
         tokens.set_open(None)  # this call makes the scheduler carry out all due actions
