@@ -27,7 +27,7 @@ KINDS = ("linear", "managed", "array", "pool", "virtual", "graph", "module", "co
 _HEADER = struct.Struct("=IIIIQ")
 _DEVICE = struct.Struct("=16s64sQQ")
 _CLIENT = struct.Struct("=64sII")
-_USAGE = struct.Struct(f"=QQQQQQQQ{len(KINDS)}Q")
+_USAGE = struct.Struct(f"=QQQQQQQQ{len(KINDS)}QQQ")
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
@@ -67,13 +67,17 @@ class Usage:
     this count."""
     kinds: dict[str, int]
     """Parts of `memory` in bytes by kind; KINDS lists the kinds."""
+    behind: int
+    """Number of launches that have not begun and were accepted behind an unfinished wait of their stream."""
+    behind_end: int
+    """End of the last launch that was accepted behind such a wait."""
 
 
 def _usage(content: bytes, at: int) -> Usage:
     fields = _USAGE.unpack_from(content, at)
     submitted, kernels, busy_ns, last_end, memory, peak, copies, misused = fields[:8]
-    kinds = dict(zip(KINDS, fields[8:], strict=True))
-    return Usage(submitted, kernels, busy_ns, last_end, memory, peak, copies, misused, kinds)
+    kinds = dict(zip(KINDS, fields[8:-2], strict=True))
+    return Usage(submitted, kernels, busy_ns, last_end, memory, peak, copies, misused, kinds, *fields[-2:])
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from doubles.gpus import submitted_at
+from doubles.gpus import KINDS, submitted_at
 from hook.conftest import Tenant
 from hook.world.gate_state import Gate, Passage
 from hook.world.scripted_agent import Client, ScriptedAgent
@@ -43,6 +43,8 @@ it.
 _SOCKET_PID = struct.Struct("=iii")
 _TO_MISUSED = 7 * 8
 """Bytes from `submitted` to `misused` in the double's counts of a process."""
+_TO_BEHIND = (8 + len(KINDS)) * 8
+"""Bytes from `submitted` to `behind`."""
 _BACK_TO_PID = 8
 """Bytes from a process's counts of the first device back to its pid."""
 
@@ -74,10 +76,14 @@ class Counts:
         return count
 
     def unfinished(self, turn: Turn) -> str:
-        """Describe the process's unfinished work on the device; empty if there is none."""
+        """Describe the process's unfinished work on the device; empty if there is none. Launches that were accepted
+        behind an unfinished wait do not count: the drain need not wait for them.
+        """
         submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
-        left = max(last_end - time.monotonic_ns(), 0)
-        return f"{submitted - done} launches to begin, {left} ns of others" if done < submitted or left else ""
+        behind, behind_end = struct.unpack_from("=QQ", self._page, turn.place + _TO_BEHIND)
+        left = max(last_end - time.monotonic_ns(), 0) if last_end != behind_end else 0
+        due = submitted - done - behind
+        return f"{due} launches to begin, {left} ns of others" if due > 0 or left else ""
 
     def close(self) -> None:
         self._page.close()

@@ -159,6 +159,21 @@ static uint64_t record_end(const struct op *op) {
     return event->committed - op->generation < EVENT_RECORDS ? event->ends[op->generation % EVENT_RECORDS] : event->end;
 }
 
+/* Return whether the operation waits for the program or for another stream. */
+static bool waits(const struct op *op) {
+    return op->kind == OP_WAIT || op->kind == OP_HOST || (op->kind == OP_VALUE && !op->writes);
+}
+
+/* Count a launch that ends at `end`. */
+static void count_kernel(const struct op *op, int device, uint64_t end) {
+    struct fake_usage *usage = fake_state_usage(device);
+    if (op->behind) {
+        usage->behind_end = end;
+        usage->behind--;
+    }
+    usage->kernels++;
+}
+
 /* Put the stream's next operation on the timeline, if it may begin and is no kernel. `due`: time of the next check. */
 static bool advance(struct queue *queue, int device, struct stream *stream, uint64_t now, uint64_t *due) {
     struct op *op = next_op(stream);
@@ -183,8 +198,8 @@ static bool advance(struct queue *queue, int device, struct stream *stream, uint
             *due = earlier(*due, now + HANG_POLL_NS);
             return false;
         }
-        fake_state_usage(device)->kernels++;
         end = later(end, now);
+        count_kernel(op, device, end);
         break;
     case OP_VALUE:
         if (!fake_value(op->value)) {
@@ -267,7 +282,7 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
     queue->cursor = op->left > 0 ? fake_state_occupy(device, start, slice, switch_ns) : start;
     op->left -= slice;
     if (op->left == 0 && !spins) {
-        fake_state_usage(device)->kernels++;
+        count_kernel(op, device, queue->cursor);
         if (op->faults)
             op->stream->context->faults_at = queue->cursor;
         put_on_timeline(op, queue->cursor);
@@ -299,6 +314,7 @@ static uint64_t retire(struct queue *queue, uint64_t now) {
         while (stream->finished < stream->committed && op_at(stream, stream->finished)->end <= now) {
             struct op op = *op_at(stream, stream->finished++);
             progress = true;
+            stream->waiting -= waits(&op);
             if (op.kind == OP_RETURN)
                 op.call(op.argument);
         }
@@ -371,6 +387,7 @@ void fake_submit(struct stream *stream, struct op op) {
     int device = stream->context->device;
     struct queue *queue = &queues[device];
     op.stream = stream;
+    op.writes = op.value != NULL && op.value->writes;
     if (stream->context->ending || !stream->context->alive) { /* the context has ended during the call */
         if (op.kind == OP_RETURN)
             op.call(op.argument);
@@ -393,6 +410,10 @@ void fake_submit(struct stream *stream, struct op op) {
     }
     if (stream->submitted - stream->finished == stream->room)
         fake_stream_grow(stream);
+    op.behind = (op.kind == OP_KERNEL || op.kind == OP_HANG) && stream->waiting > 0;
+    if (op.behind)
+        fake_state_usage(device)->behind++;
+    stream->waiting += waits(&op);
     op.ready = fake_now();
     op.order = ++queue->orders;
     *op_at(stream, stream->submitted++) = op;

@@ -67,6 +67,7 @@ struct stream {
     uint64_t served;                         /* number of the turn in which the stream last had the device */
     bool calling;                            /* its next operation is a function of the program, which is running */
     bool green;                              /* made for a green context */
+    unsigned waiting;                        /* number of its unfinished waits and functions of the program */
     uint64_t thread;                         /* thread whose default stream it is; 0: of no thread */
     bool listed;                             /* in the engine's list of streams with unfinished work */
     struct stream *listed_next;
@@ -143,6 +144,8 @@ struct op {
     uint64_t met_at;
     bool arrived; /* the kernel has added 1 */
     bool faults;  /* it reads an invalid address at its end */
+    bool writes;  /* of OP_VALUE */
+    bool behind;  /* of OP_KERNEL and OP_HANG: submitted while its stream had an unfinished wait */
 };
 
 /* Work of a stream, or of a graph's node. */

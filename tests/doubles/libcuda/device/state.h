@@ -55,6 +55,9 @@ struct fake_usage {
     _Atomic uint64_t copies;  /* number of accepted transfers with host memory, which take no device time */
     _Atomic uint64_t misused; /* of the first device only: number of calls that fake_misused has counted */
     _Atomic uint64_t kinds[FAKE_KINDS];
+    _Atomic uint64_t behind; /* number of launches, not in `kernels`, before which a wait of their stream was unfinished
+                                when they were accepted */
+    _Atomic uint64_t behind_end; /* CLOCK_MONOTONIC, ns: end of the last such kernel */
 };
 
 struct fake_client {
@@ -89,7 +92,7 @@ struct fake_state {
 
 _Static_assert(FAKE_CLIENTS == 1 << FAKE_CLIENT_BITS, "a record fits its bits");
 _Static_assert(sizeof(struct fake_device) == 96, "tests/doubles/gpus.py has the same layout");
-_Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/doubles/gpus.py has the same layout");
+_Static_assert(sizeof(struct fake_client) == 72 + 144 * FAKE_DEVICES, "tests/doubles/gpus.py has the same layout");
 _Static_assert(sizeof(struct fake_share) == 48 + 2 * FAKE_CLIENTS, "tests/doubles/gpus.py has the same layout");
 
 /* Map the file in FAKE_CUDA_STATE and take a record in it. Return false if there is no file, or it is no state file. */
