@@ -15,18 +15,9 @@
  */
 #include "time/drain.h"
 
-#define NOT_COVERED UINT64_MAX /* number of launches that is never reached */
+#include "time/waits.h"
 
-/* Return whether each launch of threads with a queue is before a fence of its thread, or before the event of the row.
- */
-static bool covered(const struct known_stream *row) {
-    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
-        uint64_t launched = atomic_load(&queue->launched);
-        if (atomic_load(&queue->fenced) != launched && queue->covered != launched)
-            return false;
-    }
-    return true;
-}
+#define NOT_COVERED UINT64_MAX /* number of launches that is never reached */
 
 /* Return whether launches into a per-thread default stream of the row have no fence of their thread behind them. */
 static bool per_thread_uncovered(const struct known_stream *row) {
@@ -81,7 +72,9 @@ static bool launched_into(const struct known_stream *row) {
 /* Record the event of the row if its launches are not covered. Do nothing if a capture forbids the event (R3,
  * streams.h), or if recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
 static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
-    if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
+    if (row == NULL || context_unsettled(row->context) || streams_covered(row) || launched_into(row))
+        return;
+    if (row->waits != NULL)
         return;
     if (streams_may_block(streams, row))
         return;
@@ -122,7 +115,7 @@ static void begin_stream(const struct streams *streams, struct known_stream *row
     bool by_event = row->unmetered || (row->stream == NULL && per_thread_uncovered(row));
     bool recorded = by_event && cover(streams, row);
     row->unseen = by_event && !recorded && row->stream == NULL && streams->captures.count > 0;
-    row->asked = by_event ? !recorded && !row->unseen && row->held : !covered(row);
+    row->asked = by_event ? !recorded && !row->unseen && row->held : !streams_covered(row);
     await_fences(row); /* also for a row that is queried: its per-thread default streams have fences */
 }
 
@@ -138,18 +131,9 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Record that no wait of the program is left in the row's stream. For a row of default streams this concerns the legacy
- * stream: streams without work of their own may wait for it. */
-static void note_idle(struct known_stream *row) {
-    if (row->stream == NULL)
-        row->context->held = false;
-    else if (!row->context->held)
-        row->held = row->blind = false;
-}
-
 /* Return whether the row's stream has unfinished work. If a capture forbids the query, return whether the row is
  * `blind`: otherwise the stream's earlier work is before an event (R5, streams.h). */
-static bool unfinished(const struct streams *streams, struct known_stream *row) {
+static bool unfinished(struct streams *streams, struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
         return false; /* the context no longer exists */
@@ -158,7 +142,7 @@ static bool unfinished(const struct streams *streams, struct known_stream *row) 
     if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
         return row->blind;
     if (result == CUDA_SUCCESS && atomic_load(&streams->holding) == 0)
-        note_idle(row);
+        streams_note_idle(streams, row);
     return !work_over(result);
 }
 
@@ -176,7 +160,7 @@ static void prefer_fences(struct known_stream *row) {
 
 /* Return whether the work of the row is over. Return false while its context is ending: the thread that ends the
  * context removes the row. */
-static bool finished(const struct streams *streams, struct known_stream *row) {
+static bool finished(struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context;
     if (context_unsettled(row->context))
         return false;
@@ -184,25 +168,31 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
         row->skipped = false;
         begin_stream(streams, row);
     }
+    struct program_wait *wait = row->unmetered ? NULL : streams_oldest_wait(streams, row);
+    if (wait != NULL && row->stream == STREAM_ORPHAN)
+        return true;
+    if (wait != NULL && (wait->fences || wait->unseen))
+        return waits_reached(row, wait);
     prefer_fences(row);
     if (row->unseen) /* a capture may have ended */
         begin_stream(streams, row);
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
-    if (row->asked && covered(row)) { /* all launches were covered after the drain began, before ungated work (Q4) */
+    if (row->asked &&
+        streams_covered(row)) { /* all launches were covered after the drain began, before ungated work (Q4) */
         row->asked = false;
         await_fences(row);
     }
-    if (row->asked)
+    if (row->asked && wait == NULL)
         row->asked = unfinished(streams, row);
-    bool awaited = row->waiting || row->asked || row->unseen, fences = false;
+    bool awaited = row->waiting || (row->asked && wait == NULL) || row->unseen, fences = false;
     for (struct queue *queue = row->queues; queue != NULL && !awaited; queue = queue->stream_next) {
         fences |= queue->awaited;
         if (queue->awaited)
             queue->awaited = !event_passed(atomic_load(&queue->last), context);
         awaited = queue->awaited;
     }
-    if (!awaited && fences && row->held)
+    if (!awaited && fences && row->held && wait == NULL)
         unfinished(streams, row); /* the query also finds out whether the waits of the program are over */
     return !awaited;
 }
@@ -215,13 +205,32 @@ bool drain_poll(struct streams *streams) {
         all = finished(streams, row);
     for (struct known_stream *next, *row = streams->orphans; row != NULL && all; row = next) {
         next = row->busy_next;
-        all = finished(streams, row);
-        if (all)
+        bool over = finished(streams, row);
+        if (over && row->waits == NULL)
             streams_forget(streams, row, true);
+        all = over || (row->left && streams_wait(streams, row->context));
     }
     unlock(&streams->lock);
     own_calls_end(mode);
     return all;
+}
+
+enum drain_left drain_left(struct streams *streams) {
+    enum drain_left left = DRAIN_LEFT_NOTHING;
+    CUstreamCaptureMode mode = own_calls_begin();
+    lock(&streams->lock);
+    for (struct known_stream *row = streams->busy; row != NULL && left != DRAIN_LEFT_RUNS; row = row->busy_next) {
+        if (!row->left || row->unmetered || context_unsettled(row->context))
+            continue;
+        row->asked = !streams_covered(row);
+        await_fences(row);
+        row->left = !finished(streams, row) || row->waits != NULL;
+        if (row->left)
+            left = row->waits == NULL ? DRAIN_LEFT_RUNS : DRAIN_LEFT_WAITS;
+    }
+    unlock(&streams->lock);
+    own_calls_end(mode);
+    return left;
 }
 
 bool drain_over(struct streams *streams, const struct queue *queue) {
@@ -240,11 +249,17 @@ bool drain_over(struct streams *streams, const struct queue *queue) {
     return over;
 }
 
+/* Return whether launches may be behind the oldest wait of the row. */
+static bool launched_behind_wait(const struct known_stream *row) {
+    return row->waits != NULL && (row->waits != row->last_wait || streams_launched(row) != row->launched_before);
+}
+
 void drain_end(struct streams *streams, bool cleared) {
     lock(&streams->lock);
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
         next = row->busy_next;
-        row->pending &= !cleared;
+        row->left = row->pending && launched_behind_wait(row);
+        row->pending &= !cleared || row->left;
         row->unmetered &= !cleared;
         row->unseen = false;
         streams_set_busy(streams, row, row->waiting || row->asked || row->pending);

@@ -2,7 +2,7 @@
  * except where noted.
  *
  * Guarantees, given G1 (nothing is launched between drain_begin and drain_end) and P2 (every stream is registered):
- * - D1 When drain_poll returns true, all work launched under the grant has finished.
+ * - D1 When drain_poll returns true, all work launched under the grant has finished, except by D6.
  * - D2 No call waits for the GPU.
  * - D3 The drain waits only for launches that passed the gate. If a stream's last launch was metered, the drain does
  *   not wait for ungated work behind it: host copies, functions of the program, and waits for values or other streams.
@@ -12,8 +12,11 @@
  *   another capture is open or before CUDA 12.5; and before CUDA 12.5, threads that have no queue or have ended.
  * - D5 In a stream that has a wait of the program, only threads that launch into the stream record events, never the
  *   hook thread, because the stream may be full. The drain sees the end of its work by an event behind all work of the
- * context. Without such an event (before CUDA 12.5, or next to an open capture) the drain queries the stream; if the
- * stream captures, after its capture. In that case no drain waits for the work of a stream that is destroyed.
+ *   context. Without such an event (before CUDA 12.5, or next to an open capture) the drain queries the stream; if the
+ *   stream captures, after its capture. In that case no drain waits for the work of a stream that is destroyed.
+ * - D6 No drain waits for launches behind an unfinished wait of the program (waits.h): they do not run, and perhaps
+ *   only the next launch of the program ends that wait. drain_left finds them when they run. Exceptions: default
+ *   streams, and launches of threads without a queue.
  */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H
@@ -21,6 +24,8 @@
 #include <stdbool.h>
 
 #include "time/streams.h"
+
+enum drain_left { DRAIN_LEFT_NOTHING, DRAIN_LEFT_WAITS, DRAIN_LEFT_RUNS };
 
 /* Record events behind metered launches that ungated work is about to follow (D3), unless fences of their threads are
  * behind them. The events are recorded in the stream with this name and in the default streams of its context. If
@@ -33,6 +38,8 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context);
 void drain_begin(struct streams *streams);
 /* Return whether all registered work has finished. */
 bool drain_poll(struct streams *streams);
+/* Return whether launches that the last drain has left behind waits of the program wait still, or run. */
+enum drain_left drain_left(struct streams *streams);
 /* Return true if the launches into the queue's stream before the start of the drain have finished, or the stream has
  * ended. Any thread may call this. */
 bool drain_over(struct streams *streams, const struct queue *queue);

@@ -101,6 +101,120 @@ void streams_set_busy(struct streams *streams, struct known_stream *row, bool bu
         row->busy_next->busy_from = busy ? &row->busy_next : row->busy_from;
 }
 
+/* Remove the row's oldest wait. With the lock. */
+static void give_wait(struct streams *streams, struct known_stream *row) {
+    struct program_wait *wait = row->waits;
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        if (queue->mark == wait)
+            queue->mark = NULL;
+    row->waits = wait->next;
+    row->crowded &= row->waits != NULL;
+    if (row->waits == NULL)
+        row->last_wait = NULL;
+    if (row->unmarked == wait)
+        row->unmarked = NULL;
+    row->places -= wait->fences + (wait->call == NULL);
+    if (wait->call != NULL && (atomic_fetch_or(&wait->call->over, CALL_FORGOTTEN) & CALL_RETURNED))
+        slab_give(&streams->call_rows, wait->call);
+    wait->next = row->context->spare;
+    row->context->spare = wait;
+}
+
+uint64_t streams_launched(const struct known_stream *row) {
+    uint64_t launched = 0;
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        launched += atomic_load(&queue->launched);
+    return launched;
+}
+
+bool streams_covered(const struct known_stream *row) {
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
+        uint64_t launched = atomic_load(&queue->launched);
+        if (atomic_load(&queue->fenced) != launched && queue->covered != launched)
+            return false;
+    }
+    return true;
+}
+
+/* Note that no wait of the program is left in the row's stream. With the lock. */
+static void unhold(const struct streams *streams, struct known_stream *row) {
+    if (row->context->held || atomic_load(&streams->holding) > 0)
+        return;
+    row->held = row->blind = false;
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
+        atomic_store(&queue->held_after, NOT_HELD);
+        queue->held_long = false;
+    }
+}
+
+/* Remove the row's oldest wait, which has passed. After the last one, its threads need not expect a wait. With the
+ * lock. */
+static void drop_wait(struct streams *streams, struct known_stream *row) {
+    give_wait(streams, row);
+    if (row->waits == NULL)
+        unhold(streams, row);
+}
+
+struct program_wait *streams_oldest_wait(struct streams *streams, struct known_stream *row) {
+    for (struct program_wait *wait; (wait = row->waits) != NULL; drop_wait(streams, row)) {
+        bool over = wait->call != NULL ? atomic_load(&wait->call->over) & CALL_RETURNED
+                                       : wait->marked && event_passed(wait->behind, row->context->context);
+        if (!over)
+            return wait;
+    }
+    return NULL;
+}
+
+/* Add a wait to the row, and return its entry. Return NULL for a wait that is directly behind another one, or if the
+ * row's waits have too many events in the stream: to a drain, such a wait is part of the launches behind it. With the
+ * lock. */
+static struct program_wait *note_wait(struct streams *streams, struct known_stream *row, struct host_call *call) {
+    if (context_unsettled(row->context) || (call == NULL && row->unmarked != NULL))
+        return NULL;
+    bool full = row->places >= WAIT_PLACES;
+    if (full) {
+        streams_oldest_wait(streams, row);
+        full = row->places >= WAIT_PLACES;
+    }
+    if (full && call == NULL)
+        return NULL;
+    struct program_wait *wait = row->context->spare;
+    if (wait != NULL)
+        row->context->spare = wait->next;
+    else if ((wait = slab_take(&streams->wait_rows, sizeof *wait)) == NULL)
+        return NULL;
+    uint64_t launched = streams_launched(row);
+    bool fences = row->waits != NULL ? launched != row->launched_before
+                                     : row->pending && (row->unmetered || !streams_covered(row));
+    *wait = (struct program_wait){.call = call,
+                                  .before = wait->before,
+                                  .behind = wait->behind,
+                                  .fences = fences && !full,
+                                  .unseen = fences && full};
+    fences &= !full;
+    *(row->last_wait != NULL ? &row->last_wait->next : &row->waits) = wait;
+    row->last_wait = wait;
+    row->launched_before = launched;
+    row->places += fences + (call == NULL);
+    if (fences && wait->before == NULL)
+        wait->before = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
+    if (call != NULL)
+        return wait;
+    row->unmarked = wait;
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch records `behind` before it */
+    return wait;
+}
+
+void streams_note_idle(struct streams *streams, struct known_stream *row) {
+    while (row->waits != NULL)
+        give_wait(streams, row);
+    if (row->stream == NULL)
+        row->context->held = false;
+    else
+        unhold(streams, row);
+}
+
 /* Remove a queue from the tables of the registry. The queue stays in a list of its slot. */
 static void detach_queue(struct streams *streams, struct queue *queue) {
     if (queue->row == NULL)
@@ -149,6 +263,8 @@ void streams_forget(struct streams *streams, struct known_stream *row, bool even
         detach_queue(streams, queue);
         move_queue(queue, &queue->slot->ended);
     }
+    while (row->waits != NULL)
+        give_wait(streams, row);
     if (events && row->event != NULL)
         DRIVER(cuEventDestroy_v2)(row->event);
     streams_set_busy(streams, row, false);
@@ -163,6 +279,10 @@ void streams_forget(struct streams *streams, struct known_stream *row, bool even
 void streams_forget_context(struct streams *streams, struct known_context *known) {
     while (known->streams != NULL)
         streams_forget(streams, known->streams, false);
+    for (struct program_wait *next, *wait = known->spare; wait != NULL; wait = next) { /* their events have ended */
+        next = wait->next;
+        slab_give(&streams->wait_rows, wait);
+    }
     struct known_context **at = &streams->contexts;
     while (*at != known)
         at = &(*at)->next;
@@ -241,30 +361,53 @@ bool streams_record_context(const struct streams *streams, const struct known_st
     return streams_records_context(streams) && DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
 }
 
+bool streams_wait(struct streams *streams, const struct known_context *known) {
+    for (struct known_stream *row = known->streams; row != NULL; row = row->next)
+        if (streams_oldest_wait(streams, row) != NULL)
+            return true;
+    return false;
+}
+
+/* Give the waits of a row that is about to be removed to another row. */
+static void move_waits(struct known_stream *from, struct known_stream *to) {
+    to->waits = from->waits;
+    to->last_wait = from->last_wait;
+    to->places = from->places;
+    to->left = true;
+    from->waits = from->last_wait = from->unmarked = NULL;
+    from->places = 0;
+}
+
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves) {
     struct known_context *context = row->context;
     CUcontext popped;
     if (context_unsettled(context))
         return;
-    row->blind = streams_may_block(streams, row);
-    if (row->blind)
-        return;
     CUstreamCaptureMode mode = own_calls_begin();
+    bool waits = streams_oldest_wait(streams, row) != NULL;
+    row->blind = streams_may_block(streams, row) || (waits && !leaves);
+    if (row->blind) {
+        own_calls_end(mode);
+        return;
+    }
     sweep(streams);
     struct known_stream *fence = make_row(streams, context, STREAM_ORPHAN);
     CUevent event = fence != NULL ? event_make(context->context, CU_EVENT_DISABLE_TIMING) : NULL;
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && is_idle(streams, row);
-        bool behind_all = leaves || row->held || row->stream == NULL;
+        bool may_block = waits || (row->held && context->held);
+        bool behind_all = may_block || row->stream == NULL || (leaves && !streams_wait(streams, context));
         recorded = !over && ((behind_all && streams_record_context(streams, row, event)) ||
-                             (!row->held && streams_record(streams, row, event)));
+                             (!may_block && streams_record(streams, row, event)));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
         fence->event = event;
         fence->waiting = recorded;
         streams_set_busy(streams, fence, true);
+        if (recorded && waits)
+            move_waits(row, fence);
         if (!recorded)
             streams_forget(streams, fence, true);
     }
@@ -489,38 +632,43 @@ static void hold(struct known_stream *row) {
 }
 
 /* Record a wait of the program in this stream of the context. For the legacy stream, record it in all streams of the
- * context, also later ones. With the lock. */
-static void hold_in(struct streams *streams, struct known_context *known, CUstream stream) {
-    hold(stream_is_default(stream) ? NULL : streams_find(streams, known, stream));
+ * context, also later ones. Return as streams_hold. With the lock. */
+static struct program_wait *hold_in(struct streams *streams, struct known_context *known, CUstream stream,
+                                    struct host_call *call) {
+    struct known_stream *named = stream_is_default(stream) ? NULL : streams_find(streams, known, stream);
+    hold(named);
     hold(streams_find(streams, known, NULL));
     known->held |= stream == CU_STREAM_LEGACY;
     for (struct known_stream *row = known->streams; row != NULL && stream == CU_STREAM_LEGACY; row = row->next)
         hold(row);
+    return named != NULL ? note_wait(streams, named, call) : NULL;
 }
 
 void streams_held(struct streams *streams) {
     atomic_fetch_sub(&streams->holding, 1);
 }
 
-void streams_hold(struct streams *streams, CUstream stream, CUcontext context) {
+struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call) {
     bool is_default = stream_is_default(stream), found = false;
+    struct program_wait *wait = NULL;
     atomic_fetch_add(&streams->holding, 1);
     if (context == NULL && is_default && DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
-        return;
+        return NULL;
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next)
         if (!known->ending && (is_default ? known->context == context : streams_find(streams, known, stream) != NULL)) {
-            hold_in(streams, known, stream);
+            wait = hold_in(streams, known, stream, call);
             found = true;
         }
     unlock(&streams->lock);
     if (found || (context == NULL && (context = context_of_stream(stream)) == NULL))
-        return;
+        return wait;
     lock(&streams->lock);
     struct known_context *known = current_ended(context) ? NULL : streams_note_context(streams, context);
     if (known != NULL && note_stream(streams, known, is_default ? NULL : stream) != NULL)
-        hold_in(streams, known, stream);
+        wait = hold_in(streams, known, stream, call);
     unlock(&streams->lock);
+    return wait;
 }
 
 /* Return the key of a stream, as gate_key of fastpath.h does. */
@@ -533,6 +681,15 @@ static uint64_t key_of(const struct gate *gate, CUstream stream, CUcontext conte
 static struct queue *recall(const struct slot *slot, uint64_t key, CUstream stream, CUcontext context) {
     struct queue *queue = slot != NULL ? remembered_find(&slot->remembered, key) : NULL;
     return queue != NULL && queue->stream == stream && queue->context == context ? queue : NULL;
+}
+
+/* Make the queue's thread record the event behind the last wait of the row, before it launches. With the lock. */
+static void choose_mark(struct known_stream *row, struct queue *queue) {
+    struct program_wait *wait = row->unmarked;
+    if (wait->behind == NULL)
+        wait->behind = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
+    queue->mark = wait->behind != NULL ? wait : NULL;
+    row->unmarked = NULL;
 }
 
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
@@ -574,6 +731,8 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
     }
     if (streams->epochs > 1)
         atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
+    if (*queue != NULL && row->unmarked != NULL && !context_unsettled(row->context))
+        choose_mark(row, *queue);
     if (*queue != NULL) /* 0 while a capture is open: each launch then checks whether a capture records it */
         atomic_store_explicit(&(*queue)->word, word & GATE_CAPTURING ? 0 : word, memory_order_relaxed);
     unlock(&streams->lock);

@@ -34,8 +34,39 @@
 /* Stream of a row whose own stream must not be used any more. The end of the row's work shows at the row's event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
+/* A function of the program that a stream calls. The functions of a context may run one after another, so it may begin
+ * long after its stream has reached it. */
+struct host_call {
+    CUhostFn function;
+    CUstreamCallback callback; /* instead of `function`; NULL: none */
+    void *argument;
+    struct host_call *next; /* in the list of calls to free */
+    _Atomic bool begun;
+    _Atomic uint32_t over; /* CALL_RETURNED, CALL_FORGOTTEN */
+};
+
+/* Bits of `over`: the function has returned or will not be called; the entry of the wait has been removed. Whichever
+ * thread sets the second bit frees the call. */
+enum { CALL_RETURNED = 1, CALL_FORGOTTEN = 2 };
+
+/* A wait that the program has put into a stream. Work behind it does not run before it has passed. */
+struct program_wait {
+    struct program_wait *next;
+    struct host_call *call; /* the function that the stream waits for; NULL: the stream waits for something else */
+    CUevent before;         /* event behind launches before the wait that no other fence is behind; see `fences` */
+    CUevent behind;         /* event before the first launch behind the wait, unless the wait is for a function */
+    bool fences;            /* such launches exist, and `before` is recorded behind them once `fenced` is set */
+    bool fenced;
+    bool unseen; /* such launches exist, without an event */
+    bool marked; /* `behind` is recorded */
+};
+
+/* Most events of the hook, behind waits of the program, in a stream that has room for 1,024 operations. */
+enum { WAIT_PLACES = 128 };
+
 struct known_context {
     struct known_context *next;
+    struct program_wait *spare;   /* entries with events that are not in use */
     struct known_stream *streams; /* rows of its streams */
     CUcontext context;            /* NULL: this entry is free */
     uint32_t epoch;  /* number of the context, never 0: another context with the same handle has another epoch */
@@ -72,8 +103,16 @@ struct known_stream {
     bool busy;    /* the row is in the list of rows with work */
     bool held;    /* the program has put a wait into the stream, or into a stream that the stream waits for, and no
                      query has found the stream idle since */
-    bool blind;   /* the stream may capture, and no event is behind its earlier work: its end is seen only after the
-                     capture */
+    struct program_wait *waits, *last_wait; /* waits of the program that no look has found passed, in order. A stream
+                                               that is no default stream has such entries */
+    struct program_wait
+        *unmarked;            /* one of them, no function, behind which nothing was launched; NULL: there is none */
+    uint64_t launched_before; /* number of launches, of all its queues, before the last of them */
+    uint32_t places;          /* number of events of these waits that may be in the stream */
+    bool crowded;             /* a thread has waited unsuccessfully for room for such events */
+    bool left;                /* the last drain has left launches behind these waits */
+    bool blind; /* the stream may capture, and no event is behind its earlier work: its end is seen only after the
+                   capture */
     uint64_t idle_after; /* number of launches, of all its queues, after which a sample found the stream idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* rows of the same context */
@@ -100,6 +139,7 @@ struct queue {
                                                 program that no fence has passed; NOT_HELD: there is no such wait.
                                                 Written by any thread that puts a wait into the stream */
     bool held_long;                          /* the meter has waited unsuccessfully for a fence behind such a wait */
+    struct program_wait *mark;               /* wait whose event `behind` the thread must record before its launch */
     /* The members that each launch reads and writes, in one cache line. The hook thread reads `last`, `launched` and
      * `fenced`. */
     CUstream stream __attribute__((aligned(64))); /* the stream's name, see stream_named */
@@ -155,10 +195,11 @@ struct streams {
     struct lock lock;
     uint32_t epochs; /* number of contexts registered so far */
     uint32_t ends;   /* number of context ends begun so far */
-    struct slab context_rows, stream_rows, queue_rows;
+    struct slab context_rows, stream_rows, queue_rows, wait_rows, call_rows;
     struct known_context *contexts;
-    struct hashed streams; /* struct known_stream, except rows with STREAM_ORPHAN */
-    struct hashed queues;  /* struct queue */
+    _Atomic(struct host_call *) returned; /* calls that are to be freed with the lock */
+    struct hashed streams;                /* struct known_stream, except rows with STREAM_ORPHAN */
+    struct hashed queues;                 /* struct queue */
     struct known_stream *busy, *orphans;
     _Atomic bool holds;       /* the program has put a wait for something other than an event into a stream */
     _Atomic uint32_t holding; /* number of calls under way between streams_hold and streams_held */
@@ -193,10 +234,11 @@ void streams_abandon(struct streams *streams, struct slot *slot);
 
 /* Record that the following call puts a wait into the stream with this name in this context. Fences behind the wait may
  * not pass until this thread makes another call. A wait in the legacy stream delays all streams of the context.
- * `context` NULL: every context that has the stream; for a default stream, the current context. */
-void streams_hold(struct streams *streams, CUstream stream, CUcontext context);
+ * `context` NULL: every context that has the stream; for a default stream, the current context. Return the new entry of
+ * the wait; NULL: the wait has no entry. `call`: the function of the program that the stream waits for, or NULL. An
+ * entry for a function owns `call`. */
+struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call);
 /* Note that the driver's call after streams_hold has returned. */
-void streams_held(struct streams *streams);
 void streams_held(struct streams *streams);
 
 /* Record that the program has created a context. If another context with the same handle is ending, the new context
@@ -213,6 +255,16 @@ void streams_joined(struct streams *streams, struct gate *gate, CUstream stream)
 
 /* Callers of the following functions hold the lock of struct streams. */
 
+/* Return whether each launch of threads with a queue is before a fence of its thread, or before the event of the row.
+ */
+bool streams_covered(const struct known_stream *row);
+/* Return the number of launches into the stream by threads with a queue on it. */
+uint64_t streams_launched(const struct known_stream *row);
+/* Return the row's oldest wait that has not passed; NULL: there is none. Remove passed waits. */
+struct program_wait *streams_oldest_wait(struct streams *streams, struct known_stream *row);
+/* Record that no wait of the program is left in the row's stream. For a row of default streams this concerns the legacy
+ * stream: streams without work of their own may wait for it. */
+void streams_note_idle(struct streams *streams, struct known_stream *row);
 /* Return the row of a context; NULL: the context is not registered, or is ending. */
 struct known_context *streams_find_context(struct streams *streams, CUcontext context);
 /* Return whether the context with this epoch is registered and is not ending. */
@@ -238,6 +290,9 @@ bool streams_may_block(const struct streams *streams, const struct known_stream 
 /* Record the event behind all work of the row's context. Unlike streams_record, this does not wait for room in a
  * stream. Return false if the event cannot be recorded. */
 bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event);
+/* Return whether a stream of the context waits for the program. An event behind all work of the context may then pass
+ * only after the end of that wait. */
+bool streams_wait(struct streams *streams, const struct known_context *known);
 /* Query the driver about this stream of the row, whose context is current. Return the driver's answer;
  * CUDA_ERROR_NOT_READY: the stream has unfinished work. Return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without a query if
  * a capture forbids it that is open or may begin. */

@@ -20,7 +20,9 @@
 #define LOOK_CONTENDED (SYS_MS / 2)
 /* Time between two checks of a prompt token, which is released if both checks find it idle. */
 #define LOOK_PROMPT (100 * 1000ull)
-#define LOOK_ALONE (50 * SYS_MS)  /* time between two checks while no tenant waits: an idle token then costs nothing */
+#define LOOK_ALONE (50 * SYS_MS) /* time between two checks while no tenant waits: an idle token then costs nothing */
+/* Time between two checks of work that a drain has left behind a wait of the program. */
+#define LOOK_LEFT (5 * SYS_MS)
 #define PERIOD (100 * SYS_MS)     /* period of the duty cycle: as long as the agent's longest quantum */
 #define LOCAL_LEAST SYS_MS        /* shortest window for which the gate is opened */
 #define WAKING (200 * SYS_MS)     /* a thread that has not run for this long after its opening is not waited for */
@@ -262,9 +264,17 @@ static bool send_want(const struct token *token) {
     return session_send(session, &frame, SHP_WANT, sizeof frame);
 }
 
-/* Step in TOKEN_NONE: request the token if a thread waits. Without an agent, run the duty cycle. */
+/* Step in TOKEN_NONE: request the token if a thread waits, or if work runs that the last drain left behind a wait.
+ * Without an agent, run the duty cycle. */
 static uint64_t step_none(struct token *token, uint64_t now) {
     struct session *session = token->session;
+    if (!wanted(token) && !token->without_driver) {
+        enum drain_left left = drain_left(token->streams);
+        if (left == DRAIN_LEFT_WAITS)
+            return now + LOOK_LEFT;
+        if (left == DRAIN_LEFT_RUNS)
+            gate_want(token->gate, atomic_load(&token->gate->closing));
+    }
     if (session->state != SESSION_READY)
         return step_local(token, now);
     if (!wanted(token))

@@ -4,10 +4,10 @@
  * - T1 open only by right: with an agent, the gate is open only while a grant is held. Without an agent it is open only
  *   in the part of each period that is the tenant's request (the duty cycle).
  * - T2 one DRAINED per grant, in order: the hook sends DRAINED after it has closed the gate (G1, gate.h) and all work
- *   launched under the grant has finished. A thread that stays inside a launch delays DRAINED by at most the grace
- *   period, and by LATE (token.c) once all other work has finished. The next drain waits for the work of that launch.
- *   After the hook has left the driver, in exit handlers of the program, a launch counts as finished when its thread
- *   has left it (P4, passage.h).
+ *   launched under the grant has finished, except by D6 (drain.h). A thread that stays inside a launch delays DRAINED
+ * by at most the grace period, and by LATE (token.c) once all other work has finished. The next drain waits for the
+ * work of that launch. After the hook has left the driver, in exit handlers of the program, a launch counts as finished
+ * when its thread has left it (P4, passage.h).
  * - T3 no deadlock by an unfinished drain: if a drain takes longer than the grace period while a thread waits at the
  *   gate, the hook requests the token again. The unfinished work may be waiting for that thread's launch. A grant that
  *   then arrives, or a kept grant (T5), replaces the earlier grant.

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from hook.conftest import BUILD, GPU_0, Tenant
-from sharepod.protocol import Drained, Want
+from sharepod.protocol import Drained
 
 NOT_READY = 600
 RELAXED = 2
@@ -192,37 +192,11 @@ def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenan
     probe.ok("stream", "s")
     probe.ok("launch", "noop", "s", 403)
     probe.ok("ungated", "value", "s", thread="other")
+    probe.ok("ungated_ends")
     probe.ok("launch", "spin_us_300000", "s")
     client = agent.client()
     agent.on_want = lambda client: None
     agent.revoke(client, agent.last_grant)
-    probe.ok("ungated_ends", thread="ends")
     agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 404, "all launches drained")
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 404, "DRAINED comes when the work has ended"
-
-
-def test_a_launch_behind_such_work_is_waited_for(tenant: Tenant) -> None:
-    """If the process is delayed before its second launch, it may return the token and request it again."""
-    agent = tenant.agent(grace_ms=20)
-    agent.on_want = lambda client: agent.next_grant(metered=True)
-    probe = tenant.probe()
-    probe.start_cuda()
-    probe.ok("stream", "s")
-    probe.ok("stream", "other")
-    probe.ok("launch", "spin_us_500", "s")
-    probe.ok("ungated", "value", "s")
-    probe.ok("launch", "noop", "s")  # the token is not returned after this launch
-    agent.on_want = lambda client: None
-    client = agent.client()
-    wants, drains = len(agent.frames(client, Want)), len(agent.frames(client, Drained))
-    agent.revoke(client, agent.last_grant)
-    waits = probe.post("launch", "spin_us_1000", "other", 200)  # some pass before the gate closes
-    agent.next_frame(client, Want, wants)  # the drain is overdue
-    assert len(agent.frames(client, Drained)) == drains
-    probe.ok("ungated_ends", thread="ends")
-    agent.next_frame(client, Drained, drains)
-    assert sum(frame.launches for frame in agent.frames(client, Drained)) >= 2
-    agent.on_want = lambda client: agent.next_grant()
-    agent.grant(client)
-    assert waits.result(20).code == 0

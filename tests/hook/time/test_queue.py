@@ -165,15 +165,13 @@ def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
-    probe.ok("stream", "s")
-    probe.ok("ungated_ends")  # after this call nothing waits for a value
-    probe.ok("launch", "noop", "s", 500)
+    probe.ok("launch", "noop", "", 500)
     agent.next_frame(agent.client(), Drained)  # the events of a drain and of windows have been created by now
     before = int(probe.ok("live_events"))
 
     def launch_and_load() -> int:
-        probe.ok("launch", "noop", "s", 3)
-        probe.ok("ungated", "value", "s")
+        probe.ok("launch", "noop", "", 3)
+        probe.ok("copy_nowhere")
         return int(probe.ok("live_events")) - before
 
     assert launch_and_load() == 0

@@ -11,6 +11,7 @@
 #include "session/session.h"
 #include "time/gate/fastpath.h"
 #include "time/queue/meter.h"
+#include "time/waits.h"
 
 __thread struct slot *passage_slot;
 
@@ -142,12 +143,15 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
             uint64_t deadline = atomic_load(&gate->deadline);
             passage.slot = slot;
             passage.gate = gate;
+            passage.streams = streams;
             passage.named = stream_named(stream, per_thread);
             if (!streams_register(streams, gate, slot, passage.named, word, &passage.queue)) {
                 passage_abandon(&passage);
                 passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
                 return passage;
             }
+            if (passage.queue != NULL && passage.queue->mark != NULL)
+                waits_mark(streams, passage.queue);
             meter_begin(gate, streams, passage.queue, word);
             if (meter_holds_back(gate, passage.queue)) {
                 passage_abandon(&passage);
@@ -216,7 +220,7 @@ void passage_leave(struct passage *passage) {
         return;
     }
     if (gate_leave_fast(slot, passage->queue))
-        meter_launched(gate, slot, passage->queue);
+        meter_launched(gate, passage->streams, slot, passage->queue);
 }
 
 bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {

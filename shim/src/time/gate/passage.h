@@ -24,13 +24,14 @@ extern __thread struct slot *passage_slot __attribute__((tls_model("initial-exec
 
 /* A launch between passage_enter and passage_leave. */
 struct passage {
-    CUresult refused;    /* CUDA_SUCCESS, or the error that the launch must return: the gate was then not entered */
-    struct gate *gate;   /* gate that was entered; NULL: the launch is not gated */
-    struct slot *slot;   /* the thread's slot; NULL: the launch uses the shared slot, or is not gated */
-    int place;           /* index in shared_threads; SHARED_PLACES: none */
-    struct queue *queue; /* NULL: launches are not counted */
-    CUstream named;      /* name of the stream, see stream_named */
-    bool waited;         /* the gate was closed when the thread arrived */
+    CUresult refused;        /* CUDA_SUCCESS, or the error that the launch must return: the gate was then not entered */
+    struct gate *gate;       /* gate that was entered; NULL: the launch is not gated */
+    struct streams *streams; /* registry of the gate's streams */
+    struct slot *slot;       /* the thread's slot; NULL: the launch uses the shared slot, or is not gated */
+    int place;               /* index in shared_threads; SHARED_PLACES: none */
+    struct queue *queue;     /* NULL: launches are not counted */
+    CUstream named;          /* name of the stream, see stream_named */
+    bool waited;             /* the gate was closed when the thread arrived */
 };
 
 /* Enter the gate for a launch into this stream. `per_thread`: the handle has its meaning in the _ptsz functions. Waits

@@ -16,6 +16,7 @@
 #include "time/drain.h"
 #include "time/gate/fastpath.h"
 #include "time/streams.h"
+#include "time/waits.h"
 
 #define PATIENCE SYS_SECOND /* ns, longest wait: most kernels are shorter, and the model learns their duration */
 /* ns for which a narrow queue waits beyond the due time of a fence behind a wait of the program: its longest window; a
@@ -246,13 +247,33 @@ static bool fenced_behind_wait(struct queue *queue) {
            !passed(queue, queue->events[last]);
 }
 
+/* While the launches behind a wait of the program are expected to take two windows or more, wait until that wait has
+ * passed, until the opening ends, or for PATIENCE: once for each such wait. */
+static void await_wait(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
+    if (queue->held_long || short_enough(queue))
+        return;
+    atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
+    for (uint64_t until = sys_now() + PATIENCE; !queue->held_long && atomic_load(&gate->word) & GATE_OPEN;) {
+        if (!waits_block(streams, queue))
+            break;
+        queue->held_long = sys_now() >= until;
+        sys_sleep(POLL_MOST);
+    }
+    atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
+}
+
 /* The steps: 1. the wait that was put off; 2. a new fence; 3. the wait for the fence before it; 4. the plan of the next
  * window. Behind a wait of the program only one fence is recorded: further fences would take the room of launches in a
  * stream that the program fills. */
-static void fence(const struct gate *gate, struct slot *slot, struct queue *queue) {
+static void fence(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)
         wait_older(gate, slot, queue, sys_now());
+    if (waits_block(streams, queue)) {
+        await_wait(gate, streams, slot, queue);
+        pace_let_pass(pace);
+        return;
+    }
     uint8_t place = pace->queue.fences < PACE_FENCES ? pace->queue.fences : PACE_FENCES - 1;
     if (fenced_behind_wait(queue)) {
         if (pace->queue.fences == PACE_FENCES)
@@ -272,20 +293,20 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
         pace_plan(pace, wait_older(gate, slot, queue, now), deadline_of(gate));
 }
 
-/* Record a fence behind the launches of a queue that have none behind them. */
-static void fence_rest(struct queue *queue) {
-    if (atomic_load(&queue->fenced) != atomic_load(&queue->launched))
+/* Record a fence behind the launches of a queue that have none behind them, unless they are behind a wait. */
+static void fence_rest(struct streams *streams, struct queue *queue) {
+    if (atomic_load(&queue->fenced) != atomic_load(&queue->launched) && !waits_block(streams, queue))
         record(queue, &queue->tail);
 }
 
-void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue) {
+void meter_launched(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
     bool due =
         report(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
     look_at(slot, queue);
     if (due)
-        fence(gate, slot, queue);
+        fence(gate, streams, slot, queue);
     if (fences_each(queue))
-        fence_rest(queue);
+        fence_rest(streams, queue);
     set_due(queue);
     if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
         atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch checks whether it must wait */
@@ -313,7 +334,7 @@ static struct queue *queue_of(struct streams *streams, const struct slot *slot, 
 static void fence_stream(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, named, context);
     if (queue != NULL)
-        fence_rest(queue);
+        fence_rest(streams, queue);
 }
 
 /* Record a fence behind the thread's launches into its own default stream, before a call that may put no work into that
@@ -322,7 +343,7 @@ static void fence_stream(struct streams *streams, const struct slot *slot, CUstr
 static void fence_own(struct streams *streams, const struct slot *slot, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, CU_STREAM_PER_THREAD, context);
     if (queue != NULL && atomic_load(&queue->held_after) == NOT_HELD)
-        fence_rest(queue);
+        fence_rest(streams, queue);
 }
 
 void meter_before_wait(const struct gate *gate, struct streams *streams, const struct slot *slot) {

@@ -12,11 +12,12 @@
  *   no drain waits for the ungated work (D3, drain.h).
  * - Q5 In a queue that is kept short, a window begins when the window before it is about to end (PC4, pace.h).
  * - Q6 A program may put a wait into a stream: for a value, a semaphore or a host function. The fence behind that wait
- *   may not pass until this thread continues. So in a wide queue the thread does not wait for such a fence while the
- *   unfinished launches are expected to take less than two windows. Beyond that it waits until 50 ms after the fence is
- *   due, at most once for each wait of the program. In other queues, while the unfinished launches are expected to take
- *   less than two windows of a wide queue, the wait is unsuccessful 5 ms after the fence is due; 25 ms after it while
- *   the duration of launches is unknown. After the first such wait of the process, waits for events count as well.
+ *   may not pass until this thread continues. So no fence is recorded behind an unfinished wait (waits.h), and launches
+ *   pass. If they are expected to take two windows of a wide queue or more, the thread waits for the end of the wait,
+ *   at most for PATIENCE and once for each wait. After the first such wait of the process, waits for events count too.
+ *   In default streams, one fence is recorded behind the wait. In a wide queue the thread does not wait for it, or only
+ *   until 50 ms after it is due, as above. In other queues the wait is unsuccessful 5 ms after the fence is due; 25 ms
+ *   after it while the duration of launches is unknown.
  */
 #ifndef SHAREPOD_METER_H
 #define SHAREPOD_METER_H
@@ -36,7 +37,7 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *qu
 bool meter_holds_back(struct gate *gate, struct queue *queue);
 /* Record a fence after a launch that is due, and plan the next window. Call this outside the launch's passage. May wait
  * for earlier work (Q1, Q3). */
-void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue);
+void meter_launched(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue);
 /* Record a fence behind the thread's launches into its own default stream of the current context. Call this before the
  * thread waits at the gate: no other thread can see when those launches end. No fence is recorded behind a wait of the
  * program, because the stream may be full. */

@@ -8,6 +8,7 @@
 #include "driver/entries.h"
 #include "process/process.h"
 #include "time/queue/graph_times.h"
+#include "time/waits.h"
 #include "wrappers/memory/graphmem.h"
 #include "wrappers/work/passthrough.h"
 
@@ -47,7 +48,8 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         if (passage.refused != CUDA_SUCCESS)
             return passage.refused;
         const struct queue *queue = passage.gate != NULL ? passage.queue : NULL;
-        if (launch == NULL || queue == NULL || queue->pace.window.wide) {
+        if (launch == NULL || queue == NULL || queue->pace.window.wide ||
+            waits_block(&the_process->streams, passage.queue)) { /* the graph begins only after a wait of the program */
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             if (result != CUDA_SUCCESS)
                 passage.queue = NULL;

@@ -53,7 +53,7 @@
 
 /* Continue, in place of LAUNCH_ENTRY, after a launch behind which a fence is due. */
 BEHIND_ENTRY CUresult launched(struct slot *slot, struct queue *queue) {
-    meter_launched(&the_process->gate, slot, queue);
+    meter_launched(&the_process->gate, &the_process->streams, slot, queue);
     return CUDA_SUCCESS;
 }
 

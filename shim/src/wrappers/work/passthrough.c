@@ -14,7 +14,8 @@ struct passage enter(CUstream stream, bool per_thread) {
     struct slot *slot = passage_slot;
     struct queue *queue = enter_fast(slot, stream, per_thread);
     if (LIKELY(queue != NULL))
-        return (struct passage){.gate = &the_process->gate, .slot = slot, .queue = queue};
+        return (struct passage){
+            .gate = &the_process->gate, .streams = &the_process->streams, .slot = slot, .queue = queue};
     return enter_slowly(stream, per_thread);
 }
 

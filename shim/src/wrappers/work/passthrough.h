@@ -19,7 +19,7 @@ FAST struct queue *enter_fast(struct slot *slot, CUstream stream, bool per_threa
 /* Leave the gate after the launch. Under a metered grant this may wait for earlier work. */
 FAST void leave_fast(struct slot *slot, struct queue *queue) {
     if (gate_leave_fast(slot, queue))
-        meter_launched(&the_process->gate, slot, queue);
+        meter_launched(&the_process->gate, &the_process->streams, slot, queue);
 }
 
 /* Enter the gate after enter_fast has returned NULL. Set up the process if necessary, and wait while the gate is

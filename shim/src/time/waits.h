@@ -1,0 +1,40 @@
+/* Waits of the program in its streams: for a value, a semaphore, a host function, or an event behind such a wait. Work
+ * behind an unfinished wait does not run. Perhaps only a later launch of the program ends the wait, so no drain
+ * waits for it (D6, drain.h).
+ *
+ * The driver calls a function of the program through the hook. Of any other wait an event shows whether it has passed:
+ * the launching thread records the event before its first launch behind the wait. While a wait is unfinished, the hook
+ * puts no fence behind it: the stream may be full, and its thread may be about to end the wait.
+ */
+#ifndef SHAREPOD_WAITS_H
+#define SHAREPOD_WAITS_H
+
+#include <stdbool.h>
+
+#include "time/streams.h"
+
+/* Before a wait in this stream: if the row of the stream has WAIT_PLACES events, wait until one of them has passed,
+ * until the opening ends, or for 10 ms. */
+void waits_make_room(struct streams *streams, const struct gate *gate, CUstream stream);
+/* Record the event `before` of a wait in its stream, in the thread that puts the wait into this stream. `wait` NULL: do
+ * nothing. */
+void waits_fence(struct streams *streams, struct program_wait *wait, CUstream stream);
+/* Record the event that queue->mark requests, inside a passage, before the launch. */
+void waits_mark(struct streams *streams, struct queue *queue);
+/* Return whether launches of the queue are behind a wait that has not passed. In the queue's thread. */
+bool waits_block(struct streams *streams, struct queue *queue);
+
+/* Remove a wait that the driver has refused at the next look. */
+void waits_cancel(struct streams *streams, struct program_wait *wait);
+/* Return a copy of this call that lasts until it has returned and its wait is over; NULL: no memory. */
+struct host_call *waits_keep_call(struct streams *streams, const struct host_call *call);
+/* Free a call that no wait has and that the driver does not make. */
+void waits_free_call(struct streams *streams, struct host_call *call);
+/* Note that the function has returned, or that it will not be called. */
+void waits_call_returned(struct streams *streams, struct host_call *call);
+
+/* Return whether the work before the row's oldest wait has finished, as far as no fence of the row shows it. With the
+ * registry's lock. */
+bool waits_reached(const struct known_stream *row, const struct program_wait *wait);
+
+#endif
