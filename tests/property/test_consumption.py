@@ -140,7 +140,7 @@ def test_no_counter_is_lost_or_counted_twice_over_repeated_readings_and_operator
 def test_totals_do_not_depend_on_the_order_of_reading(data: st.DataObject, random: Random) -> None:
     cluster = PlayedCluster(data)
     readings = []
-    for _ in range(4):  # at most as many series of a node and model as an account keeps
+    for _ in range(4):  # no more series of one node and model than an account keeps
         cluster.go_on(taken_in=NamespaceAccount())
         readings += cluster.statuses()
     for _ in range(3):

@@ -291,8 +291,8 @@ class SilenceWatch:
         no tenant is watched then.
 
         Args:
-            tenants: By tenant: its processes. The tenant is silent if none of them gives a sign of life for its
-                patience.
+            tenants: Processes of each tenant, by tenant id. The tenant is silent if none of them gives a sign of life
+                for its patience.
             due_ns: Moment of the first check (CLOCK_MONOTONIC, ns).
             over: Called when a tenant is silent, with the moment at which the check was due. No tenant is watched after
                 that.

@@ -169,7 +169,7 @@ class Progress:
         return lost
 
     def shared(self, elapsed: int, launches: int) -> None:
-        """Add a span with other holders, and its launches."""
+        """Add a span in which other tenants held too, and the launches of the tenant in that span."""
         self.shared_ns += elapsed
         self.shared_launches += launches
         self.window_ns += elapsed

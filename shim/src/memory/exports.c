@@ -68,7 +68,8 @@ static int prepare(void) {
 bool exports_watch(uint32_t *open, int descriptor) {
     struct memory *memory = memory_state();
     memory_lock();
-    if (memory->export_count >= memory->export_most) { /* exports that were closed since need no entry */
+    /* count first: exports that were closed since the last count need no entry */
+    if (memory->export_count >= memory->export_most) {
         exports_count();
         memory->export_most = 2 * memory->export_count + 64;
     }

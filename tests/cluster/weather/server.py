@@ -97,7 +97,8 @@ def unauthorized(weather: Weather) -> float:
 
 
 def late_crds(weather: Weather) -> float:
-    """The kinds of SharePod are served only after the operator has started. `weather`: not started."""
+    """The kinds of SharePod are served only after the operator has started. `weather`: a weather whose operator has not
+    been started."""
     world = weather.world
     world.cluster.kubectl("delete", "crd", *_KINDS, "--wait", timeout=60)
     world.start_operator()

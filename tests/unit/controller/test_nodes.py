@@ -104,7 +104,7 @@ async def test_a_gpunode_of_another_operator_is_taken_in(world: World) -> None:
     known = world.state.gpunodes.named("node-a")
     assert known is not None
     world.state.drop_gpunode(known.uid)
-    world.state.gpunodes._ended.clear()  # as if the watch had never shown the end
+    world.state.gpunodes._ended.clear()  # the state is now as if the watch had never shown the end
     await world.nodes.reconcile("node-a")
     assert world.state.gpunodes.named("node-a") == known
 

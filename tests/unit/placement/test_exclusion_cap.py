@@ -1,4 +1,6 @@
-"""The cap on GPUs that a namespace excludes others from by exclusion labels while it requests little of them."""
+"""Cap on the GPUs from which a namespace excludes other namespaces by exclusion labels while it requests little of
+these GPUs.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def keep_pair(
         kept: Descriptors, by name, that this process holds for the first privileged process.
     """
     gc.collect()
-    gc.freeze()  # so that collections do not touch these pages, and they stay shared with the children
+    gc.freeze()  # garbage collections then do not touch these pages, so the pages stay shared with the children
     return _Pair(privileged, worker, left_to_worker, niceness, kept or {}).run()
 
 

@@ -392,7 +392,7 @@ def _processes_of(
 
     Args:
         pids: Processes on the GPUs.
-        clients: By tenant: its connected processes, and those whose connection came from the hook.
+        clients: Connected processes of each tenant, and the ones whose connection came from the hook.
         owners: Tenant whose Pod a process belongs to. A connection has precedence.
     """
     tenant_of = dict(owners)

@@ -81,8 +81,8 @@ class Looks:
         """Check at `at`, and from then on whenever one of these tenants may be silent.
 
         Args:
-            tenants: By tenant: its processes. The tenant is not silent while any of them gives signs of life. Empty:
-                the tenant cannot be watched.
+            tenants: Processes of each tenant, by tenant id. The tenant is not silent while any of them gives signs of
+                life. Empty: the tenant cannot be watched.
             at: Moment of the first check.
         """
         silence_watch = self._of_the_loop()

@@ -59,8 +59,10 @@ class StateDir:
         self, root: Path, hook: Path, *, fail_open: bool = False, kept: KeptDescriptors = NOTHING_KEPT
     ) -> None:
         """Args:
-        root: the directory. hook: the hook's shared object, as installed with the agent. fail_open: True if pods run
-        without limits when they cannot reach an agent. kept: descriptors that survive a kill of this agent.
+        root: The directory.
+        hook: Shared object of the hook, as installed with the agent.
+        fail_open: True if pods run without limits when they cannot reach an agent.
+        kept: Descriptors that survive a kill of this agent.
         """
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"

@@ -17,7 +17,7 @@ MARKED = (
     f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "
     "r.?exactly.?capacity.?requests.orValue({}).size() == 0))"
 )
-"""CEL expression: the object is a claim of the kind that the operator creates for SharePods."""
+"""CEL expression that is true if the object is a claim of the kind that the operator creates for SharePods."""
 
 NAMED_AS_SHARE = (
     f"{SHARE_REQUEST} without capacity is of a claim that the operator makes for a SharePod; use another name, and "

@@ -17,7 +17,7 @@ from .facts.sharepod_facts import unreadable_sharepod
 
 
 class UnreadableObjects:
-    """Recorder of such objects in `state`. `why`: reason for the owner, as text that follows "the object"."""
+    """Recorder of unreadable objects in `state`. `why`: reason for the owner, as text that follows "the object"."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state

@@ -207,7 +207,7 @@ async def test_a_pod_of_another_operator_is_adopted_not_created_twice(world: Wor
     await world.gated()
     memo = world.memo
     world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
-    world.state.pods._ended.clear()  # as if the watch had never shown the end
+    world.state.pods._ended.clear()  # the state is now as if the watch had never shown the end
     world.state.lost_pods.clear()
     await world.tenants.reconcile(world.tenant)
     assert len(world.server.made("create", "pods")) == 2

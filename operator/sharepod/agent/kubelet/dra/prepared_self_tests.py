@@ -41,9 +41,11 @@ class PreparedSelfTests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
-        cdi_dir: CDI directory for the devices. state_dir: the agent's state directory, which has the directory of the
-        self-test. namespace: the system's own namespace. gpu_devices: returns the CDI devices of the node's GPUs.
-        clock: monotonic seconds.
+        cdi_dir: CDI directory for the devices.
+        state_dir: State directory of the agent, which has the directory of the self-test.
+        namespace: Namespace of SharePod itself.
+        gpu_devices: Returns the CDI devices of the node's GPUs.
+        clock: Monotonic seconds.
         """
         self._devices = TenantDevices(cdi_dir, boot_id(), SELF_TEST_KIND)
         self._directory = state_dir / SELF_TEST
