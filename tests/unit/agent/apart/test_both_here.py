@@ -33,12 +33,12 @@ class Parts:
             settings, SimulatedInventory(settings.state_dir.parent / "inventory.yaml"), NOTHING_KEPT
         )
         self.running: asyncio.Task[int] | None = None
-        self._supervisors: list[socket.socket] = []
+        self.supervisors: list[socket.socket] = []
 
     async def begin_worker(self) -> None:
         """Start a worker, and link it with the privileged process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._supervisors.append(ours)
+        self.supervisors.append(ours)
         self.running = asyncio.create_task(Worker(self.settings, theirs, Sockets.of(self.settings)).run())
         await asyncio.sleep(0)
         one, other = socket.socketpair()
@@ -50,7 +50,7 @@ class Parts:
         """End the worker as a kill does: its sockets are closed at once."""
         assert self.running is not None
         self.agent.line.close()
-        self._supervisors[-1].close()
+        self.supervisors[-1].close()
         await self.running
 
 
@@ -65,6 +65,8 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
     assert parts.running is not None
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(parts.running, 10)
+    for supervisor in parts.supervisors:
+        supervisor.close()
 
 
 async def _serving(parts: Parts) -> None:
