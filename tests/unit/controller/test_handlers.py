@@ -28,6 +28,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         chosen = {
             "KUBECONFIG": str(kubeconfig(tmp_path, url, token="t")),
             "IDENTITY": "operator-0",
+            "HEALTH_PORT": "0",
             "METRICS_PORT": "0",
             **settings,
         }
