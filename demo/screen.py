@@ -83,7 +83,9 @@ class Screen:
         if self._current is not None:
             index = self._plan.index(self._current)
             spent = self._clock() - self._began
-            seconds = max(0.0, self._current.usual_s - spent) + sum(phase.usual_s for phase in self._plan[index + 1 :])
+            seconds = max(0.0, self._plan[index].usual_s - spent) + sum(
+                phase.usual_s for phase in self._plan[index + 1 :]
+            )
         return f"about {seconds:.0f} s left"
 
     def write(self, text: str) -> None:

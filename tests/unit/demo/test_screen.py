@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from harness.releases import CONTAINERD, KUBERNETES
@@ -43,6 +44,12 @@ def test_what_is_left_counts_down_within_a_phase_and_never_below_the_phases_to_c
     screen.begin(SECOND)
     clock.now += 5
     assert screen.left() == "about 45 s left"
+
+
+def test_the_plan_has_the_duration_of_a_phase_that_takes_longer_the_first_time() -> None:
+    screen = Screen((replace(FIRST, usual_s=200), SECOND), clock=Clock(), out=io.StringIO())
+    screen.begin(FIRST)
+    assert screen.left() == "about 220 s left"
 
 
 def test_another_plan_tells_what_is_left_of_it() -> None:
