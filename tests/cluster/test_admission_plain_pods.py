@@ -287,6 +287,22 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
     assert "; " in message.partition(field)[2]  # the remedy
 
 
+@pytest.mark.promise("operator-kubernetes-refusals")
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({MILLI: "0.4"}, '"400m": must be an integer'),
+        ({MILLI: "400m"}, '"400m": must be an integer'),
+        ({MILLI: "40%"}, "quantities must match the regular expression"),
+        ({}, "Limit must be set for non overcommitable resources"),
+    ],
+)
+def test_kubernetes_own_refusals_of_a_line_are_in_the_documents(api: Api, limits: Object, message: str) -> None:
+    resources = {"limits": limits} if limits else {"requests": {MILLI: "400"}}
+    assert message in answer(api, line_pod({"name": "main", "image": "test", "resources": resources}))
+    assert message in (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text()
+
+
 @pytest.mark.promise("operator-line-forged")
 @pytest.mark.parametrize("name", FORGED)
 def test_a_pod_that_goes_past_its_line_is_refused(api: Api, name: str) -> None:
