@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hook.conftest import DEVICE_MEMORY, MIB
+import pytest
+from hook.conftest import DEVICE_MEMORY, MIB, Tenant
 from hook.world.ledger_check import MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
 
@@ -29,6 +30,20 @@ def test_an_array_that_the_driver_refuses_is_rolled_back(make_check: MakeCheck) 
     assert check.probe.call("array", 0, 5).code not in (0, OUT_OF_MEMORY), "the driver says what is wrong"
     assert check.probe.call("array_free", 12345).code != 0
     assert check.same() == 0
+
+
+@pytest.mark.promise("program-error-codes")
+def test_an_array_beyond_any_gpus_memory_is_refused_by_the_driver(tenant: Tenant) -> None:
+    tenant.agent()
+    bare, hooked = tenant.probe(more={"LD_PRELOAD": ""}), tenant.probe()
+    most = (1 << 64) - 1
+    shapes = [(most, 0), (1, most), (most, most), (1, 1, most), (most, 1, 1), (most, 0, 0, 0, 5)]
+    codes = []
+    for probe in (bare, hooked):
+        probe.start_cuda()
+        codes.append([probe.call("array", *shape).code for shape in shapes])
+    assert codes[0] == codes[1]
+    assert 0 not in codes[0]
 
 
 def test_what_is_mapped_into_a_sparse_array_counts_until_the_array_is_gone(make_check: MakeCheck) -> None:

@@ -56,14 +56,17 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     }
 }
 
-/* Return the product. If it overflows, return a number larger than any GPU's memory. */
+#define MOST (UINT64_MAX >> 16)   /* largest product of dimensions */
+#define BEYOND_ANY (MOST / 8 / 2) /* bytes of an array whose product is cut to MOST bits; more than any GPU has */
+
+/* Return the product, at most MOST. */
 static uint64_t times(uint64_t a, uint64_t b) {
-    return b != 0 && a > (UINT64_MAX >> 16) / b ? UINT64_MAX >> 16 : a * b;
+    return b != 0 && a > MOST / b ? MOST : a * b;
 }
 
 static uint64_t level_bytes(uint64_t bits, uint64_t width, uint64_t height, uint64_t depth) {
     uint64_t row = memory_rounded((times(width, bits) + 7) / 8, TILE_WIDTH);
-    uint64_t rows = height > 1 ? memory_rounded(height, TILE_HEIGHT) : 1;
+    uint64_t rows = height > 1 ? memory_rounded(height < MOST ? height : MOST, TILE_HEIGHT) : 1;
     return memory_rounded(times(times(row, rows), depth ? depth : 1), MEMORY_GRANULARITY);
 }
 
@@ -84,7 +87,8 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
     return sum;
 }
 
-/* Charge an array. A sparse array is also added to the table, with 0 bytes, because its mappings end with it. */
+/* Charge an array. An array beyond any GPU's memory is not charged: the driver refuses its dimensions. A sparse array
+ * is also added to the table, with 0 bytes, because its mappings end with it. */
 static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRAY3D_DESCRIPTOR *array,
                       unsigned levels) {
     CUcontext context;
@@ -93,7 +97,8 @@ static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRA
     CUresult result = current_gpu(&context, &place);
     if (result != CUDA_SUCCESS || handle == NULL || array == NULL || array->Width == 0)
         return result;
-    return charge_begin(charge, context, place, array_bytes(array, levels));
+    uint64_t bytes = array_bytes(array, levels);
+    return bytes < BEYOND_ANY ? charge_begin(charge, context, place, bytes) : CUDA_SUCCESS;
 }
 
 #define CREATE(symbol, handle, array, levels, ...)                                                                    \
