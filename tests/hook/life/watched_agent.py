@@ -81,7 +81,8 @@ class Counts:
         """
         submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
         behind, behind_end = struct.unpack_from("=QQ", self._page, turn.place + _TO_BEHIND)
-        left = max(last_end - time.monotonic_ns(), 0) if last_end != behind_end else 0
+        own = last_end == behind_end or behind > 0  # the last slice may belong to such a launch
+        left = 0 if own else max(last_end - time.monotonic_ns(), 0)
         due = submitted - done - behind
         return f"{due} launches to begin, {left} ns of others" if due > 0 or left else ""
 
