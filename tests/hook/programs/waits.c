@@ -166,8 +166,12 @@ static CUstream some(void) {
     return make(below(4) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
 }
 
+/* A function of a destroyed stream may lock a mutex after its thread has ended. */
+static pthread_mutex_t mutexes[THREADS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
+                                           PTHREAD_MUTEX_INITIALIZER};
+
 static void *live(void *index) {
-    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_t *mutex = &mutexes[(uintptr_t)index];
     CUstream streams[STREAMS], other;
     CUevent event, second;
     state = seed * 7919 + (uintptr_t)index * 104729 + 1;
@@ -185,9 +189,9 @@ static void *live(void *index) {
             for (int i = 0; i < STREAMS; i++)
                 CHECK(cuStreamSynchronize(streams[i]));
         if (end == 3)
-            pthread_mutex_lock(&mutex);
+            pthread_mutex_lock(mutex);
         if (end == 3)
-            CHECK(cuLaunchHostFunc(stream, lock_once, &mutex));
+            CHECK(cuLaunchHostFunc(stream, lock_once, mutex));
         else if (kind == 0)
             CHECK(cuLaunchHostFunc(stream, await_word, word));
         else
@@ -204,7 +208,7 @@ static void *live(void *index) {
         case 0: CHECK(cuStreamWriteValue32_v2(other, address(word), 1, 0)); break;
         case 1: CHECK(cuStreamSynchronize(other)); __attribute__((fallthrough));
         case 2: atomic_store(word, 1); break;
-        default: pthread_mutex_unlock(&mutex); break;
+        default: pthread_mutex_unlock(mutex); break;
         }
         if (below(6) == 0)
             CHECK(cuStreamSynchronize(stream));
