@@ -368,6 +368,20 @@ bool streams_wait(struct streams *streams, const struct known_context *known) {
     return false;
 }
 
+/* Return whether the work before the row's oldest wait has finished. */
+static bool reaches_wait(const struct known_stream *row) {
+    const struct program_wait *wait = row->waits;
+    CUcontext context = row->context->context;
+    if (wait->call != NULL && atomic_load(&wait->call->begun))
+        return true;
+    if (wait->fences)
+        return wait->fenced && event_passed(wait->before, context);
+    bool over = !wait->unseen && !row->unmetered && !row->waiting;
+    for (const struct queue *queue = row->queues; queue != NULL && over; queue = queue->stream_next)
+        over = atomic_load(&queue->last) == NULL || event_passed(atomic_load(&queue->last), context);
+    return over;
+}
+
 /* Give the waits of a row that is about to be removed to another row. */
 static void move_waits(struct known_stream *from, struct known_stream *to) {
     to->waits = from->waits;
@@ -406,7 +420,7 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
         fence->event = event;
         fence->waiting = recorded;
         streams_set_busy(streams, fence, true);
-        if (recorded && waits)
+        if (recorded && waits && reaches_wait(row))
             move_waits(row, fence);
         if (!recorded)
             streams_forget(streams, fence, true);
