@@ -154,8 +154,11 @@ class CoRunning:
         joined = [tenant for tenant, _charge in begins]
         stays = [lead, *(tenant for tenant in runners if tenant not in dict(ends)), *joined]
         candidates = [tenant for tenant in waiting if tenant not in joined]
+        hopeful = False
         for tenant in sorted(candidates, key=lambda tenant: _order(tenant, gpu)):
-            if self._fills(now, state, lead, hold, stays, tenant):
+            progress = _foretold(now, [*stays, tenant])
+            hopeful = hopeful or progress is None or sum(progress) >= _GAIN_BEGINS
+            if progress is not None and self._fills(now, state, lead, hold, stays, tenant, progress):
                 begins.append((tenant, Charge.BORROWED))
                 stays.append(tenant)
         if not runners and not begins and candidates:
@@ -164,7 +167,8 @@ class CoRunning:
                 state.trials.begin(now, [lead, tried])
                 begins.append((tried, Charge.BORROWED))
                 stays.append(tried)
-        state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
+        runners = [tenant for tenant in stays if tenant is not lead]
+        state.due = self._next(now, gpu, state, lead, hold, runners, waiting=bool(candidates), hopeful=hopeful)
         return Changes(ends, begins, members)
 
     def _ends(
@@ -291,17 +295,24 @@ class CoRunning:
         account, habits = tenant.account, tenant.habits
         if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
             return False
+        if not tenant.woke_with_credit and not habits.works_briefly(account.held_ns, _JOINS_NS):
+            return False
         together = [lead, *self._occupancy.co_runners.get(tenant.gpus[0], {}).values(), tenant]
         if not _limits_allow(together, foretell([one.progress.known(now) or 1.0 for one in together])):
             return False
-        if not habits.rests and not tenant.interactive and (probed or not self._bears(now, lead)):
-            return False
-        return tenant.woke_with_credit or habits.works_briefly(account.held_ns, _JOINS_NS)
+        return habits.rests or tenant.interactive or (not probed and self._bears(now, lead))
 
     def _fills(
-        self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
+        self,
+        now: int,
+        state: _GpuState,
+        lead: TokenTenant,
+        hold: Hold,
+        stays: list[TokenTenant],
+        tenant: TokenTenant,
+        progress: list[float],
     ) -> bool:
-        """Return True if a waiting tenant may fill the gaps of the holders."""
+        """Return True if a waiting tenant may fill the gaps of the holders. `progress`: predicted for all of them."""
         tried = state.trials.active and lead.id in state.trials.rates and tenant.id in state.trials.rates
         if not tried and (now < state.backoff_until or now >= lead.progress.probe_at):
             return False
@@ -311,11 +322,9 @@ class CoRunning:
             return False
         if not tenant.account.ceiling_fits(self._parameters.quantum_min_ns):
             return False
-        together = [*stays, tenant]
-        progress = _foretold(now, together)
-        if progress is None or (sum(progress) < _GAIN_BEGINS and not tried):
+        if sum(progress) < _GAIN_BEGINS and not tried:
             return False
-        if not _limits_allow(together, progress):
+        if not _limits_allow([*stays, tenant], progress):
             return False
         return self._bears(now, lead, 1.0 if tried else progress[0], OWED_NS // 2)
 
@@ -335,9 +344,22 @@ class CoRunning:
         lead: TokenTenant,
         hold: Hold,
         runners: list[TokenTenant],
-        candidates: list[TokenTenant],
+        *,
+        waiting: bool,
+        hopeful: bool,
     ) -> int | None:
-        """Return the moment of the next decision, if no other event comes first; None: no decision is due."""
+        """Return the moment of the next decision, if no other event comes first; None: no decision is due.
+
+        Args:
+            now: The present moment.
+            gpu: UUID of the GPU.
+            state: State of the GPU.
+            lead: Its lead.
+            hold: The lead's hold.
+            runners: Its co-runners.
+            waiting: True if other tenants wait that may co-run.
+            hopeful: True if one of them may gain by co-running, or if that cannot be predicted yet.
+        """
         moments = self._members.due(gpu, lead)
         account, progress = lead.account, lead.progress
         if runners:
@@ -353,9 +375,9 @@ class CoRunning:
                     moments.append(now + room - self._parameters.quantum_min_ns)
                 moments.append(_hold(tenant).begun_at + _JOINS_NS if tenant.hold is not None else now + _JOINS_NS)
         trial_at = state.trials.due_at()
-        if trial_at is not None and (candidates or state.trials.active):
+        if trial_at is not None and (waiting or state.trials.active):
             moments.append(trial_at)
-        if candidates:
+        if hopeful or (waiting and trial_at is not None and trial_at <= now):
             moments += [
                 state.backoff_until,
                 hold.quiet_until,
