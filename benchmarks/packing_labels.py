@@ -1,8 +1,8 @@
-"""SharePods with exclusion labels: the number of GPUs that they occupy, and of others that still fit.
+"""SharePods with exclusion labels: how many GPUs they occupy, and how many SharePods without a label still fit.
 
 There are 64 GPUs. First come, in random order, two SharePods of 0.4 for each of 16 labels. Then come as many SharePods
 of 0.5 without a label as fit. BestFit chooses the GPU with the least free time among the allowed GPUs. Without waste,
-the labelled SharePods occupy 16 GPUs, and 96 others fit.
+the labelled SharePods occupy 16 GPUs, and 96 SharePods without a label fit on the other 48.
 """
 
 from __future__ import annotations

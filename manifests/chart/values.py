@@ -115,11 +115,11 @@ def _workload(content: Object, markers: Markers, part: str) -> None:
             volume["configMap"]["name"] = plain_name(volume["configMap"]["name"])
 
 
-def _replace_folder(node: Any, folder: str, marker: str) -> None:
-    """Replace a folder of the node in every path below `node`."""
-    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+def _replace_folder(tree: Any, folder: str, marker: str) -> None:
+    """Replace the folder at the start of every path in a part of a manifest, `tree`, by the marker of a value."""
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in list(entries):
         if isinstance(value, str) and (value == folder or value.startswith(f"{folder}/")):
-            node[key] = marker + value.removeprefix(folder)
+            tree[key] = marker + value.removeprefix(folder)
         else:
             _replace_folder(value, folder, marker)

@@ -112,7 +112,8 @@ def why_no_images() -> str | None:
 
 
 def roots_to_make() -> bool:
-    """Return whether the next image takes minutes: whether a root is not in the cache yet."""
+    """Return whether a Debian root file system is missing in the cache. The next image then takes minutes, because it
+    makes the file system first."""
     return not all((cache_dir() / "images" / _entry(kind, parts)).is_dir() for kind, parts in _MADE_OF.items())
 
 

@@ -257,7 +257,8 @@ class Progress:
         return PROBE_NS - self._alone_ns
 
     def known(self, now: int) -> float | None:
-        """Return `in_flight` while the tenant holds alone. None if the measure is too old."""
+        """Return the part of samples with work in flight, as measured when the tenant held the GPU alone. None if it
+        was never measured, or too long ago."""
         return None if now - self.measured_at > _KNOWN_NS else self.alone_in_flight
 
     def loss(self, now: int) -> float | None:

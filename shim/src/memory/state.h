@@ -59,7 +59,7 @@ struct memory {
     struct physical *lingering;       /* memory to which only exported descriptors refer */
     uint64_t physical_next_look;      /* sys_now() of the hook thread's next check of `lingering`; without the lock */
     _Atomic uint32_t giving_back;     /* number of threads that return the charges of lingering memory now */
-    _Atomic uint32_t given_back;      /* number of times that a thread has done so; without the lock */
+    _Atomic uint32_t given_back;      /* returns of such charges so far; read and written without the lock */
     uint64_t largest_mapping;         /* bytes: the longest mapping so far */
     uint64_t sparse;                  /* number of mappings into sparse arrays */
     struct pool_memory *pools;        /* all pools registered so far, the newest first */

@@ -53,7 +53,7 @@ struct row_sight {
     bool legacy;         /* the stream must be queried, because a launch into it may be unfinished */
     uint32_t per_thread; /* number of per-thread streams with work */
     bool enters;         /* a thread is inside a launch that may go into the stream */
-    bool full;           /* that thread was inside the same launch at the last sample */
+    bool full;           /* a thread has been inside one launch since the last sample, as in a full stream */
 };
 
 /* Return whether the last work of a per-thread stream is unfinished, or has no fence behind it. */

@@ -256,11 +256,11 @@ EXPORT int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
                                                                                     : NVML_INSUFFICIENT_SIZE;
 }
 
-/* A MIG instance has 16 GiB here, all of it free. */
+/* Fill in the memory figures of a handle. The instance `mig` has 16 GiB, all of it free. */
 static bool figures(const void *handle, struct memory_v2 *out) {
     int device = device_of(handle);
     unsigned instance;
-    (void)fake_mig_instance(handle, &device, &instance); /* its memory is not distinguished from its device's memory */
+    (void)fake_mig_instance(handle, &device, &instance); /* such an instance reports the memory of its whole GPU */
     if (device < 0 && (users == 0 || handle != &mig))
         return false;
     out->total = device < 0 ? 16ull << 30 : fake_state_device(device)->memory;

@@ -178,7 +178,8 @@ class TenantToken:
         return known if len(known) == len(self.sent_at) else []
 
     def frame(self, grant: TokenGrant, *, renews: bool = False) -> protocol.Grant:
-        """Return the grant frame for a client. `renews`: new terms of a grant that it has."""
+        """Return the frame that sends a grant to a client. `renews`: True if the client has this grant already, so that
+        the frame only changes its terms."""
         return protocol.Grant(
             grant.grant_id,
             grant.quantum_ns,

@@ -56,8 +56,8 @@ class HoldClaim:
 @dataclass(frozen=True, slots=True)
 class LetClaimGo:
     """Remove the operator's entry, if there is one, from `status.reservedFor`. If no entry is left, remove the
-    allocation too. kube-controller-manager would not: it deallocates only a claim that is being deleted, or together
-    with a Pod's entry."""
+    allocation too, which kube-controller-manager would leave. It removes an allocation only if the claim is being
+    deleted, or together with the entry of a Pod."""
 
     claim: ClaimFacts
 

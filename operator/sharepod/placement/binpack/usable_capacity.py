@@ -151,10 +151,13 @@ class UsableCapacity:
             self.weights = self._by_shape((yield from self._with_spoken_for(weights, room, idle)))
 
     def _with_spoken_for(self, weights: Floats, room: Floats, idle: float) -> Slices[Floats]:
-        """Return the weights, in which classes of several GPUs or of certain models weigh by the reserved part of their
-        room.
+        """Return a copy of `weights` with new weights for classes of several GPUs, and for classes that require certain
+        models.
 
-        The reserved part is the demand of these classes, and of classes that need the same room, divided by the room.
+        The new weight of a class grows with the square of the reserved part of its room. The reserved part is the
+        expected demand for this room, divided by the room, at most 1. It includes the demand of other classes that can
+        use only this room or less of it. Classes of several GPUs always get the new weight, classes of one GPU only if
+        it is higher.
         """
         count = np.array([known.count for known in self.classes])
         cpu = np.array([known.cpu for known in self.classes])

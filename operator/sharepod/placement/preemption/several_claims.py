@@ -73,7 +73,8 @@ class _NodeSearch:
         return place_on(self._cluster, account, self._request)
 
     def plan(self) -> PreemptionPlan | None:
-        """Return the preemption; None if it is not enough."""
+        """Return a plan that makes room on this node for all claims of the Pod. None if even the eviction of all
+        tenants of lower priority makes too little room."""
         units = units_below(self._node, self._request, self._victims)
         units = sorted(units, key=lambda unit: (cost_of([unit], ()), unit.name), reverse=True)
         lowerable = [unit for unit in units if self._gives_time(unit)]

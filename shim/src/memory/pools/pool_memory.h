@@ -72,7 +72,7 @@ struct pool_memory {
 
 /* One call that may make a pool grow, from pool_call_begin to pool_call_end. */
 struct pool_call {
-    struct pool_memory *memory; /* NULL: nothing is counted, only the driver decides */
+    struct pool_memory *memory; /* pool that may grow; NULL: the hook counts nothing, so only the driver can refuse */
     uint64_t bytes;             /* bytes of the request */
     uint64_t reserved;          /* bytes charged for the call before it was made */
     uint64_t before;            /* bytes: the driver's figure before the call; only if `learns` */

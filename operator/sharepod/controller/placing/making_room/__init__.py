@@ -1,2 +1,2 @@
-"""Preemptions and moves: tenants that free capacity for waiting requests, by lower time, by a move or by an
-eviction."""
+"""Preemptions and moves. To make room for waiting requests, a tenant's request is lowered to 0, or the tenant moves or
+is evicted."""
