@@ -41,6 +41,10 @@ class Process:
         if isinstance(frame, protocol.Grant):
             self.grant_id = frame.grant_id
 
+    def fileno(self) -> int:
+        """Return that it has no socket, so no hand-off to or from it is prepared."""
+        return -1
+
     def write(self) -> None:
         now = time.monotonic_ns()
         self._written[:24] = struct.pack("=QQQ", self.grant_id, now, now)
