@@ -133,8 +133,12 @@ static CUresult event_call(CUevent handle, bool wait) {
     if (result == CUDA_SUCCESS && wait) {
         fake_wait_event(event);
         fake_pools_waited(event->context->device);
-    } else if (result == CUDA_SUCCESS && !fake_event_done(event))
-        result = CUDA_ERROR_NOT_READY;
+    } else if (result == CUDA_SUCCESS) {
+        if (fake_event_done(event))
+            fake_settle(event->context->device); /* memory freed before the event is free now */
+        else
+            result = CUDA_ERROR_NOT_READY;
+    }
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
