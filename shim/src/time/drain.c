@@ -169,6 +169,8 @@ static bool finished(struct streams *streams, struct known_stream *row) {
         begin_stream(streams, row);
     }
     struct program_wait *wait = row->unmetered ? NULL : streams_oldest_wait(streams, row);
+    if (wait != NULL && streams_crossed(row, wait))
+        wait = NULL;
     if (wait != NULL && row->stream == STREAM_ORPHAN)
         return true;
     if (wait != NULL && (wait->fences || wait->unseen))

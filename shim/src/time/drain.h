@@ -16,7 +16,8 @@
  *   stream captures, after its capture. In that case no drain waits for the work of a stream that is destroyed.
  * - D6 No drain waits for launches behind an unfinished wait of the program (waits.h): they do not run, and perhaps
  *   only the next launch of the program ends that wait. drain_left finds them when they run. Exceptions: default
- *   streams, and launches of threads without a queue.
+ *   streams, launches of threads without a queue, and waits next to which several threads launch into the stream. Such
+ *   launches may be in front of the wait, so the drain waits for all work of the stream.
  */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H

@@ -127,6 +127,21 @@ uint64_t streams_launched(const struct known_stream *row) {
     return launched;
 }
 
+/* Return the number of launches into the row's stream by all threads but one. */
+static uint64_t launched_by_others(const struct known_stream *row, int thread) {
+    uint64_t launched = 0;
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        if (atomic_load(&queue->slot->thread) != thread)
+            launched += atomic_load(&queue->launched);
+    return launched;
+}
+
+/* A launch is counted after the driver's call. So a launch that was under way when `thread` was set changes the number
+ * later. */
+bool streams_crossed(const struct known_stream *row, const struct program_wait *wait) {
+    return wait->crossed || launched_by_others(row, wait->thread) != wait->others;
+}
+
 bool streams_covered(const struct known_stream *row) {
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
         uint64_t launched = atomic_load(&queue->launched);
@@ -184,13 +199,16 @@ static struct program_wait *note_wait(struct streams *streams, struct known_stre
     else if ((wait = slab_take(&streams->wait_rows, sizeof *wait)) == NULL)
         return NULL;
     uint64_t launched = streams_launched(row);
+    int self = sys_thread_id();
     bool fences = row->waits != NULL ? launched != row->launched_before
                                      : row->pending && (row->unmetered || !streams_covered(row));
     *wait = (struct program_wait){.call = call,
                                   .before = wait->before,
                                   .behind = wait->behind,
                                   .fences = fences && !full,
-                                  .unseen = fences && full};
+                                  .unseen = fences && full,
+                                  .thread = self,
+                                  .others = launched_by_others(row, self)};
     fences &= !full;
     *(row->last_wait != NULL ? &row->last_wait->next : &row->waits) = wait;
     row->last_wait = wait;
@@ -384,6 +402,8 @@ static bool reaches_wait(const struct known_stream *row) {
 
 /* Give the waits of a row that is about to be removed to another row. */
 static void move_waits(struct known_stream *from, struct known_stream *to) {
+    for (struct program_wait *wait = from->waits; wait != NULL; wait = wait->next)
+        wait->crossed = streams_crossed(from, wait);
     to->waits = from->waits;
     to->last_wait = from->last_wait;
     to->places = from->places;
@@ -704,6 +724,10 @@ static void choose_mark(struct known_stream *row, struct queue *queue) {
         wait->behind = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
     queue->mark = wait->behind != NULL ? wait : NULL;
     row->unmarked = NULL;
+    if (streams_launched(row) == row->launched_before) {
+        wait->thread = atomic_load(&queue->slot->thread);
+        wait->others = launched_by_others(row, wait->thread);
+    }
 }
 
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,

@@ -57,8 +57,11 @@ struct program_wait {
     CUevent behind;         /* event before the first launch behind the wait, unless the wait is for a function */
     bool fences;            /* such launches exist, and `before` is recorded behind them once `fenced` is set */
     bool fenced;
-    bool unseen; /* such launches exist, without an event */
-    bool marked; /* `behind` is recorded */
+    bool unseen;     /* such launches exist, without an event */
+    bool marked;     /* `behind` is recorded */
+    int thread;      /* thread that put the wait, or that records `behind` as the first to launch behind the wait */
+    uint64_t others; /* number of launches into the stream by other threads, when `thread` was set */
+    bool crossed;    /* the row has no queues any more, and such launches may be on either side of the wait */
 };
 
 /* Most events of the hook, behind waits of the program, in a stream that has room for 1,024 operations. */
@@ -262,6 +265,8 @@ bool streams_covered(const struct known_stream *row);
 uint64_t streams_launched(const struct known_stream *row);
 /* Return the row's oldest wait that has not passed; NULL: there is none. Remove passed waits. */
 struct program_wait *streams_oldest_wait(struct streams *streams, struct known_stream *row);
+/* Return whether threads other than `wait->thread` may have launched between the wait and its events. */
+bool streams_crossed(const struct known_stream *row, const struct program_wait *wait);
 /* Record that no wait of the program is left in the row's stream. For a row of default streams this concerns the legacy
  * stream: streams without work of their own may wait for it. */
 void streams_note_idle(struct streams *streams, struct known_stream *row);

@@ -4,8 +4,9 @@
  *     waits full KIND OPERATIONS STREAMS
  *                                 a wait and further operations in each stream, released by the host. KIND has some of
  *                                 the words value, function, graph, mixed, destroy
- *     waits random SEED           one to three threads with such waits, short and nearly full streams, and ends of
- * streams
+ *     waits shared KIND ROUNDS    a thread puts waits into a stream, two launch into it, and one ends the waits:
+ *                                 KIND is value, event or function
+ *     waits random SEED           threads with such waits, short and nearly full streams, and ends of streams
  */
 #include <cuda.h>
 #include <pthread.h>
@@ -152,6 +153,65 @@ static void full(const char *kind, int operations, int count) {
     }
 }
 
+static CUstream common;
+static _Atomic uint32_t put; /* number of waits so far */
+static _Atomic bool ended;
+
+static void *end_waits(void *unused) {
+    while (!atomic_load(&ended)) {
+        uint32_t passed = atomic_load(&put);
+        usleep(300);
+        atomic_store(&words[0], passed);
+    }
+    return unused;
+}
+
+/* Launch kernels into the common stream, a few at a time. */
+static void *launch_beside(void *unused) {
+    CHECK(cuCtxSetCurrent(context));
+    while (!atomic_load(&ended)) {
+        for (int i = 0; i < 3; i++)
+            launch(kernels[2], common);
+        CHECK(cuStreamSynchronize(common));
+    }
+    return unused;
+}
+
+static void CUDA_CB pause_short(void *unused) {
+    (void)unused;
+    usleep(50);
+}
+
+static void share(const char *kind, uint32_t rounds) {
+    pthread_t threads[3];
+    CUstream third = make(CU_STREAM_NON_BLOCKING);
+    CUevent event = make_event();
+    common = make(CU_STREAM_NON_BLOCKING);
+    pthread_create(&threads[0], NULL, end_waits, NULL);
+    for (int i = 1; i < 3; i++)
+        pthread_create(&threads[i], NULL, launch_beside, NULL);
+    for (uint32_t i = 1; i <= rounds; i++) {
+        bool by_event = strcmp(kind, "event") == 0, called = strcmp(kind, "function") == 0;
+        if (called)
+            CHECK(cuLaunchHostFunc(common, pause_short, NULL));
+        else
+            wait_value(by_event ? third : common, &words[0], i);
+        if (by_event) {
+            CHECK(cuEventRecord(event, third));
+            CHECK(cuStreamWaitEvent(common, event, 0));
+        }
+        atomic_store(&put, i);
+        if (i % 3 == 0)
+            launch(kernels[0], common);
+        usleep(i % 7 * 100);
+    }
+    for (; atomic_load(&words[0]) < rounds; usleep(100))
+        ;
+    atomic_store(&ended, true);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+}
+
 static uint64_t seed;
 static __thread uint64_t state;
 
@@ -233,6 +293,8 @@ int main(int argc, char **argv) {
         order(argv[2], (uint32_t)atoi(argv[3]));
     } else if (strcmp(argv[1], "full") == 0) {
         full(argv[2], atoi(argv[3]), atoi(argv[4]));
+    } else if (strcmp(argv[1], "shared") == 0) {
+        share(argv[2], (uint32_t)atoi(argv[3]));
     } else {
         pthread_t threads[THREADS];
         seed = strtoull(argv[2], NULL, 10);

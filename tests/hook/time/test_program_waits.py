@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from doubles.gpus import QUEUE_DEPTH
 from hook.conftest import BUILD, GPU_0, Tenant
+from hook.life.watched_agent import Counts, WatchedAgent
 from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained, Grant, Want
 
@@ -86,6 +90,28 @@ def test_launches_behind_a_wait_are_drained_once_the_wait_is_over(tenant: Tenant
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert (usage.submitted, usage.kernels) == (2, 2)
     assert usage.last_end <= agent.times(client, Drained)[1]
+
+
+@pytest.mark.promise("program-left-work")
+@pytest.mark.parametrize("way", ["value", "function", "event"])
+def test_a_drain_waits_for_launches_that_other_threads_make_next_to_a_wait(
+    tenant: Tenant, hook_file: Path, way: str
+) -> None:
+    counts = Counts(tenant.state)
+    agent = WatchedAgent(tenant, counts, random.Random(1), hook_file)
+    program = subprocess.Popen([WAITS, "shared", way, "1500"], env=tenant.environment())
+    try:
+        while program.poll() is None:
+            agent.step()
+            time.sleep(0.0005)
+    finally:
+        program.kill()
+        program.wait()
+        agent.close()
+        counts.close()
+    assert program.returncode == 0
+    assert agent.seen["grants"] > 10
+    assert agent.seen["drained too early"] == 0
 
 
 def test_one_place_of_a_stream_is_taken_behind_a_wait_for_a_value(tenant: Tenant) -> None:
