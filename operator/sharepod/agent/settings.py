@@ -114,8 +114,8 @@ class AgentSettings(BaseSettings):
     """Seconds that one reading through NVML may take before the GPUs count as unhealthy."""
 
     xids_tolerated: tuple[int, ...] = tuple(sorted(XIDS_TOLERATED))
-    """Xids after which a GPU still counts as healthy. After any other Xid the GPU is unhealthy until the node is
-    restarted. It is also healthy again once `xids.json` is removed from the state directory and the agent restarted."""
+    """Xids after which a GPU still counts as healthy. After any other Xid the GPU is unhealthy until the node restarts,
+    or until `xids.json` is removed from the state directory and the agent restarted."""
 
     unhooked_after_s: Annotated[float, Field(ge=0, le=600)] = 3.0
     """Seconds for which a process may use a GPU before its hook has connected. After that, its tenant's share counts as
@@ -134,9 +134,9 @@ class AgentSettings(BaseSettings):
     or memory above the limit. `Report` reports the finding; `Kill` also kills the process at once."""
 
     env_injection: EnvInjection = EnvInjection.REFUSE
-    """Treatment of a node whose default runtime is NVIDIA's: images with `NVIDIA_VISIBLE_DEVICES` get GPUs without a
-    share. `Refuse`: the node takes no tenants. `Accept`: the node takes tenants; use it where every user who may run
-    pods is trusted."""
+    """Treatment of a node whose default runtime is NVIDIA's, so that images with `NVIDIA_VISIBLE_DEVICES` get GPUs
+    without a share. `Refuse`: the node takes no tenants. `Accept`: it does; use this where every user who may run pods
+    is trusted."""
 
     tenants_file: AbsolutePath | None = None
     """YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`, for mode `standalone`. The agent reads it
@@ -150,8 +150,8 @@ class AgentSettings(BaseSettings):
     this time, in proportion to its request."""
 
     quantum_min_ms: Annotated[int, Field(ge=2, le=1000)] = 10
-    """Milliseconds of its quantum that a holder keeps when a tenant with credit wakes. A lower value costs throughput
-    (each hand-off drains the GPU), a higher value costs latency."""
+    """Milliseconds of its quantum that a holder keeps when a tenant with credit wakes. Lower values cost throughput,
+    because each hand-off drains the GPU; higher values cost latency."""
 
     quantum_max_ms: Annotated[int, Field(ge=2, le=1000)] = 100
     """Longest quantum while other tenants wait, in milliseconds."""
@@ -161,15 +161,14 @@ class AgentSettings(BaseSettings):
     and the late one gets the finding `Overtaken`."""
 
     assured_burst_ms: Annotated[int, Field(ge=10, le=10_000)] = 1000
-    """Most guaranteed time that a tenant can save: the amount guaranteed in this many milliseconds."""
+    """Most guaranteed time that a tenant can save, as milliseconds at the rate of its request."""
 
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
-    """Most time below its limit that a tenant can save: the amount that the limit allows in this many milliseconds."""
+    """Most time that a tenant below its limit can save, as milliseconds at the rate of its limit."""
 
     sharing: SharingMode = SharingMode.CONCURRENT
     """How tenants of one GPU take turns. `Exclusive`: one tenant runs at a time. `Concurrent`: other tenants run in the
-    gaps that the lead leaves, as long as this gets more work done than turns would. Both enforce requests and limits.
-    """
+    gaps that the lead leaves, while more work is done than in turns. Both enforce requests and limits."""
 
     sharing_by_gpu: dict[str, SharingMode] = {}
     """`sharing` of single GPUs, by UUID or by model as the GPUNode names it; a UUID has precedence. In the environment:
@@ -197,8 +196,8 @@ class AgentSettings(BaseSettings):
     read-only file, so no container can switch it on."""
 
     niceness: Annotated[int, Field(ge=-20, le=19)] = -10
-    """Nice value that the agent sets for itself, where permitted. It counts against other processes of the same cgroup.
-    Between pods of a busy node, the CPU request of the agent's pod decides how soon the agent runs."""
+    """Nice value that the agent sets for itself, where permitted. It counts only within the agent's cgroup; between
+    pods the CPU request of the agent's pod counts."""
 
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
     """Address on which `/metrics` and `/healthz` are served."""
@@ -218,7 +217,7 @@ class AgentSettings(BaseSettings):
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
 
     log_format: Annotated[str, Field(pattern="^(json|console)$")] = "json"
-    """`json` (one object per line) or `console` (for people)."""
+    """Form of the log: `json` (one object per line) or `console`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -48,15 +48,15 @@ class Consumption(Model):
     model: Annotated[str, Field(max_length=MAX_MODEL)]
     """Model of the GPUs, as NVML has it."""
     since: TimestampField
-    """Time at which the counters were 0. Later than that of every earlier series of the namespace and model on the
+    """Time at which the counters were 0. It is later than in every earlier series of this namespace and model on the
     node."""
     held_milliseconds: CounterField = 0
-    """GPU time that the tenants held, in milliseconds of one GPU. Of Exclusive tenants: all the time of their GPUs."""
+    """GPU time held, in milliseconds of one GPU. Exclusive tenants hold their GPUs all the time."""
     borrowed_milliseconds: CounterField = 0
     """Part of heldMilliseconds beyond the guaranteed time."""
     reserved_milliseconds: CounterField = 0
-    """Request x time for which the rows were in the ledger, in milliseconds of one GPU."""
+    """Request x time, while the rows were in the ledger, in milliseconds of one GPU."""
     memory_mebibyte_seconds: CounterField = 0
-    """Reserved GPU memory x time for which the rows were in the ledger, in MiB x s."""
+    """Reserved GPU memory x time, while the rows were in the ledger, in MiB x s."""
     closed: bool = False
     """The namespace has had no tenant here for an hour: the counters are final."""

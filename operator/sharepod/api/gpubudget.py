@@ -140,8 +140,8 @@ class GPUBudgetSpec(Model):
     """Budget of GPU time, written by cluster admins."""
 
     namespace_selector: NamespaceSelector | None = None
-    """Namespaces that share the budget, by label; only for a budget in the operator's namespace. Without it the budget
-    covers the namespace that it is in."""
+    """Namespaces that share the budget, by label; only for a budget in the operator's namespace. Default: the budget's
+    own namespace."""
     gpu_time: Annotated[str | None, AfterValidator(_gpu_time), Field(max_length=12)] = None
     """Amount for each period, in hours of one GPU of weight 1, such as 1000h or 0.5h; instead of gpuSeconds."""
     gpu_seconds: Annotated[int | None, Field(ge=1, le=MAX_GPU_SECONDS)] = None
@@ -152,7 +152,7 @@ class GPUBudgetSpec(Model):
     """PeriodStart: the whole amount at the start of each period, and the rest is lost. Continuous: the amount is spread
     evenly over the period, and unused time is saved up to cap."""
     cap: Annotated[int | None, Field(ge=1, le=MAX_GPU_SECONDS)] = None
-    """The most that is saved with refill Continuous, in GPU-seconds. Default: the amount."""
+    """Maximum saved with refill Continuous, in GPU-seconds. Default: the amount."""
     charge_by: ChargeBy = ChargeBy.RESERVED
     """Reserved: request x time, whether used or not. Held: the time for which GPUs were held, including borrowed
     time."""
@@ -192,7 +192,7 @@ class ChargedTotal(Model):
     namespace: Annotated[str, Field(min_length=1, max_length=63)]
     """Namespace."""
     model: Annotated[str, Field(max_length=96)] = ""
-    """Model of GPU; empty: none yet, and the namespace is covered from here on."""
+    """Model of GPU. Empty: the namespace has used no GPU yet; later use is charged."""
     held_milliseconds: AmountField = 0
     """GPU time held."""
     reserved_milliseconds: AmountField = 0
@@ -214,15 +214,15 @@ class BudgetBooks(Model):
     credit: AmountField = 0
     """With refill Continuous: the remaining amount."""
     spent: bool = False
-    """Nothing was left, and too little has been refilled since."""
+    """True from the moment when nothing is left until enough is refilled."""
     announced: Annotated[int, Field(ge=0, le=100)] = 0
-    """Percentage that an Event has announced in this period."""
+    """Highest percentage that an Event has announced in this period."""
     usage: AmountField = 0
-    """Usage that decays, by which the queue is ordered."""
+    """Decaying usage that orders the queue."""
     spending: AmountField = 0
-    """Usage that decays within an hour, from which the rate is computed."""
+    """Usage that decays within an hour; the rate is computed from it."""
     since: TimeField
-    """Time since which the two are counted."""
+    """Time since which usage and spending are counted."""
     taken: Annotated[tuple[ChargedTotal, ...], Field(max_length=MAX_TAKEN)] = ()
     """Totals up to which consumption is charged."""
 
@@ -233,7 +233,7 @@ class BudgetShown(Model):
     amount_hours: Annotated[str, Field(max_length=32)]
     """Amount for each period."""
     left_hours: Annotated[str, Field(max_length=32)]
-    """Left of the budget."""
+    """Remaining hours."""
 
 
 class GPUBudgetStatus(Model):
@@ -248,7 +248,7 @@ class GPUBudgetStatus(Model):
     period_end: TextTimeField | None = None
     """End of the period."""
     shown: BudgetShown | None = None
-    """Amount and rest in hours, for kubectl get."""
+    """Amount and remaining time in hours, for kubectl get."""
     held: AmountField = 0
     """GPU time held in the period."""
     reserved: AmountField = 0
@@ -260,7 +260,7 @@ class GPUBudgetStatus(Model):
     rate: Annotated[str, Field(max_length=32)] = ""
     """Mean number of GPUs charged over about an hour."""
     gone_at: TextTimeField | None = None
-    """Time at which nothing is left, at this rate; absent if the budget is refilled before."""
+    """Time at which the budget will be spent at this rate; absent if it is refilled before."""
     refill_at: TextTimeField | None = None
     """Time at which a spent budget counts again; absent if it is not spent."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()

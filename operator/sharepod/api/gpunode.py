@@ -64,14 +64,15 @@ class MemoryIsolation(StrEnum):
 
 
 class Latency(StrEnum):
-    """Wait of a SharePod for its GPUs: until turns of others end, or little longer than the running kernel."""
+    """Wait of a waking tenant for its GPUs: for the end of the neighbour's turn (Normal), or of its running kernel
+    (Interactive)."""
 
     NORMAL = "Normal"
     INTERACTIVE = "Interactive"
 
 
 class CoRunningPolicy(StrEnum):
-    """Policy of a tenant on other tenants holding its GPUs at the same time."""
+    """Policy on other tenants running on a tenant's GPUs during its turns."""
 
     ALLOW = "Allow"
     DENY = "Deny"
@@ -127,11 +128,11 @@ class Tenant(Model):
     """Reservation of one tenant: one row of the ledger."""
 
     id: str
-    """UID of the SharePod; without one, of the ResourceClaim, or of a plain Pod without a claim."""
+    """UID of the tenant's SharePod, or of its ResourceClaim, or of a plain Pod that has neither."""
     namespace: str
     """Namespace of the tenant."""
     pod_name: str = ""
-    """Name of the Pod that the share is reserved for; empty for a claim that is not a SharePod's."""
+    """Name of the Pod that the share is reserved for; empty for a ResourceClaim of a user."""
     pod_uid: Annotated[str | None, Field(alias="podUID", max_length=64)] = None
     """UID of the Pod that the share is reserved for."""
     claim: ClaimReference | None = None
@@ -153,11 +154,10 @@ class Tenant(Model):
     latency: Latency = Latency.NORMAL
     """Normal, or Interactive: neighbours hand the GPU over after the running kernel."""
     co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
-    """Allow: where the agent shares GPUs concurrently, the tenant may run at the same time as others. Deny: it takes
-    exclusive turns."""
+    """Allow: other tenants may run during this tenant's turns, if the agent's setting sharing is Concurrent. Deny: the
+    tenant takes exclusive turns."""
     group: Annotated[str | None, Field(max_length=MAX_GROUP)] = None
-    """Group of the tenant, within its namespace: the agent grants the GPUs of its members together. Without it the
-    tenant is in no group."""
+    """Group of the tenant within its namespace: members get their turns together. Absent: no group."""
     labels: SchedulingLabels = SchedulingLabels()
     """Labels that placement uses."""
 
@@ -190,8 +190,8 @@ class GPUNodeSpec(Model):
     """Ledger of the node, written only by the operator."""
 
     pool: Pool = Pool.DEDICATED
-    """dedicated: the GPUs are SharePod's; device-plugin: NVIDIA's device plugin owns them; scheduler: kube-scheduler
-    allocates shares of them."""
+    """dedicated: SharePod has all GPUs. device-plugin: SharePod has the GPUs that NVIDIA's device plugin gave to its
+    holders. scheduler: SharePod has all GPUs, and kube-scheduler allocates the shares."""
     leaving: bool = False
     """The node is leaving pool scheduler: its agent no longer publishes devices."""
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)] = ()
@@ -299,9 +299,9 @@ class Finding(Model):
     """Finding about a tenant, with the figures of its begin. It stays while its cause lasts."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
-    """Kind of finding, in one word; a newer agent may have further kinds."""
+    """Kind of finding, in one word; newer agents may add kinds."""
     message: Annotated[Text, Field(max_length=1024)]
-    """Text for people: the finding, the usual cause, and the fix."""
+    """The finding, its usual cause, and the fix."""
 
 
 class TenantStatus(Model):
@@ -314,30 +314,30 @@ class TenantStatus(Model):
     memory: BytesField = 0
     """Device memory in use, in bytes."""
     held_milli: CountField | None = None
-    """Time for which it held the token within the last 10 s, in thousandths. None until a hook has been connected for
-    10 s: the mean would include the time before."""
+    """Part of the last 10 s in which it held the token, in thousandths. Absent until a hook has been connected for
+    10 s."""
     progress_milli: CountField | None = None
-    """Work of the last 10 s, in thousandths of the work possible with its GPUs to itself. None as heldMilli."""
+    """Work of the last 10 s, in thousandths of the work possible with its GPUs to itself. Absent as heldMilli is."""
     counted_since: TimestampField | None = None
-    """Time at which the following totals were 0: the begin of its row, over all agents."""
+    """Time at which the following totals were 0: the start of the reservation. Restarts of the agent reset nothing."""
     held_seconds: Annotated[int | None, Field(ge=0)] = None
-    """GPU time that it has held, in seconds of one GPU."""
+    """GPU time held, in seconds of one GPU."""
     borrowed_seconds: Annotated[int | None, Field(ge=0)] = None
     """Part of heldSeconds beyond the guaranteed time."""
     reserved_seconds: Annotated[int | None, Field(ge=0)] = None
-    """GPU time that was reserved for it, in seconds of one GPU."""
+    """GPU time reserved, in seconds of one GPU."""
     memory_mebibyte_seconds: Annotated[int | None, Field(ge=0)] = None
-    """GPU memory that was reserved for it x time, in MiB x s."""
+    """GPU memory reserved x time, in MiB x s."""
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
-    """True once a hook has connected. False when a process that never connected or has replaced the hook uses the GPU,
-    or is busy far beyond the tenant's held time. None before any CUDA call, and where the driver reports no processes.
-    """
+    """Whether the share is enforced. True: a hook has connected. False: a process uses the GPU without the mounted
+    hook, or keeps it busy far longer than the tenant held it. Absent: no CUDA call yet, or the driver lists no
+    processes."""
     findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
-    """Findings that its owner should know of."""
+    """Findings about the tenant."""
     drained: bool = False
-    """Only meaningful while the row is Releasing. True: volume unpublished, cgroup empty, no process on the GPU."""
+    """True: volume unpublished, cgroup empty, no process on the GPU. Only used while the row is Releasing."""
 
 
 class GPUNodeStatus(Model):

@@ -182,7 +182,7 @@ class Condition(Model):
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
     """Reason of the status, in one word for programs."""
     message: Annotated[Text, Field(max_length=32768)] = ""
-    """Reason of the status and remedy, in words for people."""
+    """Explanation of the reason, and the remedy."""
     last_transition_time: str | None = None
     """Time at which `status` last changed."""
     observed_generation: int | None = None

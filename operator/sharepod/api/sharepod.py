@@ -254,7 +254,7 @@ class Usage(Model):
     """Use of each GPU."""
 
     held_milli: int
-    """Time for which it held each GPU within the last 10 s, in thousandths."""
+    """Part of the last 10 s in which it held each GPU, in thousandths."""
     memory: int
     """Device memory in use, in bytes."""
     shown: str = ""
@@ -282,9 +282,9 @@ class SharePodConsumption(GpuTotals):
     """Totals of a SharePod over all of its runs, as its agents have counted them."""
 
     since: str
-    """Time at which they were 0: the begin of its first share."""
+    """Time at which the totals were 0: the start of the first share."""
     counted_since: str
-    """Time at which its agent began to count for its last share; identifies that count."""
+    """Time at which the agent began to count for the last share. Identifies that count."""
     former: GpuTotals = GpuTotals()
     """Part of the totals from earlier shares."""
 
@@ -313,15 +313,15 @@ class LastEnd(Model):
     cause: str = ""
     """Cause of the end: Drained, Deleted, ContainerFailed and so on."""
     message: str = ""
-    """Cause of the end, in words."""
+    """Explanation of the cause."""
     ended_at: str | None = None
     """Time of the end."""
     retry_at: str | None = None
     """Earliest begin of the next run."""
     attempts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    """Consecutive runs that did not last."""
+    """Consecutive runs that ended too early to reset the back-off."""
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    """Restarts of its containers and Pods until then."""
+    """Restarts of containers, and replacements of the Pod, until the end of that run."""
 
 
 class KeptPlace(Model):
@@ -339,7 +339,8 @@ class SharePodStatus(Model):
     """Status of a SharePod, written only by the operator."""
 
     phase: Annotated[str, Field(max_length=64)] = Phase.PENDING
-    """Pending, Placed, Running, Succeeded or Failed, or one of a newer operator. For display: no decision uses it."""
+    """Pending, Placed, Running, Succeeded or Failed; newer operators may add phases. Only shown: no decision uses
+    it."""
     node: str | None = None
     """Node of its share."""
     gpus: Annotated[tuple[AssignedGpu, ...], Field(max_length=MAX_GPUS)] = ()
@@ -347,7 +348,7 @@ class SharePodStatus(Model):
     gpu_indexes: str | None = None
     """Indexes of its GPUs, as kubectl get shows them: `0,1`."""
     summary: str | None = None
-    """STATUS as kubectl get shows it: the Pod's, or why no Pod runs."""
+    """STATUS as kubectl get shows it: that of the Pod, or the reason why no Pod runs."""
     ready_containers: str | None = None
     """READY as kubectl get shows it: `1/2`."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
@@ -357,25 +358,25 @@ class SharePodStatus(Model):
     pod_name: str | None = None
     """Name of its Pod."""
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
-    """UID of its Pod; absent between two runs. Once it is set, a missing Pod means the end of a run."""
+    """UID of its Pod; absent between two runs. While it is set, a missing Pod means that the run has ended."""
     start_time: str | None = None
     """Time at which the kubelet accepted the Pod of the current run."""
     end_time: str | None = None
-    """Time of the SharePod's final end."""
+    """Time at which the SharePod ended; no further run follows."""
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    """Restarts of containers, and replacements of the Pod by another one."""
+    """Restarts of containers and replacements of the Pod, over all runs."""
     last_end: LastEnd | None = None
     """End of the last run that is, or will be, followed by another."""
     moves_to: KeptPlace | None = None
-    """Next place; present while it is moved."""
+    """GPUs that are reserved for the next run while the operator moves the SharePod."""
     granted: GrantedShare | None = None
-    """Applied share."""
+    """Share in the ledger; it may differ from the spec while a change waits."""
     share: ShownShare | None = None
     """Share as kubectl get shows it."""
     usage: Usage | None = None
     """Use of its GPUs."""
     consumed: SharePodConsumption | None = None
-    """GPU time and memory usage at the last write; final once it has no share."""
+    """GPU time and memory of all runs, at the last write; final once the share is released."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     """Conditions: Ready, Placed, PodReady, Enforced and others."""
     observed_generation: int | None = None

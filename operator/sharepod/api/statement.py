@@ -1,4 +1,4 @@
-"""GPUStatement: GPU usage of one namespace, by month and model, and the counters that it was summed from.
+"""GPUStatement: GPU usage of one namespace, by month and model, and the counters of the nodes that add up to it.
 
 Guarantees:
 - It is named after its namespace, and stays when the namespace is deleted.
@@ -102,9 +102,9 @@ class GPUStatementStatus(Model):
     totals: Annotated[tuple[StatementAmount, ...], Field(max_length=MAX_MODELS)] = ()
     """Total usage of the namespace, by model."""
     months: Annotated[tuple[StatementMonth, ...], Field(max_length=MAX_MONTHS)] = ()
-    """The current month and those before."""
+    """The current month and the twelve before."""
     series: Annotated[tuple[StatementSeries, ...], Field(max_length=MAX_SERIES)] = ()
-    """Counters of the nodes from which the sums were made."""
+    """Counters of the nodes that add up to these sums."""
     forgotten_until: TimestampField | None = None
-    """The latest begin of a series that was dropped for lack of room. An unknown series that began before counts from
-    its next reading on."""
+    """Latest start of a series that was dropped for lack of room. An unknown series that started before counts from its
+    next reading on."""

@@ -77,98 +77,92 @@ class OperatorSettings(BaseSettings):
     choice and its reason. Existing Pods stay as they are."""
 
     tolerations: tuple[PodToleration, ...] = (PodToleration(key="nvidia.com/gpu", operator="Exists"),)
-    """Added to every Pod that is created, and taken into account when a node is chosen."""
+    """Tolerations that the operator adds to each Pod it creates, and uses to choose the node."""
 
     annotations: tuple[Annotated[str, Field(pattern=ANNOTATION_PATTERN)], ...] = DEFAULT_ANNOTATIONS
     """Annotations that a SharePod's Pod gets from the SharePod: names, `prefix/*`, `*.prefix/*`, or `*` for all that no
-    policy refuses. The default has those of common monitoring, meshes, queues, autoscalers and networks; container
-    runtimes and their plugins read none of these. An annotation that is not in the list stays on the SharePod, and an
-    Event names it."""
+    policy refuses. The default covers common monitoring, meshes, queues, autoscalers and networks, and nothing that
+    container runtimes read. Other annotations stay on the SharePod, and an Event names them."""
 
     bind_timeout: Seconds = 60
     """A Pod that kube-scheduler refuses for this long is withdrawn and placed again. So is a Pod with another
-    `schedulerName` that is not bound for this long: a scheduler that does not exist must not hold a share. For a Pod
-    that kube-scheduler has not handled, `start_timeout` counts instead: kube-scheduler is away, and binds the Pod once
-    it is back."""
+    `schedulerName` that is not bound for this long, because that scheduler may not exist. `start_timeout` applies
+    while kube-scheduler is away."""
 
     start_timeout: Seconds = 1800
-    """A Pod whose containers have not started for this long loses its share, such as with an image that cannot be
-    pulled. Longer than the pull of a large image takes.
-    """
+    """A Pod whose containers have not started for this long loses its share. Set it longer than the pull of a large
+    image takes."""
 
     keep_after: Seconds = 600
     """Head-of-queue reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
-    one node are reserved for it. No SharePod of the same or lower priority is placed on them. The wait counts from when
-    the leading operator first saw the SharePod wait."""
+    one node are reserved for it. SharePods of the same or lower priority are not placed on them. The wait counts from
+    the moment when the leading operator first saw the SharePod wait."""
 
     keep_for: Seconds = 57600
-    """Longest time for which GPUs are reserved for a SharePod at the head of the queue. Then they are free for others
-    for as long. 16 hours is enough for tenants that run that long: GPUs do not stay idle for as long as a SharePod
-    exists."""
+    """Longest head-of-queue reservation. After it the GPUs are free for others for as long. The default
+    suffices where tenants end within 16 hours."""
 
     keep_idle_ratio: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue. It
-    counts while another SharePod that fits there waits. After each reservation the next begins later in proportion, one
-    day later at most. In a cluster of a few nodes a higher ratio shortens the waits for whole nodes. 1 turns it off."""
+    """Largest part of the cluster's GPU time that head-of-queue reservations may leave idle while another SharePod that
+    fits there waits. The next reservation starts later in proportion to the idle time, a day at most. In a cluster of
+    few nodes a higher ratio shortens the waits for whole nodes. 1 turns the bound off."""
 
     fair_wait: Seconds = 86400
-    """A SharePod that has waited this long is next for the head-of-queue reservation within its priority, the oldest
-    first, however much its team has used. One day: a team that has used too much waits that much longer at most, and
-    gains one place at a time by waiting."""
+    """A SharePod that has waited this long is next for the head-of-queue reservation within its priority, oldest first,
+    however much GPU time its team has used. So a team with high usage waits a day longer at most."""
 
     usage_half_life: FiniteSeconds = 604800
-    """Time after which GPU time that was charged to a budget counts half in the order of the queue. One week: heavy use
-    last month no longer delays a team, and heavy use today does. The amount of a budget is not affected."""
+    """Half-life of the GPU time that orders the queue among teams with budgets. One week: use of today delays a team,
+    use of last month does not. Budgets' amounts are not affected."""
 
     prices: Prices = Prices()
-    """Prices of the cost that `kubectl get gpustatements` shows, with the fields of the bill's `--prices` file. A
-    statement has the cost at the prices of its last growth."""
+    """Prices for the cost that `kubectl get gpustatements` shows, with the fields of the bill's `--prices` file. A
+    changed price shows once the statement's usage grows."""
 
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
 
     max_excluded_gpus: Annotated[int, Field(ge=0)] | None = 4
-    """Most GPUs that one namespace keeps from all others by `exclusion` labels while less than half of their time is
-    requested. Beyond that, a SharePod with such a label and a request below 0.5 waits, unless a GPU with its label
-    fits. The default is half of a usual server: enough for a few small services on GPUs of their own. It bounds the
-    capacity that a namespace blocks without quota. Use null for any number."""
+    """Most GPUs that one namespace may keep from others by `exclusion` labels with less than half of their time
+    requested. Beyond that, a SharePod with such a label and a request below 0.5 waits, unless a GPU with its label has
+    room. Quotas do not count this capacity. The default is half of a usual server; null: any number."""
 
     holder_image: str = "registry.k8s.io/pause:3.10"
-    """Image of holders, Pods that take GPUs from NVIDIA's device plugin on nodes of pool `device-plugin`: any program
-    that waits. A holder has its GPU before the image is pulled."""
+    """Image of holders, the Pods that take GPUs from NVIDIA's device plugin in pool `device-plugin`: any program that
+    waits."""
 
     holder_priority_class: str = "sharepod-holder"
     """PriorityClass of holders. It must have `preemptionPolicy: Never`, or admission refuses them. The manifests' own
     class has a high value, so that no Pod preempts a holder."""
 
     holder_pending: Seconds = 30
-    """A holder that the kubelet has given no GPU for this long is withdrawn, and its tenant placed elsewhere."""
+    """A holder without a GPU for this long is withdrawn, and its tenant is placed elsewhere."""
 
     holder_idle: Annotated[float, Field(ge=0)] = 60
     """A holder whose GPU has had no tenant for this long is returned to NVIDIA's device plugin."""
 
     placeholders: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Most placeholders at a time: Pods of the operator's namespace by which shares without room on any node request
-    nodes from a cluster autoscaler. 0 turns them off, because nodes cost money."""
+    """Most placeholders at a time. A placeholder is a Pod of the operator's namespace that makes a cluster autoscaler
+    add a node for a share without room. The default, 0, turns them off, because nodes cost money."""
 
     placeholders_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 4
     """Most placeholders at a time for the shares of one namespace."""
 
     placeholder_after: Annotated[float, Field(ge=0)] = 30
-    """A share requests a node once it has been without room for this long. Tenants that end or are preempted in this
-    time free capacity sooner than a new node."""
+    """A share gets a placeholder once it has been without room for this long, because ending or preempted tenants often
+    free capacity sooner."""
 
     placeholder_for: Seconds = 900
-    """A share requests a node for this long. The pause before its next turn doubles each time, up to sixteen times this
-    long. A node of the pool that has reported no GPUs for this long no longer counts as starting. Longer than a node
-    takes to start."""
+    """Life of a placeholder. The pause before the share's next one doubles each time, up to sixteen times this long. A
+    node that has reported no GPUs for this long does not count as starting. Set it longer than a node takes to
+    start."""
 
     placeholder_priority_class: str = "sharepod-placeholder"
-    """PriorityClass of placeholders. It has to have `preemptionPolicy: Never`, or admission refuses them, and a value
-    of at least Cluster Autoscaler's `--expendable-pods-priority-cutoff`."""
+    """PriorityClass of placeholders. It must have `preemptionPolicy: Never`, or admission refuses them, and at least
+    the value of Cluster Autoscaler's `--expendable-pods-priority-cutoff`."""
 
     resync_interval: Seconds = 600
-    """Period at which every tenant and node is reconsidered, from memory: it lists nothing."""
+    """Period at which every tenant and node is checked again, from the cache."""
 
     usage_interval: Seconds = 30
     """Least time between two writes of `status.usage` of one SharePod. Usage that moves by less than five points is not
@@ -176,9 +170,9 @@ class OperatorSettings(BaseSettings):
     """
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
-    """Policy for a Pod with an offence. Offences are a process on a GPU without the hook or with another hook, and time
-    or memory beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's
-    setting of the same name kills only the process, at once."""
+    """Policy for a Pod with an offence: a process on a GPU without the hook or with another hook, or time or memory
+    beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of
+    the same name kills only the process, at once."""
 
     unenforced_grace: Seconds = 30
     """With `Evict`: how long an agent must have reported an offence before the Pod is evicted."""
@@ -190,17 +184,15 @@ class OperatorSettings(BaseSettings):
     """With `Evict`: how long a PodDisruptionBudget may refuse the eviction before the Pod is deleted."""
 
     preemptions_per_minute: Annotated[float, Field(ge=0, le=6000)] = 60
-    """Preemption: most tenants of lower priority that are evicted or lowered per minute in the whole cluster. With 0
-    there is no preemption: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any case."""
+    """Most tenants of lower priority that are evicted or lowered per minute in the whole cluster. 0 turns preemption
+    off: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any case."""
 
     moves_per_minute: Annotated[float, Field(ge=0, le=600)] = 6
-    """Moving: most tenants that are restarted on other GPUs in favour of others per minute in the whole cluster. Few,
-    because each is a restart. Not 0, because only SharePods with `movable: true` move, and best effort tenants instead
-    of their eviction. 0 turns moving off."""
+    """Most tenants that are moved (restarted on other GPUs to make room) per minute in the whole cluster. Only
+    SharePods with `movable: true` move, and best effort tenants instead of their eviction. 0 turns moving off."""
 
     move_after: Annotated[float, Field(ge=0)] = 600
-    """A tenant is moved only once it has run for this long, so that moves do not repeat. Ten minutes: a run of this
-    length resets the count of short runs."""
+    """A tenant is moved only once it has run for this long, so that moves do not repeat."""
 
     lease_duration: FiniteSeconds = 15
     """Another operator takes over when the Lease was not renewed for this long."""
@@ -214,7 +206,7 @@ class OperatorSettings(BaseSettings):
     """Period at which the Lease is renewed or tried for."""
 
     agent_duration: Seconds = 20
-    """A node is skipped by placement when its agent has not renewed its Lease for this long."""
+    """Placement skips a node whose agent has not renewed its Lease for this long."""
 
     read_timeout: Seconds = 30
     """Timeout of one GET or of one page of a list."""
@@ -232,8 +224,8 @@ class OperatorSettings(BaseSettings):
     """Address that health and metrics listen on."""
 
     health_port: Port = 8080
-    """Port of `/healthz` (the event loop runs, and no watch is blind while the API server answers) and `/readyz` (every
-    kind is listed), which the kubelet probes. 0 turns it off."""
+    """Port of the kubelet's probes. `/healthz`: the event loop runs, and watches receive while the API server answers.
+    `/readyz`: every kind is listed. 0 turns it off."""
 
     metrics_port: Port = 9090
     """Port of `/metrics` (Prometheus). 0 turns it off."""
@@ -243,8 +235,8 @@ class OperatorSettings(BaseSettings):
     `sharepod-metrics-reader`) or `Open` (every client that reaches the port)."""
 
     webhook_port: Port = 0
-    """Port (TLS) of the webhook that adds claims or volumes to Pods with a resource line, where API servers serve no
-    MutatingAdmissionPolicy or the cluster has no claims: `manifests/line-webhook` sets it. 0 turns it off."""
+    """Port (TLS) of the webhook that adds claims or volumes to Pods with a resource line, where the API server serves
+    no MutatingAdmissionPolicy or no claims. `manifests/line-webhook` sets it. 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""

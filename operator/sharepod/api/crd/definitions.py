@@ -51,8 +51,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     spec["properties"] = {
         "gpu": gpu_schema(),
         REPLICAS: {
-            "description": "Always 1. With it the SharePod has the scale subresource, by which a PodDisruptionBudget "
-            "counts it.",
+            "description": "Always 1. A PodDisruptionBudget reads it through the scale subresource to count SharePods.",
             "type": "integer",
             "format": "int32",
             "default": 1,
@@ -61,8 +60,8 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             ],
         },
         TTL: {
-            "description": "Seconds after its end at which the SharePod is deleted, with its Pod. Default: never. "
-            "It may be changed at any time.",
+            "description": "Seconds from the SharePod's end to its deletion, with its Pod. Default: it is not "
+            "deleted. Changeable at any time.",
             "type": "integer",
             "format": "int32",
             "minimum": 0,

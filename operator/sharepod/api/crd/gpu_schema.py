@@ -41,7 +41,7 @@ def gpu_schema() -> Schema:
                 ],
             },
             "memory": {
-                "description": "Memory on each GPU, a quantity such as 4Gi. Default: request x the GPU's memory.",
+                "description": "Limit of device memory on each GPU, such as 4Gi. Default: request x the GPU's memory.",
                 "x-kubernetes-int-or-string": True,
                 "maxLength": MAX_QUANTITY,
                 "x-kubernetes-validations": _memory_rules(),
@@ -56,26 +56,26 @@ def gpu_schema() -> Schema:
             },
             "mode": _choice("Shared, or Exclusive: whole GPUs that no other tenant uses.", [*Mode], Mode.SHARED),
             "memoryIsolation": _choice(
-                "Enforced, or None: memory is accounted but no allocation is refused.",
+                "Enforced, or None: memory is counted, and no allocation is refused.",
                 [*MemoryIsolation],
                 MemoryIsolation.ENFORCED,
             ),
             "latency": _choice(
                 "Normal, or Interactive: when the pod wakes with guaranteed time left, neighbours hand the GPU over "
-                "after the kernel that runs. A GPU takes one Interactive SharePod, or as many as the operator's "
-                "setting says.",
+                "after the running kernel. A GPU takes interactive_per_gpu (operator's setting, default 1) such "
+                "SharePods.",
                 [*Latency],
                 Latency.NORMAL,
             ),
             "coRunning": _choice(
-                "Allow, or Deny: no other tenant runs on the GPU while this one does, even where the agent shares GPUs "
-                "concurrently.",
+                "Allow, or Deny: no other tenant runs on the GPU during this SharePod's turns, even if the agent's "
+                "setting sharing is Concurrent.",
                 [*CoRunningPolicy],
                 CoRunningPolicy.ALLOW,
             ),
             "group": _label(
-                "Tenants of the namespace with this name are granted together on each node, as the GPUs of one tenant "
-                "are. None: it is in no group, even where it is the Pod of an indexed Job.",
+                "Tenants of the namespace with the same value get their turns together on each node. Use it for "
+                "ranks of one training. None: in no group, even as the Pod of an indexed Job.",
                 labels,
             ),
             "affinity": _label(
@@ -113,8 +113,8 @@ def gpu_schema() -> Schema:
             },
             "movable": {
                 "description": "Whether it may be restarted on other GPUs to free a place for a waiting SharePod of "
-                "the same or a higher priority. Default: only instead of an eviction, and only with request 0 and "
-                "restartPolicy Always. With restartPolicy Never it is never moved.",
+                "the same or a higher priority. Default: only with request 0 and restartPolicy Always, instead of an "
+                "eviction. A SharePod with restartPolicy Never is not moved.",
                 "type": "boolean",
             },
         },
