@@ -13,8 +13,8 @@ alone           There is one grant without end, not metered. The gate is open, a
                 can only have the primary context of one device.
 cold caches     The thread writes 4 MiB before each launch. The figure is the median of single launches by the wall
                 clock.
-instructions    Number of instructions of a launch and of the loop around it, directly and as in `alone`: the mean over
-                launches that are single-stepped (program `launchsteps`).
+instructions    Processor instructions of a launch with its loop, directly and as in `alone`: the mean over launches
+                that program `launchsteps` single-steps.
 in turn         Each thread launches into this number of streams, one after the other. `a counter for each stream` is
                 what a counter adds to the direct call if each stream has a counter in a cache line of its own.
 ceiling-bound   The tenant has the token for 70 ms of each 100 ms, and the grants are metered.

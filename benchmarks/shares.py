@@ -78,8 +78,8 @@ MIXES: dict[str, tuple[float, ...]] = {
     "fifty at 0.02": (0.02,) * 50,
 }
 SMALL = {"2:98", "fifty at 0.02"}
-"""Mixes that a complete run measures only with `SMALL_WORK`: with longer kernels, one turn would be a large part of
-what these tenants request."""
+"""Mixes that a complete run measures only with `SMALL_WORK`. With longer kernels, a single turn would exceed a large
+part of these tenants' requests."""
 SMALL_WORK = "5 ms"
 WORKS: dict[str, tuple[Work, ...]] = {
     "0.1 ms": (Work(100),),

@@ -46,7 +46,7 @@ SETTLE_RAISED_S = 1.0
 """Seconds between a changed request and the measurement. They are fewer, because the tenants were busy before, so their
 buckets have saved nothing."""
 
-APPLY = Phase("two SharePods for one GPU, and one that requests half of both GPUs", 4)
+APPLY = Phase("two SharePods for one GPU, and a third for half of both GPUs", 4)
 SHARE = Phase("measuring GPU time: alpha and beta share one GPU", SETTLE_S + WINDOW_S)
 DELETE = Phase("beta is deleted: gamma gets both GPUs", 4)
 LEND = Phase("measuring GPU time: alpha and gamma", SETTLE_S + WINDOW_S)

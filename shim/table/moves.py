@@ -37,7 +37,7 @@ _HEAD = """\
  *
  * MOVE(runs, symbol, stream, per_thread, parameters, arguments...)
  *
- * `runs` is true if the call makes the device work: then it passes the gate. shim/table/moves.py says which it is.
+ * `runs` is true if the call makes the device work: then it passes the gate. shim/table/moves.py decides.
  */
 // clang-format off
 

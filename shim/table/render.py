@@ -22,7 +22,7 @@ _HEAD = """\
  * 11.2). A _ptds or _ptsz form takes the per-thread default stream. What the classes mean, and why an entry point is of
  * its class, says shim/table/classes.txt.
  *
- * A file that includes this one defines those of the three that it needs.
+ * A file that includes this one defines the macros that it needs.
  */
 #ifndef WRAPPED
 #define WRAPPED(class, symbol, name, since, parameters)

@@ -112,8 +112,8 @@ class Worker:
         return right
 
     def _on_the_default_stream(self) -> bool:
-        """Run work on the default stream, which waits for the own streams of the thread only on request. Return
-        whether the result is right."""
+        """Return whether work on the default stream gives the right result. That stream waits for the thread's own
+        streams only by an event."""
         done = self._main.record_event()
         with torch.cuda.stream(torch.cuda.default_stream()):
             torch.cuda.current_stream().wait_event(done)

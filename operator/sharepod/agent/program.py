@@ -72,7 +72,7 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
     parser.add_argument(
         "--apart",
         action="store_true",
-        help="run two supervised processes, as root; the one that parses tenants' frames has no rights on the node",
+        help="run two supervised processes, as root; the process that parses tenants' frames has no rights on the node",
     )
     parser.add_argument("--version", action="version", version=agent_version())
     arguments = parser.parse_args(argv)

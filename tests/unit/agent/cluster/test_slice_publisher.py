@@ -261,7 +261,7 @@ async def test_a_slice_that_a_restored_backup_has_brought_back_is_written_again(
     for _ in range(2):
         await bench.publisher.step()
     assert bench.devices() == ["gpu-1"]
-    bench.api.own = before  # a version older than the last one that the publisher has seen
+    bench.api.own = before  # older than the last version that the publisher saw
     watching = asyncio.create_task(bench.publisher.follow())
     await turns()
     await bench.publisher.step()
