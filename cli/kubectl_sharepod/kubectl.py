@@ -3,6 +3,7 @@
 Guarantees:
 - Each read ends within `TIMEOUT_S`.
 - A refusal of the API server is an error of its own type, with the server's message.
+- Messages have no characters that control a terminal.
 """
 
 from __future__ import annotations
@@ -146,8 +147,10 @@ class Kubectl:
                 timeout=TIMEOUT_S,
                 check=False,
             )
-        except subprocess.TimeoutExpired:
-            raise KubectlError(f"kubectl {arguments[0]} did not answer within {TIMEOUT_S} s") from None
+        except subprocess.TimeoutExpired as error:
+            output = printable((error.stderr or b"").decode(errors="replace")).strip()  # bytes, whatever the encoding
+            waited = f"kubectl {arguments[0]} did not answer within {TIMEOUT_S} s"
+            raise KubectlError(f"{waited}; its last output: {output}" if output else waited) from None
         except OSError as error:
             raise self._missing(error) from None
         if done.returncode == 0:
@@ -171,14 +174,26 @@ _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 def _error_of(message: str) -> KubectlError:
     kind = next((error for word, error in _ERRORS.items() if word in message), KubectlError)
-    return kind(message.removeprefix("error: "))
+    return kind(printable(message.removeprefix("error: ")))
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that control a terminal, except ends of lines."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def path(plural: str, namespace: str | None = None, name: str | None = None, *, group: str = GROUP) -> str:
     """Return the path of a list or of an object. `namespace` None: the list of all namespaces, or a
     cluster-scoped kind."""
-    parts = [group, *(["namespaces", quote(namespace, safe="")] if namespace else []), plural]
-    return "/".join([*parts, *([quote(name, safe="")] if name else [])])
+    parts = [group, *(["namespaces", _quoted(namespace)] if namespace else []), plural]
+    return "/".join([*parts, *([_quoted(name)] if name else [])])
+
+
+def _quoted(name: str) -> str:
+    """Return a name as one part of a path. An argument may have bytes that are no text."""
+    return quote(name, safe="", errors="surrogateescape")
 
 
 def both(first: Callable[[], _Read], second: Callable[[], _Other]) -> tuple[_Read, _Other]:

@@ -3,7 +3,7 @@
 Guarantees:
 - On a terminal a table is not wider than the terminal. Piped output is never cut.
 - 16,000 rows take a tenth of a second. With a library for tables, each row took 1 ms.
-- Colours appear only on a terminal, and not if NO_COLOR is set.
+- Colours appear only on a terminal, and not if NO_COLOR is set or the terminal is `dumb`.
 """
 
 from __future__ import annotations
@@ -68,18 +68,22 @@ class Page:
 
 @dataclass(frozen=True)
 class Screen:
-    """Destination of a page. `columns`: width to which tables are cut; None: tables are not cut."""
+    """Destination of a page. `columns`: width to which tables are cut; None: tables are not cut. `rows`: height of a
+    terminal that can be cleared; None: any other destination."""
 
     file: TextIO
     columns: int | None
     colours: bool
+    rows: int | None = None
 
     @classmethod
     def of_process(cls) -> Self:
         """Return the standard output of this process."""
-        terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if terminal else None
-        return cls(sys.stdout, width, terminal and "NO_COLOR" not in os.environ)
+        if not sys.stdout.isatty():
+            return cls(sys.stdout, None, colours=False)
+        size, able = shutil.get_terminal_size(), os.environ.get("TERM") != "dumb"
+        colours = able and "NO_COLOR" not in os.environ
+        return cls(sys.stdout, size.columns, colours, size.lines if able else None)
 
 
 def show(page: Page, how: Format, to: Screen) -> None:
@@ -87,7 +91,8 @@ def show(page: Page, how: Format, to: Screen) -> None:
     if how is Format.JSON:
         text = json.dumps({"items": list(page.items())}, indent=2)
     elif how is Format.YAML:
-        text = yaml.safe_dump({"items": list(page.items())}, sort_keys=False).rstrip()
+        plain = json.loads(json.dumps({"items": list(page.items())}))  # no enums, and no anchors for equal objects
+        text = yaml.dump(plain, Dumper=_DUMPER, sort_keys=False).rstrip()
     elif how is Format.NAME:
         text = "\n".join(page.names)
     else:
@@ -108,19 +113,31 @@ def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
         widths = [max(len(row[number]) for row in table) for number in range(len(kept))]
         if to.columns is not None:
             widths = _cut(widths, columns, to.columns)
-        lines += [_line(row, columns, widths) for row in table[:1]]
-        lines += [
-            f"{colour}{_line(row, columns, widths)}{_RESET}" if colour and to.colours else _line(row, columns, widths)
-            for row, colour in itertools.zip_longest(table[1:], page.colours, fillvalue="")
-        ]
+        for row, colour in itertools.zip_longest(table, ("", *page.colours), fillvalue=""):
+            line = _clipped(_line(row, columns, widths), to.columns)
+            lines.append(f"{colour}{line}{_RESET}" if colour and to.colours else line)
     elif page.empty:
         lines.append(page.empty)
     return [*lines, *page.after]
 
 
+def fitting(lines: Sequence[str], to: Screen) -> list[str]:
+    """Return the lines that a refreshed terminal shows: it is cleared first, and lines below its last row are counted
+    instead. All lines for any other destination."""
+    if to.rows is None:
+        return list(lines)
+    hidden = len(lines) - max(1, to.rows - 1)
+    shown = lines if hidden <= 0 else [*lines[: max(0, to.rows - 2)], f"… {hidden + 1} more lines"]
+    return [_CLEAR + (shown[0] if shown else ""), *shown[1:]]
+
+
+def _clipped(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else f"{line[: max(0, width - 1)]}…"
+
+
 def _cut(widths: Sequence[int], columns: Sequence[Column], width: int) -> list[int]:
-    """Return column widths that fit into `width`. The widest of the `grows` columns is cut first, then all
-    other columns."""
+    """Return column widths that fit into `width`, if cells of `_LEAST` characters do. The widest of the `grows` columns
+    is cut first, then all other columns."""
     found = list(widths)
     over = sum(found) + len(_GAP) * (len(found) - 1) - width
     for giving in (True, False):
@@ -141,8 +158,10 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) 
 
 
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
-CLEAR = "\x1b[H\x1b[J"
+_CLEAR = "\x1b[H\x1b[J"
 """Control sequence that moves the terminal's cursor to the top and clears the screen."""
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The dumper in C, where PyYAML has it, takes a tenth of the time."""
 _RESET = "\x1b[0m"
 _GAP = "  "
 _LEAST = 4

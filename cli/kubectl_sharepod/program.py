@@ -18,7 +18,7 @@ from pathlib import Path
 from kubectl_sharepod import commands
 from kubectl_sharepod.cordon import cordon, drain
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, UsageError
-from kubectl_sharepod.output import CLEAR, Format, Page, Screen, drawn, show
+from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.page.server import port_of, scope_of, serve
 from kubectl_sharepod.preflight import preflight
 from kubectl_sharepod.reading import Scope
@@ -31,8 +31,18 @@ EXIT_ERROR, EXIT_USAGE, EXIT_FORBIDDEN = 1, 2, 3
 _REFRESH_S = 2.0
 _OF_KUBECTL = ("logs", "exec", "port-forward")
 """Commands that become kubectl's own."""
-_CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "server", "token")
-"""Flags that the plugin passes to kubectl."""
+_CONNECTION = (
+    *("context", "kubeconfig", "cluster", "user", "as", "as-uid", "server", "token", "tls-server-name"),
+    *("certificate-authority", "client-certificate", "client-key"),
+)
+"""Flags with a value that the plugin passes to kubectl. `--as-group`, which may occur several times, and the switch
+`--insecure-skip-tls-verify` are passed, too."""
+_NAMESPACE = ("-n", "--namespace")
+_TAKE_A_VALUE = (
+    *("-c", "--container", "--since", "--since-time", "--tail", "--limit-bytes", "--max-log-requests"),
+    *("--pod-running-timeout", "--address"),
+)
+"""Flags of `kubectl logs`, `exec` and `port-forward` whose value is the next word."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -43,11 +53,11 @@ def arguments() -> argparse.ArgumentParser:
         epilog="exit status: 0 done, 1 error or problem found, 2 wrong arguments, 3 not allowed",
     )
     connection = argparse.ArgumentParser(add_help=False)
-    for name in _CONNECTION:
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-        connection.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    _add_connection(connection)
+    _add_connection(parser)
+    parser.add_argument(*_NAMESPACE, dest="namespace_before", help=argparse.SUPPRESS)
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("-n", "--namespace", help="namespace (default: that of the context)")
+    shared.add_argument(*_NAMESPACE, help="namespace (default: that of the context)")
     listed = argparse.ArgumentParser(add_help=False, parents=[shared])
     listed.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
     formats = argparse.ArgumentParser(add_help=False)
@@ -109,14 +119,32 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    for name in _CONNECTION:
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--as-group", action="append", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    switch = "--insecure-skip-tls-verify"
+    parser.add_argument(switch, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _connection(asked: argparse.Namespace) -> tuple[str, ...]:
+    """Return the flags of the connection, for kubectl."""
+    given = vars(asked)
+    flags = [(name, given.get(name.replace("-", "_"))) for name in _CONNECTION]
+    flags += [("as-group", group) for group in given.get("as_group", ())]
+    insecure = ["--insecure-skip-tls-verify"] if given.get("insecure_skip_tls_verify") else []
+    return (*(f"--{name}={value}" for name, value in flags if value), *insecure)
+
+
 def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = None) -> int:
     """Run one command and return its exit status."""
-    parser = arguments()
+    parser, given = arguments(), _name_first(given)
     asked = parser.parse_args(given)
     if asked.command in _OF_KUBECTL:
         asked.rest = _own_flags(asked, _rest(given, asked.rest))
-    flags = tuple(f"--{name}={getattr(asked, name)}" for name in _CONNECTION if getattr(asked, name))
-    kubectl = Kubectl(flags, program)
+    if getattr(asked, "namespace", "") is None:
+        asked.namespace = asked.namespace_before
+    kubectl = Kubectl(_connection(asked), program)
     try:
         if asked.command in _OF_KUBECTL:
             namespace = _namespace(kubectl, asked)
@@ -126,16 +154,16 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
             scope, note = scope_of(kubectl, asked.namespace, every=asked.all_namespaces)
             serve(scope, note, asked.port, _announce)
             return 0
-        output, how = to or Screen.of_process(), Format(getattr(asked, "output", Format.TABLE))
+        how = Format(getattr(asked, "output", Format.TABLE))
         watches = getattr(asked, "watch", False)
         if watches and how not in (Format.TABLE, Format.WIDE):
             raise UsageError(f"--watch shows tables; leave out --watch or -o {how}")
         read = _command(kubectl, asked)
         page = read()
         if watches:
-            _watch(read, page, output, wide=how is Format.WIDE)
+            _watch(read, page, to, wide=how is Format.WIDE)
         else:
-            show(page, how, output)
+            show(page, how, to or Screen.of_process())
         return page.status
     except ForbiddenError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -208,6 +236,27 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
     return pages[asked.command]
 
 
+def _name_first(given: Sequence[str]) -> Sequence[str]:
+    """Move flags that stand between `logs`, `exec` or `port-forward` and the name behind the name, where argparse
+    leaves them for kubectl: `logs -f train` is `logs train -f`."""
+    at = _after_flags(given, 0)
+    if at >= len(given) or given[at] not in _OF_KUBECTL:
+        return given
+    name = _after_flags(given, at + 1)
+    flags = given[at + 1 : name]
+    if name >= len(given) or given[name] == "--" or {"-h", "--help"} & set(flags):
+        return given
+    return [*given[: at + 1], given[name], *flags, *given[name + 1 :]]
+
+
+def _after_flags(words: Sequence[str], at: int) -> int:
+    """Return the index of the first word from `at` on that is neither a flag nor the value of one."""
+    valued = {*_NAMESPACE, *_TAKE_A_VALUE, *(f"--{name}" for name in (*_CONNECTION, "as-group"))}
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if words[at] in valued else 1
+    return at
+
+
 def _rest(given: Sequence[str], rest: Sequence[str]) -> Sequence[str]:
     """Return the words after a name, without the `--` that argparse leaves there."""
     begin = len(given) - len(rest)
@@ -218,8 +267,8 @@ def _own_flags(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     """Read namespace and connection after the name, too; return the words that are left for kubectl."""
     end = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("-n", "--namespace"), *((f"--{name}",) for name in _CONNECTION):
-        parser.add_argument(*name, default=argparse.SUPPRESS)
+    parser.add_argument(*_NAMESPACE, default=argparse.SUPPRESS)
+    _add_connection(parser)
     _, left = parser.parse_known_args(rest[:end], asked)
     return [*left, *rest[end:]]
 
@@ -228,14 +277,20 @@ def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:
     return asked.namespace or kubectl.namespace()
 
 
-def _watch(read: Callable[[], Page], first: Page, to: Screen, *, wide: bool) -> None:
-    """Show a page repeatedly until Ctrl-C."""
-    page = first
+def _watch(read: Callable[[], Page], first: Page, to: Screen | None, *, wide: bool) -> None:
+    """Show a page repeatedly until Ctrl-C. If a read fails, the last page stays, with the error above it."""
+    page, problem = first, ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            print("\n".join([CLEAR + time.strftime("%H:%M:%S"), *drawn(page, to, wide=wide)]), file=to.file, flush=True)
+            screen = to or Screen.of_process()  # a terminal may change its size
+            head = [time.strftime("%H:%M:%S"), *([f"error: {problem}; this is the last answer"] if problem else [])]
+            lines = [*head, *page.notes, *drawn(page, screen, wide=wide)]
+            print("\n".join(fitting(lines, screen)), file=screen.file, flush=True)
             time.sleep(_REFRESH_S)
-            page = read()
+            try:
+                page, problem = read(), ""
+            except KubectlError as error:
+                problem = str(error)
 
 
 if __name__ == "__main__":

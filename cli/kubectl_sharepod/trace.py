@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from kubectl_sharepod.commands import find
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, printable
 from kubectl_sharepod.output import Column, Page
 from kubectl_sharepod.reading import SYSTEM, gpus
 from kubectl_sharepod.views import mapping, rows, text, whole
@@ -82,7 +82,8 @@ def _read(url: str, token: str) -> Json:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
             found = json.load(answer)
     except urllib.error.HTTPError as error:
-        raise KubectlError(f"the agent refuses the trace: {error.read(500).decode(errors='replace').strip()}") from None
+        output = printable(error.read(500).decode(errors="replace")).strip()
+        raise KubectlError(f"the agent refuses the trace: {output}") from None
     except (OSError, ValueError) as error:
         raise KubectlError(f"the agent gives no trace: {error}") from None
     return mapping(found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from kubectl_sharepod.kubectl import Json
+from kubectl_sharepod.kubectl import Json, printable
 
 CORDONED = "sharepod.dev/cordoned"
 """Annotation of a GPUNode with the GPUs that take no new tenants."""
@@ -60,6 +60,9 @@ class Workload:
     """Seconds since its creation. Only while it has no place."""
     message: str = ""
     """Why the workload has no place, or a finding of its agent."""
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,9 +232,7 @@ def text(item: Mapping[str, Any], *keys: str) -> str:
     value: object = item
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(value, str) or value.isprintable():
-        return value if isinstance(value, str) else ""
-    return "".join(letter if letter.isprintable() else " " for letter in value)
+    return printable(value).replace("\n", " ") if isinstance(value, str) else ""
 
 
 def whole(value: object) -> int | None:
@@ -274,6 +275,7 @@ def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Wo
     gpus = tuple(uuid for uuid in row.get("gpus") or () if isinstance(uuid, str))
     findings = [text(finding, "message") for finding in rows(seen.get("findings"))]
     released = text(row, "state") == "Releasing"
+    affinity, anti_affinity, exclusion = scheduling_labels(mapping(row.get("labels")))
     return Workload(
         kind=kind,
         namespace=text(row, "namespace"),
@@ -293,7 +295,17 @@ def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Wo
         counted_since=text(seen, "countedSince"),
         state="Releasing" if released else "Running" if seen.get("processes") else "Reserved",
         message=" ".join(findings),
+        affinity=affinity,
+        anti_affinity=anti_affinity,
+        exclusion=exclusion,
     )
+
+
+def scheduling_labels(block: Json, prefix: str = "") -> tuple[str, str, str]:
+    """Return affinity, anti-affinity and exclusion of a block such as `spec.gpu`. `prefix`: that of annotations, whose
+    words are joined by hyphens."""
+    anti_affinity = "anti-affinity" if prefix else "antiAffinity"
+    return text(block, f"{prefix}affinity"), text(block, f"{prefix}{anti_affinity}"), text(block, f"{prefix}exclusion")
 
 
 def cordoned_of(gpunode: Json) -> list[str]:

@@ -1,19 +1,32 @@
 """`why`: shows what keeps a workload from a GPU, by its conditions and Events, and by each GPU that the user may see.
 
-The operator decides. The table compares only size, model, UUID and mode of the GPUNodes' GPUs with the request. It does
-not consider node selectors, taints and labels of affinity.
+The operator decides. The table compares only size, model, UUID, mode and scheduling labels with the GPUNodes' GPUs and
+their tenants. It does not consider the nodes: their labels, taints and resources. If the operator's answer has a change
+that it has checked, the command advises no other.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, NotFoundError, UsageError, both, path
 from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
 from kubectl_sharepod.reading import NODES_HIDDEN, gpus_if_allowed
-from kubectl_sharepod.views import WHOLE_MILLI, Gpu, condition, mapping, quantity, rows, sharepod, text, whole
+from kubectl_sharepod.views import (
+    WHOLE_MILLI,
+    Gpu,
+    condition,
+    mapping,
+    quantity,
+    rows,
+    scheduling_labels,
+    sharepod,
+    text,
+    whole,
+)
 from kubectl_sharepod.views import now as present
 
 CLAIMS = "/apis/resource.k8s.io/v1"
@@ -22,6 +35,8 @@ LEAST_MEMORY = 1 << 30
 _EVENTS = 8
 """Number of newest Events that are shown."""
 _PREFIX = "sharepod.dev/gpu-"
+_CHECKED = "would fit now"
+"""End of the operator's advice, which it has checked by a decision."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,13 @@ class Wanted:
     exclusive: bool = False
     uuids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    namespace: str = ""
+    """Namespace of the workload, within which its scheduling labels count."""
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
+    group: tuple[str, ...] = ()
+    """UUIDs of the GPUs that its affinity group has. Empty: it has none yet."""
 
     def memory_on(self, gpu: Gpu) -> int:
         """Return the bytes of memory that the share takes on a GPU."""
@@ -54,12 +76,20 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
     if found.placed:
         where = f": {found.where}" if found.where else ""
         return Page(before=[f"{kind}/{name} has its share{where}", *found.lines], items=lambda: [{"placed": True}])
+    if found.instead:
+        return Page(
+            before=[f"{kind}/{name} {found.instead}", *found.lines],
+            items=lambda: [{"placed": False, "reasons": [found.instead]}],
+            status=1,
+        )
+    wanted, change = found.wanted, ""
     page_rows: list[list[str]] = []
     items: list[Json] = []
     after: list[str] = []
-    if fleet is not None and found.wanted is not None:
+    if fleet is not None and wanted is not None:
+        wanted = replace(wanted, group=_group(fleet.gpus, wanted))
         for gpu in fleet.gpus:
-            problem = obstacle(gpu, found.wanted)
+            problem = obstacle(gpu, wanted)
             room = gpu.free
             page_rows.append(
                 [
@@ -72,7 +102,8 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
                 ]
             )
             items.append({"node": gpu.node, "index": gpu.index, "uuid": gpu.uuid, "why": problem})
-        change = smallest_change(fleet.gpus, found.wanted)
+        if not any(_CHECKED in line for line in found.lines):
+            change = smallest_change(fleet.gpus, wanted)
         if change:
             after.append(f"Smallest change that a GPU has room for: {change}")
     return Page(
@@ -86,7 +117,15 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
         ],
         rows=page_rows,
         colours=["" if item["why"] else GREEN for item in items],
-        items=lambda: [{"placed": False, "wanted": asdict(found.wanted) if found.wanted else None, "gpus": items}],
+        items=lambda: [
+            {
+                "placed": False,
+                "reasons": [line.strip() for line in found.lines],
+                "wanted": asdict(wanted) if wanted else None,
+                "gpus": items,
+                "smallest_change": change,
+            }
+        ],
         before=[f"{kind}/{name} has no share yet", *found.lines],
         after=after,
         notes=[NODES_HIDDEN] if fleet is None else [],
@@ -108,6 +147,8 @@ def obstacle(gpu: Gpu, wanted: Wanted) -> str:
         return f"it asks for a whole GPU, and this one has {len(gpu.tenants)} tenants"
     if any(tenant.exclusive for tenant in gpu.tenants):
         return "an Exclusive tenant has it"
+    if labels := _label_obstacle(gpu, wanted):
+        return labels
     lacks = []
     if gpu.free_milli < wanted.request_milli:
         lacks.append(f"time: {fraction(gpu.free_milli)} free, {fraction(wanted.request_milli)} requested")
@@ -116,15 +157,34 @@ def obstacle(gpu: Gpu, wanted: Wanted) -> str:
     return "; ".join(lacks)
 
 
+def _label_obstacle(gpu: Gpu, wanted: Wanted) -> str:
+    """Return which scheduling label keeps the share off a GPU. Empty if none does. Labels count within a namespace."""
+    if wanted.group and gpu.uuid not in wanted.group:
+        return f"its affinity group {wanted.affinity} is on other GPUs"
+    own = (wanted.namespace, wanted.exclusion) if wanted.exclusion else None
+    kept = {(tenant.namespace, tenant.exclusion) if tenant.exclusion else None for tenant in gpu.tenants}
+    if kept - {own}:
+        return f"it has tenants without the exclusion label {own[1]}" if own else "an exclusion label keeps it"
+    apart = (wanted.namespace, wanted.anti_affinity)
+    if wanted.anti_affinity and apart in [(tenant.namespace, tenant.anti_affinity) for tenant in gpu.tenants]:
+        return f"a tenant with its anti-affinity label {wanted.anti_affinity} is on it"
+    return ""
+
+
+def _group(gpus: Iterable[Gpu], wanted: Wanted) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs with a tenant of the share's affinity group."""
+    own = (wanted.namespace, wanted.affinity)
+    members = (gpu for gpu in gpus if own in [(tenant.namespace, tenant.affinity) for tenant in gpu.tenants])
+    return tuple(gpu.uuid for gpu in members) if wanted.affinity else ()
+
+
 def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
     """Return the change of request or memory that makes the share fit and reduces it least. Empty if no change
     helps."""
     by_node: dict[str, list[Gpu]] = {}
     for gpu in gpus:
-        if not wanted.exclusive and not gpu.why and not any(tenant.exclusive for tenant in gpu.tenants):
-            larger = Wanted(0, 0, 1, False, wanted.uuids, wanted.models)
-            if not obstacle(gpu, larger):
-                by_node.setdefault(gpu.node, []).append(gpu)
+        if not wanted.exclusive and not obstacle(gpu, replace(wanted, request_milli=0, memory=0)):
+            by_node.setdefault(gpu.node, []).append(gpu)
     changes = [change for node in by_node.values() for change in _changes(node, wanted)]
     if not changes or any(kept == 1.0 for kept, _text in changes):
         return ""
@@ -169,6 +229,8 @@ class _Found:
     wanted: Wanted | None
     where: str = ""
     """GPUs and share of a placed SharePod, in the operator's words."""
+    instead: str = ""
+    """Why the workload needs no place. Empty: it needs one."""
 
 
 def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -182,6 +244,9 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         for one in rows(status.get("conditions"))
         if text(one, "status") == "False" and text(one, "type") != "Ready"
     ]
+    if status.get("endTime"):
+        ready = condition(status, "PodReady")
+        return _Found(False, (), None, instead=f"has ended: {text(ready, 'reason')}: {text(ready, 'message')}")
     place = condition(status, "Placed")
     placed = text(place, "status") == "True"
     seen = sharepod(item, present())
@@ -192,6 +257,8 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         seen.exclusive,
         tuple(uuid for uuid in spec.get("uuids") or () if isinstance(uuid, str)),
         tuple(model for model in spec.get("models") or () if isinstance(model, str)),
+        namespace,
+        *scheduling_labels(spec),
     )
     return _Found(placed, tuple(lines), wanted, text(place, "message"))
 
@@ -201,10 +268,19 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         lambda: kubectl.get(path("pods", namespace, name, group="/api/v1")),
         lambda: _events(kubectl, namespace, "Pod", name),
     )
+    if not _requests_gpus(item):
+        return _Found(False, (), None, instead="requests no share of a GPU")
     scheduled = condition(mapping(item.get("status")), "PodScheduled")
     placed = text(scheduled, "status") == "True" or bool(text(item, "spec", "nodeName"))
     lines = [] if placed else [f"  PodScheduled: {text(scheduled, 'reason')}: {text(scheduled, 'message')}"]
-    return _Found(placed, (*lines, *(() if placed else events)), _of_line(item))
+    return _Found(placed, (*lines, *(() if placed else events)), _of_line(item, namespace))
+
+
+def _requests_gpus(pod: Json) -> bool:
+    """Return whether a Pod has a resource line, a claim, a volume or an owner of SharePod."""
+    spec, metadata = mapping(pod.get("spec")), mapping(pod.get("metadata"))
+    named = [spec.get("containers"), spec.get("initContainers"), spec.get("volumes"), metadata.get("ownerReferences")]
+    return bool(spec.get("resourceClaims")) or "sharepod.dev" in json.dumps(named)
 
 
 def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -223,23 +299,43 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         quantity(asked.get("memory")),
         whole(exactly.get("count")) or 1,
         exclusive,
+        (),
+        (),
+        namespace,
+        *scheduling_labels(mapping(mapping(item.get("metadata")).get("annotations")), _PREFIX),
     )
     return _Found(placed, () if placed else tuple(events), wanted if exclusive or time is not None else None)
 
 
-def _of_line(pod: Json) -> Wanted | None:
-    """Return the share that the resource line of a Pod requests. None if the Pod has no line."""
-    time = memory = 0
-    for container in rows(mapping(pod.get("spec")).get("containers")):
-        limits = mapping(mapping(container.get("resources")).get("limits"))
-        time += quantity(limits.get("sharepod.dev/gpu-milli")) or 0
-        memory += quantity(limits.get("sharepod.dev/gpu-memory-mib")) or 0
+def _of_line(pod: Json, namespace: str) -> Wanted | None:
+    """Return the share that the resource lines of a Pod request. None if the Pod has no line."""
+    time, memory = _effective(pod, "sharepod.dev/gpu-milli"), _effective(pod, "sharepod.dev/gpu-memory-mib")
     if not time:
         return None
     annotated = mapping(mapping(pod.get("metadata")).get("annotations"))
     count = quantity(annotated.get(f"{_PREFIX}count")) or max(1, time // WHOLE_MILLI)
     exclusive = annotated.get(f"{_PREFIX}mode") == "Exclusive"
-    return Wanted(time // count, (memory << 20) // count if memory else None, count, exclusive)
+    labels = scheduling_labels(annotated, _PREFIX)
+    return Wanted(
+        time // count, (memory << 20) // count if memory else None, count, exclusive, (), (), namespace, *labels
+    )
+
+
+def _effective(pod: Json, resource: str) -> int:
+    """Return the effective request of a Pod: its containers and sidecars together, or the largest moment of its other
+    init containers, which run with the sidecars before them."""
+
+    def limit(container: Json) -> int:
+        return quantity(mapping(mapping(container.get("resources")).get("limits")).get(resource)) or 0
+
+    spec = mapping(pod.get("spec"))
+    sidecars = largest = 0
+    for container in rows(spec.get("initContainers")):
+        if text(container, "restartPolicy") == "Always":
+            sidecars += limit(container)
+        else:
+            largest = max(largest, sidecars + limit(container))
+    return max(largest, sidecars + sum(limit(container) for container in rows(spec.get("containers"))))
 
 
 def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]:

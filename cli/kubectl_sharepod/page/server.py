@@ -17,6 +17,7 @@ import re
 import secrets
 import sys
 import threading
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -73,11 +74,10 @@ class Reading:
 
 
 def port_of(given: str) -> int:
-    """Return a port number of this machine; 0: any free port. Raise `ValueError`."""
-    port = int(given)
-    if not 0 <= port < 1 << 16:
-        raise ValueError(f"{given} is no port")
-    return port
+    """Return a port number of this machine; 0: any free port. Raise `ArgumentTypeError`."""
+    if not given.isdecimal() or not int(given[:6]) < 1 << 16:
+        raise ArgumentTypeError(f"{given!r} is no port; write a number from 0 to 65535")
+    return int(given[:6])
 
 
 def scope_of(kubectl: Kubectl, namespace: str | None, *, every: bool) -> tuple[Scope, str]:

@@ -167,6 +167,86 @@ def test_a_waiting_pod_with_a_line_is_compared_by_its_line() -> None:
     assert "memory: 20Gi free, 40Gi requested" in text
 
 
+def test_scheduling_labels_are_obstacles_within_their_namespace() -> None:
+    tenant = row("kept", (0,), 100, 1, labels={"exclusion": "mine", "antiAffinity": "apart", "affinity": "pair"})
+    gpus = fleet([gpunode("node-a", {0: 0, 1: 1}, [tenant])]).gpus
+    asks = Wanted(100, GI, namespace=TEAM)
+
+    def answers(wanted: Wanted) -> list[str]:
+        return [obstacle(gpu, wanted) for gpu in gpus]
+
+    assert answers(asks) == ["an exclusion label keeps it", ""]
+    assert answers(replace(asks, exclusion="mine")) == ["", ""]
+    assert answers(replace(asks, exclusion="mine", namespace="other")) == [
+        "it has tenants without the exclusion label mine",
+        "",
+    ]
+    apart = replace(asks, exclusion="mine", anti_affinity="apart")
+    assert answers(apart) == ["a tenant with its anti-affinity label apart is on it", ""]
+    assert smallest_change(gpus[:1], replace(asks, request_milli=1000)) == "", "no change helps against a label"
+
+
+@pytest.mark.parametrize(
+    ("block", "gpus"),
+    [({"affinity": "pair", "exclusion": "mine"}, ["fits", "its affinity group pair is on other GPUs"]), ({}, [])],
+)
+def test_labels_of_the_spec_and_of_annotations_count_alike(block: Json, gpus: list[str]) -> None:
+    tenant = row("kept", (0,), 100, 1, labels={"exclusion": "mine", "affinity": "pair"})
+    kubectl = cluster()
+    kubectl.objects["/apis/sharepod.dev/v1alpha1/gpunodes"] = {"items": [gpunode("n", {0: 0, 1: 1}, [tenant])]}
+    large = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large"]
+    large["spec"]["gpu"] |= block
+    claim = {"name": "c", "annotations": {f"sharepod.dev/gpu-{name}": label for name, label in block.items()}}
+    asked = {"timeMilli": "100", "memory": "1Gi"}
+    requests = [{"name": "gpu", "exactly": {"capacity": {"requests": asked}}}]
+    spec = {"devices": {"requests": requests}}
+    kubectl.objects["/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/c"] = {"metadata": claim, "spec": spec}
+    kubectl.objects["/api/v1/namespaces/team/events"] = {"items": []}
+    for kind, name in (("sharepod", "large"), ("claim", "c")):
+        [answer] = why(kubectl, TEAM, kind, name).items()
+        wanted = gpus or ["an exclusion label keeps it", "fits"]
+        assert [one["why"] or "fits" for one in answer["gpus"]] == wanted
+
+
+def test_advice_that_the_operator_has_checked_is_the_only_one() -> None:
+    kubectl = cluster()
+    large = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large"]
+    [answer] = why(kubectl, TEAM, "sharepod", "large").items()
+    assert answer["smallest_change"] == "request 0.4 (node node-a)"
+    assert answer["reasons"] == ["Placed: NoRoom: no GPU has 0.9 of its time free"]
+    large["status"]["conditions"][0]["message"] = "0/2 nodes can take it. spec.gpu.request 0.3 would fit now."
+    assert "Smallest change" not in printed(why(kubectl, TEAM, "sharepod", "large"))
+
+
+def test_what_has_ended_or_requests_no_gpu_waits_for_none() -> None:
+    kubectl = cluster()
+    train = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    ready = {"type": "PodReady", "status": "False", "reason": "Completed", "message": "exit code 0"}
+    train["status"] |= {"endTime": "2026-01-01T00:00:00Z", "conditions": [*train["status"]["conditions"], ready]}
+    page = why(kubectl, TEAM, "sharepod", "train")
+    assert (printed(page), page.status) == ("sharepod/train has ended: Completed: exit code 0", 1)
+    kubectl.objects["/api/v1/namespaces/team/events"] = {"items": []}
+    pod: Json = {"metadata": {"name": "web"}, "spec": {"nodeName": "n", "containers": [{"name": "main"}]}}
+    kubectl.objects["/api/v1/namespaces/team/pods/web"] = pod
+    assert printed(why(kubectl, TEAM, "pod", "web")) == "pod/web requests no share of a GPU"
+    pod["metadata"]["ownerReferences"] = [{"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}]
+    assert printed(why(kubectl, TEAM, "pod", "web")) == "pod/web has its share"
+
+
+def test_init_containers_and_sidecars_count_as_the_effective_request() -> None:
+    def container(milli: int, **more: Any) -> Json:
+        return {"resources": {"limits": {"sharepod.dev/gpu-milli": str(milli)}}} | more
+
+    kubectl = cluster()
+    kubectl.objects["/api/v1/namespaces/team/events"] = {"items": []}
+    spec: Json = {"containers": [container(200)], "initContainers": [container(100, restartPolicy="Always")]}
+    kubectl.objects["/api/v1/namespaces/team/pods/one"] = {"metadata": {"name": "one"}, "spec": spec}
+    for init, effective in ((150, 300), (250, 350)):
+        spec["initContainers"] = [spec["initContainers"][0], container(init)]
+        [answer] = why(kubectl, TEAM, "pod", "one").items()
+        assert answer["wanted"]["request_milli"] == effective
+
+
 def test_odd_objects_cost_no_other_object_its_line() -> None:
     odd: list[Any] = [{}, {"metadata": {"name": 7}, "spec": [], "status": {"gpus": "no", "tenants": [3, {"id": {}}]}}]
     hostile = gpunode("node-c", {0: 0}, [row("evil\x1b[2J\r", (0,), 100, 1)])
@@ -288,6 +368,11 @@ def test_a_missing_sharepod_is_sought_among_pods_and_claims(monkeypatch: pytest.
         ),
         (("--as", "dana", "--since", "5m"), ("--as=dana",), ["--namespace", TEAM, "train", "--since", "5m"]),
         (("--", "sh", "-n", "x"), (), ["--namespace", TEAM, "train", "--", "sh", "-n", "x"]),
+        (
+            ("--as=dana", "--as-group", "a", "--as-group=b", "--insecure-skip-tls-verify"),
+            ("--as=dana", "--as-group=a", "--as-group=b", "--insecure-skip-tls-verify"),
+            ["--namespace", TEAM, "train"],
+        ),
     ],
 )
 def test_namespace_and_connection_count_after_the_name_too(
@@ -320,7 +405,7 @@ def test_missing_rights_are_named_with_what_is_left() -> None:
         commands.bill(Scope(kubectl, TEAM), None)
     with pytest.raises(ForbiddenError, match="`kubectl sharepod free` shows free shares"):
         commands.all_gpus(Scope(kubectl, None))
-    waiting: Json = {"metadata": {"name": "web"}, "spec": {"containers": []}, "status": {}}
+    waiting: Json = {"metadata": {"name": "web"}, "spec": {"resourceClaims": [{"name": "gpu"}]}, "status": {}}
     kubectl.objects["/api/v1/namespaces/team/pods/web"] = waiting
     assert "You may not list Events" in printed(why(kubectl, TEAM, "pod", "web"))
 

@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import threading
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -224,5 +225,5 @@ def test_a_port_in_use_or_out_of_range_is_an_error() -> None:
     with page() as (netloc, _), pytest.raises(KubectlError, match="name another --port"):
         serve(Scope(cluster(), None), "", int(netloc.partition(":")[2]), print)
     for wrong in ("-1", "65536", "http"):
-        with pytest.raises(ValueError, match=wrong):
+        with pytest.raises(ArgumentTypeError, match=wrong):
             port_of(wrong)

@@ -1,0 +1,132 @@
+"""Arguments, terminals and formats of the kubectl plugin: the words that users type, and the output that they get."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import kubectl_sharepod.kubectl as calls
+import pytest
+from kubectl_sharepod import commands, program
+from kubectl_sharepod.kubectl import Kubectl, KubectlError, path
+from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
+from kubectl_sharepod.preflight import Verdict
+from kubectl_sharepod.reading import Scope
+
+from .fleet import Memory, cluster
+from .test_commands import TEAM, ran
+
+
+@pytest.mark.parametrize("width", [10, 20, 40, 60])
+def test_a_narrow_terminal_gets_clipped_lines(width: int) -> None:
+    screen = Screen(io.StringIO(), width, colours=False)
+    table = drawn(commands.all_gpus(Scope(cluster(), None)), screen)
+    assert max(map(len, table)) <= width
+
+
+@pytest.mark.parametrize(
+    ("words", "became"),
+    [
+        (("logs", "-f", "train"), ["logs", "--namespace", TEAM, "train", "-f"]),
+        (("logs", "--tail", "5", "-n", TEAM, "train"), ["logs", "--namespace", TEAM, "train", "--tail", "5"]),
+        (("exec", "-it", "train", "--", "sh", "-l"), ["exec", "--namespace", TEAM, "train", "-it", "--", "sh", "-l"]),
+        (("-n", TEAM, "exec", "-c", "main", "train", "--", "id"),
+         ["exec", "--namespace", TEAM, "train", "-c", "main", "--", "id"]),
+        (("--context", "logs", "port-forward", "train", "80"), ["port-forward", "--namespace", TEAM, "train", "80"]),
+    ],
+)  # fmt: skip
+def test_flags_of_kubectl_count_before_the_name_too(
+    words: tuple[str, ...], became: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def become(_self: Kubectl, given: list[str]) -> None:
+        seen.append(given)
+        sys.exit(0)
+
+    monkeypatch.setattr(Kubectl, "become", become)
+    with pytest.raises(SystemExit) as end:
+        ran(cluster(), *words, monkeypatch=monkeypatch)
+    assert (end.value.code, seen) == (0, [became])
+
+
+def test_the_namespace_counts_before_the_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, text = ran(cluster(), "-n", TEAM, "top", "-o", "name", monkeypatch=monkeypatch)
+    assert (status, "sharepod/train" in text) == (0, True)
+    assert "in namespace later" in ran(later(), "-n", TEAM, "top", "-n", "later", monkeypatch=monkeypatch)[1]
+    assert ran(cluster(), "-n", TEAM, "free", monkeypatch=monkeypatch)[0] == 0
+
+
+def later() -> Memory:
+    kubectl = cluster()
+    kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/later/sharepods"] = {"items": []}
+    return kubectl
+
+
+def test_a_watch_outlives_a_failed_read_and_names_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpunodes",))
+    sharepods = "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods"
+    kept = kubectl.objects[sharepods]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            del kubectl.objects[sharepods]
+        elif len(pauses) == 2:
+            kubectl.objects[sharepods] = kept
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("kubectl_sharepod.program.time.sleep", sleep)
+    status, text = ran(kubectl, "top", "--watch", monkeypatch=monkeypatch)
+    shown = text.split("You may not list GPUNodes")
+    assert (status, len(shown)) == (0, 4)
+    assert ["error: SharePod is not installed" in one for one in shown[:3]] == [False, True, False]
+    assert [one.count("train") for one in shown[1:]] == [1, 1, 1]
+    assert "\x1b" not in text
+
+
+def test_a_refreshed_terminal_shows_its_first_rows_and_counts_the_others() -> None:
+    lines = [str(number) for number in range(10)]
+    assert fitting(lines, Screen(io.StringIO(), 80, colours=False)) == lines
+    terminal = Screen(io.StringIO(), 80, colours=False, rows=5)
+    assert fitting(lines, terminal) == ["\x1b[H\x1b[J0", "1", "2", "… 7 more lines"]
+    assert len(fitting(lines[:4], terminal)) == 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "colours", "rows"),
+    [({"TERM": "xterm"}, True, 24), ({"TERM": "dumb"}, False, None), ({"TERM": "xterm", "NO_COLOR": ""}, False, 24)],
+)
+def test_a_dumb_terminal_gets_neither_colours_nor_control_sequences(
+    environment: dict[str, str], colours: bool, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in (environment | {"COLUMNS": "80", "LINES": "24"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    screen = Screen.of_process()
+    assert (screen.colours, screen.rows, screen.columns) == (colours, rows, 80)
+
+
+def test_enums_and_equal_objects_are_plain_yaml() -> None:
+    same = {"verdict": Verdict.WARNING}
+    shown = io.StringIO()
+    show(Page(items=lambda: [same, same]), Format.YAML, Screen(shown, None, colours=False))
+    assert shown.getvalue() == "items:\n- verdict: warning\n- verdict: warning\n"
+
+
+def test_a_name_of_bytes_that_are_no_text_is_a_name() -> None:
+    assert path("sharepods", "a/b", os.fsdecode(b"\xff")).endswith("/namespaces/a%2Fb/sharepods/%FF")
+
+
+def test_a_login_that_waits_for_the_user_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "kubectl"
+    script.write_text("#!/bin/sh\nprintf 'open \\033[1mhttps://login\\033[0m' >&2\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(calls, "TIMEOUT_S", 0.5)
+    with pytest.raises(KubectlError, match=r"within 0.5 s; its last output: open  \[1mhttps://login \[0m$"):
+        Kubectl(program=str(script)).get("/version")
