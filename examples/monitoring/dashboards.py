@@ -29,7 +29,11 @@ CLUSTER = Dashboard(
     (),
     (
         _stat("GPUs", "count(sharepod_gpu_healthy)"),
-        _stat("GPU time free", "sum(sharepod_gpu_free_ratio)", text="GPUs' worth of time that no tenant has reserved"),
+        _stat(
+            "GPU time free",
+            "sum(sharepod_gpu_free_ratio * sharepod_gpu_shareable)",
+            text="GPUs' worth of time that no tenant has reserved, on GPUs that can be shared",
+        ),
         _stat("Workloads that wait", "max(sharepod_operator_waiting)"),
         _stat("Longest wait", "max(sharepod_operator_longest_wait_seconds)", "s"),
         _stat("Agents away or not ready", "max(sharepod_operator_agents_away) + max(sharepod_operator_agents_unready)"),
@@ -225,7 +229,11 @@ GPU = Dashboard(
             "Ends of co-running an hour, by reason",
             (Query(f"sum by (reason) (increase(sharepod_gpu_co_runs_ended_total{{{_GPU}}}[1h]))", "{{reason}}"),),
         ),
-        Panel("Xids in a day", (Query(f"increase(sharepod_gpu_xids_total{{{_GPU}}}[1d])", "Xid {{xid}}"),)),
+        Panel(
+            "Xids that the driver has reported",
+            (Query(f"sharepod_gpu_xids_total{{{_GPU}}}", "{{node}} GPU {{index}} Xid {{xid}}"),),
+            text="A counter: each step is an Xid. Its increase would leave out the first Xid of each number",
+        ),
     ),
 )
 

@@ -34,8 +34,6 @@ LONGEST_WAIT_SECONDS = Gauge(
     registry=LEADERS,
 )
 DECISIONS = Counter("sharepod_operator_decisions", "Placement decisions by outcome.", ["outcome"], registry=LEADERS)
-for _outcome in ("placed", "refused", "resized", "resize_refused"):
-    DECISIONS.labels(_outcome)  # create the series at the start, so that rates include the first decision
 DECISION_SECONDS = Histogram(
     "sharepod_operator_decision_seconds",
     "Duration of one placement decision.",
@@ -146,6 +144,16 @@ MOVES = Counter(
     ["outcome"],
     registry=LEADERS,
 )
+_OUTCOMES = {
+    DECISIONS: ("placed", "refused", "resized", "resize_refused"),
+    EVICTIONS: ("eviction", "delete", "refused"),
+    PREEMPTIONS: ("begun", "placed", "left", "refused", "protected", "overtaken", "stuck", "withdrawn"),
+    VICTIMS: ("lowered", "moved", "evicted"),
+    MOVES: ("begun", "moved", "elsewhere", "stopped", "lost"),
+}
+for _counter, _outcomes in _OUTCOMES.items():
+    for _outcome in _outcomes:
+        _counter.labels(_outcome)  # create the series at the start, so that rates include the first event
 NAMESPACE_GPU_SECONDS = Counter(
     "sharepod_namespace_gpu_seconds",
     "GPU time of a namespace, by the model of the GPUs and by kind: held, borrowed (part of held beyond the "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kubectl_sharepod.kubectl as calls
 import pytest
-from kubectl_sharepod import commands, program
+from kubectl_sharepod import commands
 from kubectl_sharepod.kubectl import Kubectl, KubectlError, path
 from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.preflight import Verdict

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -21,6 +22,12 @@ from grafana import model
 from harness.build import built
 from harness.prometheus import prometheus, promtool
 from harness.releases import DASHBOARD_SCHEMA
+from prometheus_client import CollectorRegistry, generate_latest
+from sharepod.agent.agent import Agent
+from sharepod.agent.devices.inventory import SimulatedInventory
+from sharepod.agent.telemetry.collector import AgentCollector
+from unit.agent.client import row, settings_in
+from unit.agent.program import write_inventory
 from unit.monitoring.played import TARGET, families, labels_of_series, serving
 from unit.monitoring.test_rules import GROUPS, RULES, questions, read_by
 
@@ -147,3 +154,29 @@ def test_every_series_of_tenants_and_gpus_is_read_by_a_panel_a_rule_or_a_questio
     read = {name for query in asked for name in read_by(query)}
     served = {name for name in families() if name.startswith(("sharepod_tenant_", "sharepod_gpu_"))}
     assert {name for name in served if not any(each.startswith(name) for each in read)} == set()
+
+
+def metrics_of_a_new_operator() -> str:
+    code = "from sharepod.controller import metrics as m; from prometheus_client import generate_latest as g; "
+    command = [sys.executable, "-c", f"{code}print(g(m.LEADERS).decode())"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+async def test_rates_and_increases_read_series_that_exist_before_their_first_event(tmp_path: Path) -> None:
+    """Prometheus counts no increase for the first sample of a series. Counters of namespaces continue stored totals."""
+    asked = [*(query for _, query in queries()), *(rule["expr"] for rule in RULES)]
+    counted = {name for query in asked for name in re.findall(r"(?:rate|increase)\((sharepod_\w+)", query)}
+    text = metrics_of_a_new_operator()
+    write_inventory(tmp_path)
+    agent = Agent(settings_in(tmp_path), SimulatedInventory(tmp_path / "inventory.yaml"))
+    await agent.start()
+    try:
+        await agent.take_stock()
+        await agent.tenants.apply([row("a")])
+        registry = CollectorRegistry()
+        registry.register(AgentCollector(agent))
+        text += generate_latest(registry).decode()
+    finally:
+        await agent.close()
+    there = set(re.findall(r"^(sharepod_\w+)", text, re.MULTILINE)) | {"sharepod_namespace_gpu_seconds_total"}
+    assert counted - there == set()

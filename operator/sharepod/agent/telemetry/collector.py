@@ -119,7 +119,7 @@ class AgentCollector(Collector):
             sheet.add("gpu_free_ratio", labels, max(0, 1000 - sum(row.request_milli for row in on_it)) / 1000)
             sheet.add("gpu_tenants", labels, len(on_it))
             sheet.add("gpu_healthy", labels, int(gpu.health is Health.HEALTHY))
-            sheet.add("gpu_shareable", labels, int(gpu.shareable))
+            sheet.add("gpu_shareable", labels, int(gpu.shareable and not gpu.taken))
             sheet.add("gpu_foreign_processes", labels, len(self._agent.foreign.get(gpu.uuid, ())))
             co_runs = self._agent.tenants.co_runs(gpu.uuid)
             sheet.add("gpu_co_runners", labels, co_runs.co_runners)

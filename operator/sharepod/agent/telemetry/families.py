@@ -104,7 +104,9 @@ FAMILIES = {
         "add up to all of it, over all agents",
     ),
     "sharepod_gpu_healthy": Family("gauge", _GPU, "1 if the GPU is healthy"),
-    "sharepod_gpu_shareable": Family("gauge", _GPU, "1 if the GPU can be shared"),
+    "sharepod_gpu_shareable": Family(
+        "gauge", _GPU, "1 if the GPU can be shared; 0 also while NVIDIA's device plugin has given it to another pod"
+    ),
     "sharepod_gpu_foreign_processes": Family("gauge", _GPU, "Processes on the GPU that belong to no tenant"),
     "sharepod_gpu_xids": Family("counter", (*_GPU, "xid"), "Xids that the driver has reported for the GPU"),
     "sharepod_agent_hand_off_seconds": Family(
