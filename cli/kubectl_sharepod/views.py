@@ -56,6 +56,7 @@ class Workload:
     counted_since: str = ""
     state: str = ""
     """`Running`, or the reason why it does not run, as one word."""
+    ended: bool = False
     waiting_s: int | None = None
     """Seconds since its creation. Only while it has no place."""
     message: str = ""
@@ -184,7 +185,8 @@ def sharepod(item: Json, now: datetime) -> Workload:
     asked, granted, shown = mapping(spec.get("gpu")), mapping(status.get("granted")), mapping(status.get("share"))
     usage, consumed = mapping(status.get("usage")), mapping(status.get("consumed"))
     placed = condition(status, "Placed")
-    waits = text(placed, "status") != "True" and not status.get("endTime")
+    ended = bool(status.get("endTime"))
+    waits = text(placed, "status") != "True" and not ended
     enforced = condition(status, "Enforced")
     findings = text(enforced, "message") if text(enforced, "status") == "False" else ""
     return Workload(
@@ -207,6 +209,7 @@ def sharepod(item: Json, now: datetime) -> Workload:
         held_s=whole(consumed.get("heldSeconds")),
         counted_since=text(consumed, "since"),
         state=text(status, "summary") or text(status, "phase") or "Pending",
+        ended=ended,
         waiting_s=age_s(metadata.get("creationTimestamp"), now) if waits else None,
         message=text(placed, "message") if waits else findings,
     )

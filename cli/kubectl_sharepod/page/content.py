@@ -39,8 +39,8 @@ class History:
     def add(self, at: float, found: Sequence[Workload], fleet: Fleet | None) -> None:
         """Add one read. `at`: its time in seconds since 1970."""
         if not self._points or at - self._points[-1][0] >= self._every_s:
-            tenants = found if fleet is None else fleet.workloads
-            asked = sum(_each(one) * one.share.request_milli for one in tenants if one.waiting_s is None)
+            tenants = _tenants(found) if fleet is None else fleet.workloads
+            asked = sum(_each(one) * one.share.request_milli for one in tenants)
             used = sum(_each(one) * (one.used_milli or 0) for one in tenants)
             self._points.append((at, asked, used, sum(one.waiting_s is not None for one in found)))
         if not self._counters or at - self._counters[-1][0] >= _COUNTERS_EVERY_S:
@@ -99,7 +99,7 @@ def content(
             for one in waiting
         ],
         "gpus": [] if fleet is None else [_gpu(gpu, history, at) for gpu in fleet.gpus],
-        "workloads": [_tenant(one, history, at) for one in found if one.waiting_s is None] if fleet is None else [],
+        "workloads": [_tenant(one, history, at) for one in _tenants(found)] if fleet is None else [],
         "curve": history.curve(),
     }
 
@@ -129,6 +129,11 @@ def _tenant(one: Workload, history: History, at: float) -> Json:
         "got": one.used_milli,
         "cells": [one.namespace, *cells, history.share(one, at), why],
     }
+
+
+def _tenants(found: Sequence[Workload]) -> list[Workload]:
+    """Return the workloads with a share: workloads that neither wait nor have ended."""
+    return [one for one in found if one.waiting_s is None and not one.ended]
 
 
 def _each(one: Workload) -> int:

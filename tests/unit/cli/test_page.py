@@ -115,6 +115,16 @@ def test_the_curve_has_all_tenants_each_gpu_counted() -> None:
     assert len(history.curve()["points"]) <= 361
 
 
+def test_ended_sharepods_count_as_neither_tenants_nor_waiting() -> None:
+    kubectl = cluster(denied=(NODES,))
+    train = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods"]["items"][0]
+    assert [one["name"] for one in read(kubectl, "team")["workloads"]] == ["train"]
+    train["status"]["endTime"] = "2026-01-01T00:00:00Z"
+    ended = read(kubectl, "team")
+    assert (ended["workloads"], [one["who"] for one in ended["waiting"]]) == ([], ["team/large"])
+    assert ended["curve"]["points"][-1][1:] == [0, 0, 1]
+
+
 @pytest.mark.promise("operator-page-own")
 def test_only_the_token_and_the_own_address_are_answered() -> None:
     with page() as (netloc, path):

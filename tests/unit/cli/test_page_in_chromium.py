@@ -161,6 +161,16 @@ def test_gpus_come_and_go(browser: Browser, shown: Any) -> None:
     assert (browser.js(titles), browser.js("gpus.size")) == (["node-000", "node-001"], 16)
 
 
+def test_a_gpu_that_two_gpunodes_report_is_drawn_twice(browser: Browser, shown: Any) -> None:
+    """The GPUNode of a renamed node may outlive the node by some time."""
+    kubectl = large(1)
+    [node] = kubectl.objects[NODES]["items"]
+    kubectl.objects[NODES]["items"].append(node | {"metadata": {"name": "renamed"}})
+    shown(kubectl)
+    drawn = "[...document.querySelectorAll('.node')].map(each => each.querySelectorAll('details').length)"
+    assert browser.js(drawn) == [8, 8]
+
+
 def focused(browser: Browser) -> str:
     return str(browser.js("document.activeElement.id || document.activeElement.textContent.slice(0, 5)"))
 
@@ -269,3 +279,13 @@ def test_a_page_whose_command_has_ended_shows_it(browser: Browser, shown: Any) -
     browser.js("window.fetch = () => Promise.reject(new Error('ended')), refresh()")
     browser.until("document.getElementById('problem').textContent.includes('has ended or does not answer; figures of')")
     assert browser.js("document.querySelectorAll('summary').length") == 3
+
+
+def test_a_namespace_of_many_sharepods_is_drawn_as_its_first_ones(browser: Browser, shown: Any) -> None:
+    kubectl = cluster(denied=(NODES,))
+    kubectl.objects[f"{NODES.rpartition('/')[0]}/namespaces/team/sharepods"] = {
+        "items": [sharepod(f"job-{number}", 0.1) for number in range(3000)]
+    }
+    shown(kubectl, "team")
+    browser.until("document.querySelectorAll('#pods-table tbody tr').length === 200")
+    assert "2800 more" in browser.js("document.getElementById('pods-more').textContent")
