@@ -180,7 +180,7 @@ def test_a_launch_into_a_full_queue_waits(state: Path) -> None:
             time.sleep(0.005)
         time.sleep(0.1)
         assert not waiting.done()
-        assert read_state(state).client("full").usage[GPU_0].submitted == 1025, "1024 queued, one that waits"
+        assert read_state(state).client("full").usage[GPU_0].submitted == 1025, "1024 queued, one waiting"
     finally:
         probe.close()
 

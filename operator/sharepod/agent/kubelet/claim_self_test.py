@@ -53,8 +53,8 @@ _NOT_LOADED = (
 )
 _NOT_STARTED = (
     "the claim of the self-test is prepared, and its container does not start: the container runtime cannot apply the "
-    "CDI devices of the claim or of a GPU, such as those of an earlier driver (nvidia-ctk cdi generate writes them "
-    f"again). No Pod with a claim is placed on this node. The Pod's events say more: {_PODS}"
+    "CDI devices of the claim or of a GPU, such as devices of an earlier driver (nvidia-ctk cdi generate writes them "
+    f"again). No Pod with a claim is placed on this node. The Pod's events have more: {_PODS}"
 )
 _NO_SELF_TEST = f"no self-test by a claim runs on this node, so this is not known: {_PODS}"
 

@@ -56,7 +56,7 @@ _OPEN_HOW = struct.Struct("QQQ")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
-OTHER_PRELOAD = f"sees another {PRELOAD_PATH} than the one that was mounted for it"
+OTHER_PRELOAD = f"sees another {PRELOAD_PATH} than the mounted file"
 """Verdict on a process, as the part of a message that follows the pid."""
 NO_HOOK_MAPPED = "has connected as a hook does, and the hook is not among its mappings"
 """Verdict on a process, as the part of a message that follows the pid."""
