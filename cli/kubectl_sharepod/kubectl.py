@@ -80,7 +80,8 @@ class Kubectl:
     def items(self, path: str) -> list[Json]:
         """Return the objects of a list, from the API server's cache. Raise `KubectlError`."""
         separator = "&" if "?" in path else "?"
-        return list(self.get(f"{path}{separator}resourceVersion=0").get("items") or ())
+        found = self.get(f"{path}{separator}resourceVersion=0").get("items")
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
     def logs(self, namespace: str, part: str, lines: int) -> str:
         """Return the last lines of the logs of SharePod's operator or of its agents. Raise `KubectlError`."""
@@ -192,7 +193,10 @@ def path(plural: str, namespace: str | None = None, name: str | None = None, *, 
 
 
 def _quoted(name: str) -> str:
-    """Return a name as one part of a path. An argument may have bytes that are no text."""
+    """Return a name as one part of a path. An argument may have bytes that are no text. Raise `UsageError` for a name
+    that no object has: kubectl would read `..` and slashes as another path."""
+    if name in (".", "..") or "/" in name or "%" in name:
+        raise UsageError(f"{name!r} is no name of an object: it is `.` or `..`, or has a slash or a percent sign")
     return quote(name, safe="", errors="surrogateescape")
 
 

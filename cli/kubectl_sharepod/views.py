@@ -230,6 +230,11 @@ def rows(value: object) -> list[Json]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
+def texts(value: object) -> tuple[str, ...]:
+    """Return the texts of a list. Empty if the value is something else."""
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+
+
 def text(item: Mapping[str, Any], *keys: str) -> str:
     """Return the text under nested keys, without characters that control a terminal; empty if there is none."""
     value: object = item
@@ -275,7 +280,7 @@ def now() -> datetime:
 def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Workload:
     uid, pod, claim = text(row, "id"), text(row, "podName"), text(row, "claim", "name")
     kind = "Claim" if not pod else "Pod" if uid == text(row, "podUID") else "SharePod"
-    gpus = tuple(uuid for uuid in row.get("gpus") or () if isinstance(uuid, str))
+    gpus = texts(row.get("gpus"))
     findings = [text(finding, "message") for finding in rows(seen.get("findings"))]
     released = text(row, "state") == "Releasing"
     affinity, anti_affinity, exclusion = scheduling_labels(mapping(row.get("labels")))

@@ -25,6 +25,7 @@ from kubectl_sharepod.views import (
     scheduling_labels,
     sharepod,
     text,
+    texts,
     whole,
 )
 from kubectl_sharepod.views import now as present
@@ -255,8 +256,8 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         quantity(spec.get("memory")),
         whole(spec.get("count")) or 1,
         seen.exclusive,
-        tuple(uuid for uuid in spec.get("uuids") or () if isinstance(uuid, str)),
-        tuple(model for model in spec.get("models") or () if isinstance(model, str)),
+        texts(spec.get("uuids")),
+        texts(spec.get("models")),
         namespace,
         *scheduling_labels(spec),
     )

@@ -120,7 +120,15 @@ def test_enums_and_equal_objects_are_plain_yaml() -> None:
 
 
 def test_a_name_of_bytes_that_are_no_text_is_a_name() -> None:
-    assert path("sharepods", "a/b", os.fsdecode(b"\xff")).endswith("/namespaces/a%2Fb/sharepods/%FF")
+    assert path("sharepods", "a b", os.fsdecode(b"\xff")).endswith("/namespaces/a%20b/sharepods/%FF")
+
+
+@pytest.mark.parametrize("words", [("top", "-n", ".."), ("top", "-n", "a/../.."), ("why", "."), ("why", "pod/%2e%2e")])
+def test_a_name_that_leads_to_another_path_is_no_name(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(cluster(), *words, monkeypatch=monkeypatch)[0] == 2
+    assert "is no name of an object" in capsys.readouterr().err
 
 
 def test_a_login_that_waits_for_the_user_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

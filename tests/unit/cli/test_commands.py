@@ -248,7 +248,11 @@ def test_init_containers_and_sidecars_count_as_the_effective_request() -> None:
 
 
 def test_odd_objects_cost_no_other_object_its_line() -> None:
-    odd: list[Any] = [{}, {"metadata": {"name": 7}, "spec": [], "status": {"gpus": "no", "tenants": [3, {"id": {}}]}}]
+    odd: list[Any] = [
+        {},
+        {"spec": {"tenants": [{"gpus": 5}]}},
+        {"metadata": {"name": 7}, "spec": [], "status": {"gpus": "no", "tenants": [3, {"id": {}}]}},
+    ]
     hostile = gpunode("node-c", {0: 0}, [row("evil\x1b[2J\r", (0,), 100, 1)])
     found = fleet([*odd, hostile])
     assert [gpu.node for gpu in found.gpus] == ["node-c"]
