@@ -41,6 +41,11 @@ def selected(run: list[str]) -> list[str]:
     return [path for path in run if (path.startswith("tests/") and path.endswith(".py")) or "::" in path]
 
 
+def files_with_tests_alone(*folders: str) -> list[str]:
+    paths = [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
+    return [str(path.relative_to(ROOT)) for path in paths if re.search(r"pytest\.mark\.alone", path.read_text())]
+
+
 def ci_lines() -> list[str]:
     return (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
@@ -49,9 +54,11 @@ def test_make_test_runs_all_unit_and_property_tests_and_the_quick_ones() -> None
     quick = [line for line in (ROOT / "tests" / "quick.txt").read_text().splitlines() if not line.startswith("#")]
     runs = pytests("test")
     assert [marks(run) for run in runs] == ["not alone", "alone and paired", "alone and not paired"]
+    assert {"unit", "property"} <= folders(runs[0])
+    assert selected(runs[0]) == quick
+    for run in runs[1:]:
+        assert sorted(selected(run)) == sorted(quick + files_with_tests_alone("unit", "property"))
     for run in runs:
-        assert {"unit", "property"} <= folders(run)
-        assert selected(run) == quick
         assert not {"-k", "--slice", "--deselect", "--ignore"} & set(run)
 
 
