@@ -35,6 +35,8 @@ LIBCUDA = ROOT / "build" / "doubles" / "libcuda" / "libcuda.so.1"
 LIBNVML = ROOT / "build" / "doubles" / "libnvml" / "libnvidia-ml.so.1"
 PROGRAM = ROOT / "build" / "programs" / "launchloop"
 IMAGE = "sharepod.test/launchloop:1"
+AGENTS = "pgrep -f '[s]harepod-agent'"
+"""Shell command that prints the pids of agents, as processes and in containers. The brackets keep its own shell out."""
 
 
 class Machine(ABC):
@@ -168,7 +170,7 @@ class RealNode(Machine):
     def _schedule_agent(self, policy: str, priority: int) -> None:
         """Set the kernel's scheduling policy and priority of the agent, if the kernel allows that."""
         each = f"chrt --all-tasks {policy} --pid {priority} $pid || true"
-        self.real.run("sh", "-c", f"for pid in $(pgrep -f sharepod.agent.main); do {each}; done")
+        self.real.run("sh", "-c", f"for pid in $({AGENTS}); do {each}; done")
 
     def stop(self) -> None:
         self.real.stop()
