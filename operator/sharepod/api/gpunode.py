@@ -161,6 +161,11 @@ class Tenant(Model):
     labels: SchedulingLabels = SchedulingLabels()
     """Labels that placement uses."""
 
+    @property
+    def workload(self) -> str:
+        """Name of its Pod; `claim/NAME` if the row names no Pod."""
+        return self.pod_name or (f"claim/{self.claim.name}" if self.claim is not None else "")
+
 
 class HolderState(StrEnum):
     """State of a holder."""

@@ -4,7 +4,7 @@
 - `mode="Shared"`: measured by the tenant's token and its allocations;
 - `mode="Exclusive"`: GPUs of its own, measured by NVML;
 - `mode="Native"`: a pod with a GPU from NVIDIA's device plugin, measured by NVML, with an empty `tenant` label.
-Tenants of the last two modes have no series about sharing.
+Tenants of the last two modes have no series about sharing. The label `pod` of a claim is `claim/NAME`.
 
 Guarantee: a scrape uses the event loop in steps of one tenant each, and its text is rendered in another thread. So a
 hand-off of a GPU waits at most for the figures of one tenant.
@@ -99,7 +99,7 @@ class AgentCollector(Collector):
             if view is None or view.row.state is not TenantState.RESERVED:
                 continue
             row = view.row
-            labels = (row.id, row.namespace, row.pod_name, row.mode.value)
+            labels = (row.id, row.namespace, row.workload, row.mode.value)
             self._reserved(sheet, labels, row)
             self._measured(sheet, labels, view)
             share = view.share()

@@ -136,7 +136,7 @@ async def _trace(agent: Agent, query: Mapping[str, str]) -> web.Response:
         return web.Response(status=400, text=text)
     now = time.monotonic_ns()
     turns, since = agent.tenants.turns_on(gpu, now - round(seconds * 1e9))
-    names = {row.id: f"{row.namespace}/{row.pod_name}" for row in agent.tenants.rows()}
+    names = {row.id: f"{row.namespace}/{row.workload}" for row in agent.tenants.rows()}
     about = {"node": agent.settings.node_name, "index": known[gpu]}
 
     def written() -> str:

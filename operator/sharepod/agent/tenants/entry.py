@@ -91,5 +91,4 @@ def not_servable(row: Tenant) -> str | None:
 
 def pod_of(row: Tenant) -> str:
     """Return namespace/name of the row's pod, or of its claim if the row names no pod. The log shows it as `pod`."""
-    claim = f"claim {row.claim.name}" if row.claim is not None else ""
-    return f"{row.namespace}/{row.pod_name or claim}"
+    return f"{row.namespace}/{row.workload}"

@@ -18,7 +18,7 @@ from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.telemetry.collector import AgentCollector
 from sharepod.agent.telemetry.families import FAMILIES
 from sharepod.agent.tenants.served import ServedTenant
-from sharepod.api.gpunode import Mode, Pool
+from sharepod.api.gpunode import ClaimReference, Mode, Pool
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -167,6 +167,14 @@ async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(a
         assert value(samples, "sharepod_tenant_grants_total", **about) is None, "nothing is granted to it"
     agent.know_plugin_pods({}, None)
     assert value(scrape(agent), "sharepod_tenant_request_ratio", mode="Native") is None
+
+
+async def test_claims_of_one_namespace_have_labels_of_their_own(agent: Agent) -> None:
+    claims = [ClaimReference(name=name, uid=name) for name in ("train-gpu", "eval-gpu")]
+    rows = [row(claim.uid, pod_name="", pod_uid=None, claim=claim) for claim in claims]
+    await agent.tenants.apply(rows)
+    requests = scrape(agent)["sharepod_tenant_request_ratio"]
+    assert {dict(labels)["pod"] for labels in requests} == {"claim/train-gpu", "claim/eval-gpu"}
 
 
 async def test_a_gpu_that_the_device_plugin_has_given_away_cannot_be_shared(agent: Agent) -> None:
