@@ -14,6 +14,8 @@ WAIT_S = 10
 """Seconds for which the command waits for the operator's answer."""
 _PAUSE_S = 0.3
 _REQUEST = "sharepod.dev/gpu-request"
+_LEAST = Decimal("0.001")
+"""Least fraction of a GPU above 0: the operator counts thousandths."""
 
 
 def resize(
@@ -65,6 +67,9 @@ def _answer(name: str, status: Json) -> Page:
     resized, share = condition(status, "Resized"), mapping(status.get("share"))
     if text(resized, "status") == "False":
         return Page(before=[f"sharepod/{name} keeps its share: {text(resized, 'message')}"], status=1)
+    placed = condition(status, "Placed")
+    if text(placed, "reason") == "Invalid":
+        return Page(before=[f"sharepod/{name} cannot be placed: {text(placed, 'message')}"], status=1)
     parts = [f"{field} {text(share, field)}" for field in ("request", "limit", "memory") if text(share, field)]
     return Page(before=[f"sharepod/{name}: {', '.join(parts)}"])
 
@@ -74,11 +79,11 @@ def _fraction(value: str) -> str:
     power = {"m": -3, "%": -2}.get(value[-1:], 0)
     try:
         number = Decimal(value[:-1] if power else value).scaleb(power)
-        valid = 0 <= number <= 1  # raises for NaN
+        valid = number == 0 or _LEAST <= number <= 1  # raises for NaN
     except DecimalException:
         valid = False
     if not valid:
-        raise UsageError(f"{value} is no fraction of a GPU; write a number from 0 to 1, such as 0.4")
+        raise UsageError(f"{value} is no fraction of a GPU; write 0, or a number from {_LEAST} to 1, such as 0.4")
     return f"{number:f}"
 
 

@@ -289,6 +289,15 @@ def test_resize_waits_for_the_operators_answer() -> None:
     assert (page.status, page.before) == (1, ["sharepod/train keeps its share: keeps memory 8Gi"])
 
 
+def test_a_change_that_makes_the_request_invalid_is_an_error() -> None:
+    kubectl = cluster()
+    large = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large"]
+    message = "spec.gpu.memory: is required with request 0"
+    large["status"]["conditions"] = [{"type": "Placed", "status": "False", "reason": "Invalid", "message": message}]
+    page = resize(kubectl, TEAM, "sharepod", "large", request="0", limit=None, memory=None)
+    assert (printed(page), page.status) == (f"sharepod/large cannot be placed: {message}", 1)
+
+
 def test_formats_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out = ran(cluster(), "gpus", "-o", "json", monkeypatch=monkeypatch)
     assert (status, json.loads(out)["items"][0]["free_milli"]) == (0, 300)
@@ -327,6 +336,7 @@ def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         ("exec", "claim/eval", "--", "sh"),
         ("resize", "train"),
         ("resize", "train", "--request", "0,4"),
+        ("resize", "train", "--request", "1e-9"),
         ("resize", "claim/eval", "--limit", "0.4"),
         ("explain", "nope"),
         ("top", "--watch", "-o", "json"),
