@@ -21,6 +21,13 @@ _TEAM = 'namespace=~"$namespace"'
 _GPU = 'node=~"$node", gpu=~"$gpu"'
 _POD = 'namespace=~"$namespace", pod=~"$pod"'
 _RATE = "[$__rate_interval]"
+
+
+def _hours(kind: str) -> str:
+    series = f'namespace_model_kind:sharepod_namespace_gpu_seconds:max{{{_TEAM}, kind="{kind}"}}'
+    return f"sum(increase({series}[$__range])) / 3600"
+
+
 _WAITS = f"sharepod_tenant_wait_seconds_bucket{{{_POD}}}"
 
 CLUSTER = Dashboard(
@@ -99,17 +106,17 @@ TEAM = Dashboard(
     (
         _stat(
             "GPU-hours held in this time",
-            f'sum(increase(sharepod_namespace_gpu_seconds_total{{{_TEAM}, kind="held"}}[$__range])) / 3600',
+            _hours("held"),
             "none",
         ),
         _stat(
             "GPU-hours reserved in this time",
-            f'sum(increase(sharepod_namespace_gpu_seconds_total{{{_TEAM}, kind="reserved"}}[$__range])) / 3600',
+            _hours("reserved"),
             "none",
         ),
         _stat(
             "Cost of the held hours",
-            f'$price * sum(increase(sharepod_namespace_gpu_seconds_total{{{_TEAM}, kind="held"}}[$__range])) / 3600',
+            f"$price * {_hours('held')}",
             "none",
             text="At the price of a GPU-hour above. GPUStatements have the exact hours for a bill",
         ),
