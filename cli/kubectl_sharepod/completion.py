@@ -7,13 +7,12 @@ completion per line, and a directive of kubectl's completion library on the last
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Sequence
 
 from kubectl_sharepod.commands import reasons
-from kubectl_sharepod.kubectl import Kubectl, KubectlError
-from kubectl_sharepod.program import arguments
+from kubectl_sharepod.kubectl import Kubectl, KubectlError, UsageError
+from kubectl_sharepod.program import add_connection, arguments, connection_of
 from kubectl_sharepod.reading import Scope, gpus, sharepods
 
 _NO_FILES = ":4"
@@ -35,17 +34,28 @@ def completions(words: Sequence[str], kubectl: Kubectl) -> list[str]:
     elif command in ("who", "trace", "cordon", "uncordon", "drain"):
         found = [gpu.place for gpu in gpus(kubectl).gpus]
     elif command in _NAMED:
-        namespace = next((after for flag, after in itertools.pairwise(before) if flag == "-n"), None)
-        found = [one.name for one in sharepods(Scope(kubectl, namespace or kubectl.namespace()))]
+        found = [one.name for one in sharepods(Scope(kubectl, asked(before).namespace or kubectl.namespace()))]
     else:
         found = []
     return [one for one in found if one.startswith(begun)]
 
 
+def asked(words: Sequence[str]) -> argparse.Namespace:
+    """Return namespace and connection that these words name. Raise `UsageError` if the value of a flag is missing."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-n", "--namespace")
+    add_connection(parser)
+    try:
+        return parser.parse_known_args(words)[0]
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error)) from None
+
+
 def main() -> None:
     """Print the completions of this process's arguments."""
+    words = sys.argv[1:]
     try:
-        found = completions(sys.argv[1:], Kubectl())
+        found = completions(words, Kubectl(connection_of(asked(words[:-1]))))
     except KubectlError:
         found = []
     print("\n".join([*found, _NO_FILES]))

@@ -53,8 +53,8 @@ def arguments() -> argparse.ArgumentParser:
         epilog="exit status: 0 done, 1 error or problem found, 2 wrong arguments, 3 not allowed",
     )
     connection = argparse.ArgumentParser(add_help=False)
-    _add_connection(connection)
-    _add_connection(parser)
+    add_connection(connection)
+    add_connection(parser)
     parser.add_argument(*_NAMESPACE, dest="namespace_before", help=argparse.SUPPRESS)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(*_NAMESPACE, help="namespace (default: that of the context)")
@@ -119,7 +119,8 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add kubectl's flags of the connection."""
     for name in _CONNECTION:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--as-group", action="append", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -127,7 +128,7 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(switch, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _connection(asked: argparse.Namespace) -> tuple[str, ...]:
+def connection_of(asked: argparse.Namespace) -> tuple[str, ...]:
     """Return the flags of the connection, for kubectl."""
     given = vars(asked)
     flags = [(name, given.get(name.replace("-", "_"))) for name in _CONNECTION]
@@ -144,7 +145,7 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
         asked.rest = _own_flags(asked, _rest(given, asked.rest))
     if getattr(asked, "namespace", "") is None:
         asked.namespace = asked.namespace_before
-    kubectl = Kubectl(_connection(asked), program)
+    kubectl = Kubectl(connection_of(asked), program)
     try:
         if asked.command in _OF_KUBECTL:
             namespace = _namespace(kubectl, asked)
@@ -268,7 +269,7 @@ def _own_flags(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     end = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(*_NAMESPACE, default=argparse.SUPPRESS)
-    _add_connection(parser)
+    add_connection(parser)
     _, left = parser.parse_known_args(rest[:end], asked)
     return [*left, *rest[end:]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import generate
 import pytest
-from kubectl_sharepod import commands, program
+from kubectl_sharepod import commands, completion, program
 from kubectl_sharepod.completion import completions
 from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError
 from kubectl_sharepod.output import Format, Page, Screen, show
@@ -509,6 +509,27 @@ def test_completions_are_commands_places_reasons_and_names() -> None:
     assert completions(["explain", "NoRo"], cluster()) == ["NoRoom"]
     assert completions(["why", ""], cluster()) == ["train", "large"]
     assert "--all-namespaces" in completions(["top", "--"], cluster())
+    kubectl = cluster()
+    other = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods"]["items"][:1]
+    kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/other/sharepods"] = {"items": other}
+    for namespace in (["-n", "other"], ["--namespace=other"], ["--namespace", "other"]):
+        assert completions(["logs", *namespace, ""], kubectl) == ["train"]
+
+
+def test_completions_are_read_over_the_connection_that_the_words_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used: list[tuple[str, ...]] = []
+
+    def connected(flags: tuple[str, ...]) -> Kubectl:
+        used.append(flags)
+        return cluster()
+
+    monkeypatch.setattr(completion, "Kubectl", connected)
+    for words in (["--context=lab", "who", "node-b"], ["who", "--context", ""]):
+        monkeypatch.setattr(sys, "argv", ["kubectl_complete-sharepod", *words])
+        completion.main()
+    assert (used, capsys.readouterr().out) == ([("--context=lab",)], "node-b:0\n:4\n:4\n")
 
 
 def test_the_list_of_reasons_is_the_references() -> None:
