@@ -240,7 +240,9 @@ def text(item: Mapping[str, Any], *keys: str) -> str:
     value: object = item
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
-    return printable(value).replace("\n", " ") if isinstance(value, str) else ""
+    if not isinstance(value, str) or value.isprintable():
+        return value if isinstance(value, str) else ""
+    return printable(value).replace("\n", " ")
 
 
 def whole(value: object) -> int | None:
@@ -312,6 +314,8 @@ def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Wo
 def scheduling_labels(block: Json, prefix: str = "") -> tuple[str, str, str]:
     """Return affinity, anti-affinity and exclusion of a block such as `spec.gpu`. `prefix`: that of annotations, whose
     words are joined by hyphens."""
+    if not block:
+        return "", "", ""
     anti_affinity = "anti-affinity" if prefix else "antiAffinity"
     return text(block, f"{prefix}affinity"), text(block, f"{prefix}{anti_affinity}"), text(block, f"{prefix}exclusion")
 
