@@ -110,7 +110,7 @@ def free(scope: Scope) -> Page:
             for one in found
         ],
         items=lambda: [asdict(one) for one in found],
-        names=[one.model for one in found],
+        names=_once(one.model for one in found),
         empty="No node reports a GPU",
     )
 
@@ -191,7 +191,7 @@ def bill(scope: Scope, month: str | None) -> Page:
             for line in chosen
         ],
         items=lambda: [{"month": line[0], "namespace": line[1], **line[3]} for line in chosen],
-        names=[line[1] for line in chosen],
+        names=_once(line[1] for line in chosen),
         empty=f"No GPU time is recorded{' in ' + wanted if wanted else ''}",
     )
 
@@ -287,7 +287,7 @@ def doctor(kubectl: Kubectl) -> Page:
         columns=[Column("NODE"), Column("PROBLEM", grows=True)],
         rows=[list(line) for line in unique],
         items=lambda: [{"node": node, "problem": problem} for node, problem in unique],
-        names=[node for node, _problem in unique],
+        names=_once(node for node, _problem in unique),
         empty=f"{_counted(len(fleet.gpus), 'GPU')}: no problem found",
         notes=notes,
         status=1 if unique else 0,
@@ -359,6 +359,11 @@ def _gpu_item(gpu: Gpu) -> dict[str, Any]:
 
 def _named(item: Json) -> Json:
     return {"namespace": text(item, "metadata", "namespace"), "name": text(item, "metadata", "name")}
+
+
+def _once(names: Iterable[str]) -> list[str]:
+    """Return each name once, without empty ones."""
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def _counted(count: int, noun: str) -> str:

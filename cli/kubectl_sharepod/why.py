@@ -76,11 +76,16 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
     found, fleet = both(partial(read, kubectl, namespace, name), partial(gpus_if_allowed, kubectl))
     if found.placed:
         where = f": {found.where}" if found.where else ""
-        return Page(before=[f"{kind}/{name} has its share{where}", *found.lines], items=lambda: [{"placed": True}])
+        return Page(
+            before=[f"{kind}/{name} has its share{where}", *found.lines],
+            items=lambda: [{"placed": True}],
+            names=[f"{kind}/{name}"],
+        )
     if found.instead:
         return Page(
             before=[f"{kind}/{name} {found.instead}", *found.lines],
             items=lambda: [{"placed": False, "reasons": [found.instead]}],
+            names=[f"{kind}/{name}"],
             status=1,
         )
     wanted, change = found.wanted, ""
@@ -127,6 +132,7 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
                 "smallest_change": change,
             }
         ],
+        names=[f"{kind}/{name}"],
         before=[f"{kind}/{name} has no share yet", *found.lines],
         after=after,
         notes=[NODES_HIDDEN] if fleet is None else [],

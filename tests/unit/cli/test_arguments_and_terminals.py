@@ -138,3 +138,21 @@ def test_a_login_that_waits_for_the_user_is_shown(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(calls, "TIMEOUT_S", 0.5)
     with pytest.raises(KubectlError, match=r"within 0.5 s; its last output: open  \[1mhttps://login \[0m$"):
         Kubectl(program=str(script)).get("/version")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("why", "large"), "sharepod/large\n"),
+        (("why", "train"), "sharepod/train\n"),
+        (("doctor",), "node-b\n"),
+        (("free",), "NVIDIA A100-SXM4-80GB\n"),
+    ],
+)
+def test_names_are_one_line_for_each_object(
+    words: tuple[str, ...], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = cluster()
+    gpunodes = kubectl.objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"]
+    gpunodes[0]["spec"]["pool"] = "device-plugin"
+    assert ran(kubectl, *words, "-o", "name", monkeypatch=monkeypatch)[1] == names
