@@ -90,11 +90,17 @@ class OperatorPart:
 
 
 class Operator:
-    """Operator: all parts, wired together."""
+    """Operator: all parts, wired together. `clock`: monotonic seconds. `wall_ns`: this machine's time of day."""
 
-    def __init__(self, settings: OperatorSettings, config: Any) -> None:
-        clock = boot_seconds
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        config: Any,
+        clock: Callable[[], float] | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._settings = settings
+        clock = self._clock = clock or boot_seconds
         self._active = False
         self._garbage = Garbage(clock)
         self._term = 0
@@ -122,7 +128,14 @@ class Operator:
             page_size=settings.page_size,
             may_write=self.leadership.acting,
         )
-        now_ms = TimeOfDay(lambda: self.client.clock_behind_s, clock)
+
+        def acts() -> bool:
+            return self._active
+
+        def lines_in_force() -> bool:
+            return bool(self.line_policy.in_force)
+
+        now_ms = TimeOfDay(lambda: self.client.clock_behind_s, clock, wall_ns)
         self.state = ClusterState(
             pods,
             AgentLeases(settings.agent_duration, clock),
@@ -148,7 +161,7 @@ class Operator:
             self.events,
             pods,
             by_claims=lambda: self.attach_mode.by_claims(),
-            lines_in_force=lambda: bool(self.line_policy.in_force),
+            lines_in_force=lines_in_force,
         )
         self.tenant_reconciler = TenantReconciler(
             self.state,
@@ -165,7 +178,7 @@ class Operator:
         self.loop = PlacementLoop(
             self.state,
             self.memos,
-            may_act=lambda: self._active and self.leadership.acting() and self.watches.believed(),
+            may_act=self.may_place,
             on_decided=lambda _tenant, node: self.ledger.add(node),
             on_answered=lambda tenant: self.routes.tenant_changed(tenant),
             clock=clock,
@@ -196,7 +209,7 @@ class Operator:
             advertises=self.node_reconciler.advertises_enough,
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
-        self.tenant_reconciler.line_pods.in_force = lambda: bool(self.line_policy.in_force)
+        self.tenant_reconciler.line_pods.in_force = lines_in_force
         self.preemptor = Preemptor(
             self.state,
             self.client,
@@ -216,24 +229,24 @@ class Operator:
             half_life_s=settings.usage_half_life,
             now_ms=now_ms,
             written=lambda: self.statements.consumed(),
-            acts=lambda: self._active,
+            acts=acts,
             on_changed=self.loop.order_changed,
         )
-        self.idle_reservations = IdleReservations(self.state, self.events, acts=lambda: self._active, clock=clock)
+        self.idle_reservations = IdleReservations(self.state, self.events, acts=acts, clock=clock)
         self.statements = Statements(
-            self.client, lambda: list(self.state.gpunodes), lambda: self._active, now_ms.seconds, settings.prices
+            self.client, lambda: list(self.state.gpunodes), acts, now_ms.seconds, settings.prices
         )
         self.node_reconciler.take_in = self.statements.take_in
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, self.events, settings.writers)
         self.self_test_claims = SelfTestClaims(self.state.seen_claims, self.client, settings, clock, now_ms.seconds)
-        self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
-        self.free_shares = FreeShares(self.state, self.client, settings.namespace, lambda: self._active)
+        self.line_policy = LinePolicy(self.client, acts, self._lines_changed)
+        self.free_shares = FreeShares(self.state, self.client, settings.namespace, acts)
         self.attach_mode = AttachMode(
             settings.attach,
             self.state,
             self.client,
             served=lambda: self.watches.claims.listed,
-            acts=lambda: self._active,
+            acts=acts,
             on_changed=self._attaching_changed,
             clock=clock,
         )
@@ -244,8 +257,8 @@ class Operator:
             self.memos,
             self.loop,
             settings,
-            acts=lambda: self._active and self.watches.believed(),
-            lines_in_force=lambda: bool(self.line_policy.in_force),
+            acts=self.may_place,
+            lines_in_force=lines_in_force,
             clock=clock,
         )
         self.certificates = self._certificates() if settings.webhook_port else None
@@ -259,7 +272,7 @@ class Operator:
             holders=self.holder_reconciler,
             line_templates=self.line_templates,
             self_test_claims=self.self_test_claims,
-            acts=lambda: self._active,
+            acts=acts,
         )
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self.routes.ledger_changed
         self.state.namespace_labels.on_gone = self.line_templates.forget
@@ -285,7 +298,7 @@ class Operator:
                 "holder": self.holder_reconciler.queue,
                 "preemption": self.preemptor.queue,
             },
-            acts=lambda: self._active,
+            acts=acts,
             enqueue_tenant=self.routes.tenant_changed,
             webhook_unready=lambda: self.certificates.unready() if self.certificates else None,
             clock=clock,
@@ -332,6 +345,10 @@ class Operator:
         self.routes.all_nodes_changed()
 
     # Leadership
+
+    def may_place(self) -> bool:
+        """Return True while this process acts, and no watch has been silent for long."""
+        return self._active and self.leadership.acting() and self.watches.believed()
 
     def _gained(self) -> None:
         self._term += 1
@@ -437,7 +454,7 @@ class Operator:
             self.client,
             self._settings.namespace,
             acts=lambda: self._active and self.leadership.acting(),
-            clock=boot_seconds,
+            clock=self._clock,
         )
 
 

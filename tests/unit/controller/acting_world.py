@@ -1,8 +1,7 @@
-"""World of the operator's acting parts over the API server double, connected as in `main`, on a clock that a test
-advances.
+"""World of the operator over the API server double, on a clock that a test advances.
 
-No queue runs: a test calls each reconciliation (`look`, `look_at_node`), so that it sees each step. The other tasks of
-`main` run: the ledger's writer, the placement loop, the writer of Events.
+No queue runs: a test calls each reconciliation (`look`, `look_at_node`), so that it sees each step. Three of the
+operator's tasks run: the ledger's writer, the placement loop, the writer of Events.
 """
 
 from __future__ import annotations
@@ -17,29 +16,28 @@ from doubles.apiserver.kinds import Kind
 from doubles.apiserver.server import ApiServer, api_server
 from doubles.apiserver.storage import Change
 from kubernetes.aio.client import Configuration
-from sharepod.api.claims.share_claims import Attach
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
-from sharepod.controller.apiserver.client import Client
-from sharepod.controller.apiserver.events import Events
-from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.apiserver.workqueue import WorkQueue
-from sharepod.controller.nodes import NodeReconciler
-from sharepod.controller.placing.ledger_writer import LedgerWriter
-from sharepod.controller.placing.loop import PlacementLoop
-from sharepod.controller.plugin_gpus import HolderReconciler
+from sharepod.controller.operator import Operator
 from sharepod.controller.settings import OperatorSettings
-from sharepod.controller.state.agent_leases import AgentLeases
-from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.memos import TenantMemo, TenantMemos
-from sharepod.controller.tenants.claim_reconciler import ClaimReconciler
-from sharepod.controller.tenants.pods import PodControl
-from sharepod.controller.tenants.reconciler import TenantReconciler
+from sharepod.controller.state.memos import TenantMemo
 from sharepod.kube import Json
-from unit.controller.objects import PODS
 
 NAMESPACE = "n"
 PATIENCE_S = 10.0
 """Longest wait in seconds for an event that a busy machine may delay. No test waits for it to pass."""
+
+
+class Led(Operator):
+    """Operator that places while its world lets it."""
+
+    def __init__(self, world: World, server: ApiServer) -> None:
+        self._world = world
+        super().__init__(world.settings, Configuration(host=server.url), world._clock, world._wall_ns)
+        self.client._may_write = world._writes
+
+    def may_place(self) -> bool:
+        return self._world._placing
 
 
 class World:
@@ -53,76 +51,14 @@ class World:
         self.settings = OperatorSettings(namespace="system", identity="operator", **settings)
         self.writes_left: int | None = None
         """Writes until the operator dies. None: it does not die."""
-        self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5, may_write=self._writes)
-        agents = AgentLeases(self.settings.agent_duration, self._clock)
-        self.state = ClusterState(PODS, agents, namespace=self.settings.namespace)
-        self.memos = TenantMemos()
-        self.events = Events(self.client, "operator", self._clock)
-        self.watches = Watches(
-            self.state,
-            self.client,
-            namespace="system",
-            on_lease=lambda _: None,
-            on_replaced=lambda: None,
-            clock=self._clock,
-        )
-        self.ledger = LedgerWriter(self.state, self.client, self.events, 1)
-        pod_control = PodControl(
-            self.state, self.client, self.events, PODS, by_claims=lambda: self.settings.attach is Attach.CLAIMS
-        )
-        self.tenants = TenantReconciler(
-            self.state,
-            self.client,
-            self.ledger,
-            pod_control,
-            self.events,
-            self.memos,
-            self.settings,
-            self._clock,
-            self.wall,
-            advertises=lambda node: self.nodes.advertises_enough(node),
-        )
-        self.claims = ClaimReconciler(
-            self.state,
-            self.client,
-            self.ledger,
-            self.events,
-            self.memos,
-            self.settings,
-            self._clock,
-            self.wall,
-            listed=lambda: self.watches.claims.listed,
-            advertises=lambda node: self.nodes.advertises_enough(node),
-        )
-        self.loop = PlacementLoop(
-            self.state,
-            self.memos,
-            may_act=lambda: self._placing,
-            on_decided=lambda _tenant, node: self.ledger.add(node),
-            on_answered=lambda tenant: self.answered.add(tenant),
-            clock=self._clock,
-            head_reservation_after=600,
-            on_holder_wanted=lambda request, place: self.holders.want(request, place),
-        )
-        self.holders = HolderReconciler(
-            self.state,
-            self.client,
-            self.ledger,
-            self.events,
-            self.memos,
-            self.settings,
-            self._clock,
-            self.loop.retry,
-        )
-        self.ledger.holders_of = self.holders.rows
-        self.answered: set[str] = set()
+        self.operator = Led(self, server)
+        self.client, self.state, self.memos = self.operator.client, self.operator.state, self.operator.memos
+        self.events, self.watches, self.ledger = self.operator.events, self.operator.watches, self.operator.ledger
+        self.tenants, self.claims = self.operator.tenant_reconciler, self.operator.claim_reconciler
+        self.nodes, self.holders = self.operator.node_reconciler, self.operator.holder_reconciler
+        self.loop = self.operator.loop
         self._claims_seen = 0
         self._placing = True
-        self.tenants.loop = self.claims.loop = self.loop
-        self.claims.on_share_of_line = lambda _node: None
-        self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
-        self.ledger.on_refused = self.tenants.back_off_from_node
-        self.state.on_room_changed = self.loop.room_changed
         self.tenant = ""
         """Uid of the SharePod `one`."""
 
@@ -144,6 +80,9 @@ class World:
         """Return the time of day. It advances with the clock: `now` seconds after the begin of the year, plus
         `clock_set`."""
         return 1767225600.0 + self.now + self.clock_set
+
+    def _wall_ns(self) -> int:
+        return round(self.wall() * 1e9)
 
     # The operator's turns
 
@@ -219,9 +158,9 @@ class World:
                 await self.server.storage.wait(self.server.storage.version)
 
     async def until_answered(self, tenant: str) -> None:
-        """Wait until placement has explained why a tenant has no place."""
+        """Wait until placement has explained why a tenant has no place, or not the share that it requests."""
         async with asyncio.timeout(PATIENCE_S):
-            while tenant not in self.answered:  # noqa: ASYNC110 - nothing is written that could be waited for
+            while not ((memo := self.memos.of(tenant)).refusal or memo.resize_refusal):  # noqa: ASYNC110 - nothing is written that could be waited for
                 await asyncio.sleep(0)
 
     def due_in(self, key: str, queue: WorkQueue[str] | None = None) -> float | None:
@@ -467,10 +406,7 @@ async def acting(server: ApiServer, after: World | None = None, **settings: Any)
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
-        world.tenants.queue.clear()
-        world.claims.queue.clear()
-        world.nodes.queue.clear()
-        world.holders.queue.clear()
+        world.operator._lost()
         await world.client.close()
 
 

@@ -28,6 +28,7 @@ def line_pod(
     **spec: Any,
 ) -> str:
     """Create a Pod with a line as admission changes it. Return its uid, which is the tenant's id."""
+    world.operator.line_policy.in_force = True
     containers = [{"name": "main", "image": "i", "resources": {"limits": line, "requests": line}}]
     metadata: Json = {"name": name, "annotations": annotations or {}}
     if owner is not None:

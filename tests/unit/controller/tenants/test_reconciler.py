@@ -80,7 +80,7 @@ async def test_the_pod_of_a_large_sharepod_is_made_of_it_as_it_is_now_and_never_
 async def test_a_pod_that_waits_for_room_says_so_and_is_made_again_if_somebody_deletes_it(world: World) -> None:
     await world.gated()
     world.place()
-    while world.tenant not in world.answered:
+    while world.memo.refusal is None:
         await world.look()
     await world.look()
     assert (world.status()["phase"], world.status()["podName"]) == ("Pending", "one")
@@ -237,7 +237,7 @@ async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(
     await world.until(lambda: neighbour in world.rows())
     world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.9))
     await world.look()
-    while world.tenant not in world.answered:
+    while world.memo.resize_refusal is None:
         await world.look()
     world.now += 1
     await world.look()
