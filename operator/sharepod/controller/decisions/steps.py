@@ -29,6 +29,11 @@ class RemovalReason(Enum):
     NEVER_BOUND = "no Pod of it was bound"
     POD_ELSEWHERE = "its Pod is on another node"
 
+    @property
+    def released_by(self) -> str:
+        """Value of the label of `metrics.RELEASES`."""
+        return {self.DRAINED: "agent", self.NEVER_BOUND: "unbound"}.get(self, "override")
+
 
 @dataclass(frozen=True, slots=True)
 class Forget:

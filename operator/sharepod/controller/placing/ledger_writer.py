@@ -69,6 +69,19 @@ class LedgerWriter:
         """Enqueue a write of the decisions for this node."""
         self._queue.add(node)
 
+    def release(self, node: str, tenant: str, title: str, why: str, by: str) -> None:
+        """Enqueue the removal of a row, count it and log it. An override also gets an Event on the GPUNode.
+
+        `title`: names the owner. `by`: value of the metric's label.
+        """
+        log.info("share leaves its node", tenant=tenant, node=node, why=why)
+        metrics.RELEASES.labels(by).inc()
+        gpunode = self._state.gpunodes.named(node)
+        if by == "override" and gpunode is not None:
+            text = f"gave away the share of {title} ({tenant}): {why}"
+            self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
+        self.remove(node, tenant)
+
     def remove(self, node: str, tenant: str) -> None:
         """Enqueue the removal of this row. Its share becomes free once the removal is written."""
         self._leaving.setdefault(node, set()).add(tenant)

@@ -181,11 +181,9 @@ class PlacementLoop:
         if self._queue.join(tenant):
             self._alarm.ring()
 
-    def want_resize(self, tenant: str, *, changed: bool) -> None:
-        """Enqueue a placed tenant for another share. `changed`: True if it requests another share than at its last
-        refusal.
-        """
-        if self._resizes.want(tenant, changed=changed):
+    def want_resize(self, tenant: str, wish: int) -> None:
+        """Enqueue a placed tenant for another share. `wish`: identifies that share."""
+        if self._resizes.want(tenant, wish):
             self._alarm.ring()
 
     def leave(self, tenant: str) -> None:

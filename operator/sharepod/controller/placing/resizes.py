@@ -22,7 +22,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import PlacementError, Refusal
+from sharepod.placement.state.types import Outlook, PlacementError, Refusal
 
 from . import slices
 from .waiting import WaitingTenant
@@ -63,11 +63,15 @@ class Resizes:
     def __bool__(self) -> bool:
         return bool(self._asking)
 
-    def want(self, tenant: str, *, changed: bool) -> bool:
-        """Enqueue a tenant. Return True if it needs a decision: it is new, or `changed` is True because it requests
-        another share than at its last refusal.
+    def want(self, tenant: str, wish: int) -> bool:
+        """Enqueue a tenant. Return True if it needs a decision: it is new, `wish` differs from the last one, or the
+        last change was refused because the share is in use. `wish`: identifies the requested share.
         """
-        if not changed and tenant in self._asking:
+        memo = self._memos.of(tenant)
+        again = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
+        if memo.resize_asked != wish:
+            memo.resize_asked, memo.resize_refusal, again = wish, None, True
+        if tenant in self._asking and not again:
             return False
         self._asking[tenant] = WaitingTenant(tenant, self._clock())
         return True

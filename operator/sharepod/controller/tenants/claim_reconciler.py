@@ -36,7 +36,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS, ClaimFacts, ClaimPodFacts
 from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
-from sharepod.placement.state.types import Outlook, Refusal
+from sharepod.placement.state.types import Refusal
 
 from .claim_writer import ClaimWriter
 from .scheduled_shares import ScheduledShares
@@ -285,15 +285,8 @@ class ClaimReconciler:
             return
         if snapshot.claim is not None and self._was_refused(snapshot, memo, step):
             self._avoid(snapshot.claim, memo, step.node, _refused(snapshot))
-        log.info("claim leaves its node", claim=uid, node=step.node, why=step.text)
-        usual = {RemovalReason.DRAINED: "agent", RemovalReason.NEVER_BOUND: "unbound"}
-        metrics.RELEASES.labels(usual.get(step.reason, "override")).inc()
-        gpunode = self._state.gpunodes.named(step.node)
-        if step.reason not in usual and gpunode is not None:
-            title = next((item.wanted.title for item in snapshot.reserved if item.node == step.node), uid)
-            text = f"gave away the share of claim {title} ({uid}): {step.text}"
-            self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
-        self._ledger.remove(step.node, uid)
+        title = next((item.wanted.title for item in snapshot.reserved if item.node == step.node), uid)
+        self._ledger.release(step.node, uid, f"claim {title}", step.text, step.reason.released_by)
 
     @staticmethod
     def _was_refused(snapshot: ClaimSnapshot, memo: TenantMemo, step: RemoveRow) -> bool:
@@ -320,13 +313,7 @@ class ClaimReconciler:
             and row.wanted.request_milli != claim.request.gpu.request_milli
         )
         if wants and claim is not None and claim.request is not None:
-            in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
-            asked = claim.request.gpu.request_milli
-            changed = memo.resize_asked != asked
-            if changed:
-                memo.resize_refusal = None  # it answered another change
-            self.loop.want_resize(uid, changed=in_use or changed)
-            memo.resize_asked = asked
+            self.loop.want_resize(uid, claim.request.gpu.request_milli)
         else:
             memo.resize_refusal = None
             self.loop.leave(uid)

@@ -31,7 +31,6 @@ from sharepod.controller.decisions.steps import (
     Ending,
     EndRun,
     Finish,
-    RemovalReason,
     RemoveRow,
     TakeBackCause,
     TakeBackPod,
@@ -43,7 +42,6 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import BlockedReason, TenantMemo, TenantMemos
 from sharepod.kube import ConflictError, NotFoundError
-from sharepod.placement.state.types import Outlook
 
 from . import quota_gate
 from .confirmations import Confirmations
@@ -327,7 +325,8 @@ class TenantReconciler:
         if self._ledger.leaving(step.node, tenant):
             return
         if await self._confirmations.may_remove(snapshot, tenant, *self._name(snapshot), step):
-            self._remove(snapshot, tenant, step)
+            name, namespace = self._name(snapshot)
+            self._ledger.release(step.node, tenant, f"{namespace}/{name}", step.text, step.reason.released_by)
         else:
             self.queue.add_after(tenant, LOOK_AGAIN_S)
 
@@ -356,12 +355,7 @@ class TenantReconciler:
                 self.queue.add_after(tenant, quota_gate.LOOK_AGAIN_S)
                 return
             memo.resize_counted = sharepod.gpu
-            in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
-            changed = memo.resize_asked != sharepod.generation
-            if changed:
-                memo.resize_refusal = None  # it answered another change
-            self.loop.want_resize(tenant, changed=in_use or changed)
-            memo.resize_asked = sharepod.generation
+            self.loop.want_resize(tenant, sharepod.generation)
         else:
             memo.resize_refusal = None
             self.loop.leave(tenant)
@@ -389,17 +383,6 @@ class TenantReconciler:
             where = f" from {pod.pin}" if pod.pin is not None else ""
             text = f"took the pod back{where}; the SharePod will be placed again: {step.message}"
             self._events.warning(KIND, snapshot.sharepod, "PodTakenBack", "Bind", text)
-
-    def _remove(self, snapshot: TenantSnapshot, tenant: str, step: RemoveRow) -> None:
-        log.info("tenant leaves its node", tenant=tenant, node=step.node, why=step.text)
-        usual = {RemovalReason.DRAINED: "agent", RemovalReason.NEVER_BOUND: "unbound"}
-        metrics.RELEASES.labels(usual.get(step.reason, "override")).inc()
-        gpunode = self._state.gpunodes.named(step.node)
-        if step.reason not in usual and gpunode is not None:
-            name, namespace = self._name(snapshot)
-            text = f"gave away the share of {namespace}/{name} ({tenant}): {step.text}"
-            self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
-        self._ledger.remove(step.node, tenant)
 
     async def _evict(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> None:
         """Evict the Pod if its share is not enforced and the policy requires it."""

@@ -124,7 +124,7 @@ async def test_a_share_that_is_to_change_is_tried_at_once_and_again_when_there_i
     await world.want("other", 0.4)
     world.placed.clear()
     world.state.put_sharepod(sharepod_object(uid="grows", name="grows", version=1000, spec={"gpu": {"request": 0.8}}))
-    world.loop.want_resize("grows", changed=True)
+    world.loop.want_resize("grows", 1)
     await world.settle()
     assert world.placed == {}
     assert world.memos.of("grows").resize_refusal is not None
@@ -141,7 +141,7 @@ async def test_nothing_is_decided_while_this_process_does_not_lead(world: World)
     world.state.put_sharepod(
         sharepod_object(uid="shrinks", name="shrinks", version=1000, spec={"gpu": {"request": 0.3}})
     )
-    world.loop.want_resize("shrinks", changed=True)
+    world.loop.want_resize("shrinks", 1)
     await world.want("waits", 0.5)
     assert world.placed == {}
     world.leading = True
@@ -371,7 +371,7 @@ async def test_one_that_the_cap_on_excluded_gpus_stops_is_placed_once_its_namesp
         else:
             gpu = {"request": 0.5, "memory": "1Gi", "exclusion": "x"}
             world.state.put_sharepod(sharepod_object(uid="first", name="first", version=1000, spec={"gpu": gpu}))
-            world.loop.want_resize("first", changed=True)
+            world.loop.want_resize("first", 1)
             await world.settle()
         assert "second" in world.placed
 

@@ -36,7 +36,7 @@ async def test_a_share_that_was_lowered_comes_back_after_all_that_wait() -> None
         await world.want("high", 1.0, priority=9, memory="1Gi")
         await world.later(2)
         await world.writes()
-        world.loop.want_resize("low", changed=True)
+        world.loop.want_resize("low", 1)
         await world.want("waits", 1.0, memory="1Gi")
         await world.settle()
         await world.ends("high")
@@ -238,7 +238,7 @@ async def test_who_is_out_of_budget_runs_at_request_0_while_memory_lasts_and_is_
         assert world.request_of("second") == 0
         await world.want("third", 0.5, memory="12Gi")
         assert "third" not in world.placed, "memory is full"
-        world.loop.want_resize("second", changed=True)
+        world.loop.want_resize("second", 1)
         await world.settle()
         assert world.request_of("second") == 0
         await world.ends("first")
