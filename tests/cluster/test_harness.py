@@ -7,16 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness import build
-from harness.api import ApiError, Object
+from harness.api import Object
 from harness.assets import VARIABLE
 from harness.cluster import Cluster, wait_until
-from harness.errors import CommandError, StartError
+from harness.errors import StartError
 from harness.fakes import FakeKubelets
 from harness.process import as_at_a_terminal, descendants_of, start_time
 
@@ -40,18 +39,6 @@ def _phase(cluster: Cluster, namespace: str, name: str, phase: str) -> Object:
     found = cluster.wait_for(path, lambda pod: pod and pod["status"]["phase"] == phase, what=f"{name} {phase}")
     assert found is not None
     return found
-
-
-def test_two_clusters_side_by_side_know_nothing_of_each_other(
-    cluster: Cluster, cluster_factory: Callable[..., Cluster]
-) -> None:
-    other = cluster_factory(scheduler=False, controller_manager=False)
-    other.api.create("/api/v1/namespaces", {"metadata": {"name": "only-there"}})
-    with pytest.raises(ApiError, match="not found"):
-        cluster.api.get("/api/v1/namespaces/only-there")
-    with pytest.raises(ApiError) as refused:
-        other.api_for(cluster.admin_token).get("/api/v1/namespaces")
-    assert refused.value.code == 401
 
 
 def test_a_stopped_node_leaves_nothing_behind(cluster_factory: Callable[..., Cluster]) -> None:
@@ -137,32 +124,6 @@ def test_a_component_that_does_not_start_is_reported_with_its_log(cluster_factor
     shutil.rmtree(failed.value.logs.parent)
 
 
-def test_fake_nodes_take_pods_and_lose_them(cluster: Cluster) -> None:
-    began = time.monotonic()
-    names = cluster.add_fake_nodes(50, prefix="takes", labels={"takes": "pods"})
-    assert time.monotonic() - began < 10
-    assert len(names) == 50
-    namespace = cluster.namespace("takes-pods")
-    with FakeKubelets(cluster.api) as kubelets:
-        for name in ("stays", "slow-to-go"):
-            cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod(name, termination_seconds="1.0"))
-        stays = _phase(cluster, namespace, "stays", "Running")
-        _phase(cluster, namespace, "slow-to-go", "Running")
-        assert stays["status"]["containerStatuses"][0]["ready"]
-        assert {c["type"]: c["status"] for c in stays["status"]["conditions"]}["Ready"] == "True"
-        path = f"/api/v1/namespaces/{namespace}/pods/slow-to-go"
-        cluster.api.delete(path)
-        asked = time.monotonic()
-        cluster.wait_for(path, lambda pod: pod is None, what="deletion of the pod")
-        assert time.monotonic() - asked > 0.9
-        kubelets.finish(namespace, "stays", phase="Failed", exit_code=3)
-        failed = _phase(cluster, namespace, "stays", "Failed")
-        assert failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
-        cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod("ends", run_seconds="0.1"))
-        _phase(cluster, namespace, "ends", "Succeeded")
-        assert kubelets.failures == []
-
-
 def test_the_players_miss_nothing_while_the_api_server_is_away(cluster_factory: Callable[..., Cluster]) -> None:
     own = cluster_factory()
     own.add_fake_nodes(1)
@@ -202,67 +163,3 @@ def test_built_programs_work_with_an_older_api_server_of_the_environments_folder
         older.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod("runs"))
         _phase(older, namespace, "runs", "Running")
         assert kubelets.failures == []
-
-
-def test_a_service_account_may_do_what_rbac_grants_and_nothing_else(cluster: Cluster) -> None:
-    namespace = cluster.namespace("rbac")
-    cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
-    cluster.kubectl("create", "role", "reader", "--verb=get,list", "--resource=configmaps", "-n", namespace)
-    cluster.kubectl(
-        "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:reader", "-n", namespace
-    )
-    token = cluster.service_account_token(namespace, "reader")
-    config = cluster.kubeconfig_for(token)
-    seen = cluster.kubectl("get", "configmaps", "-n", namespace, "-o", "name", kubeconfig=config).stdout
-    assert seen == "configmap/kube-root-ca.crt\n"
-    with pytest.raises(CommandError, match="Forbidden"):
-        cluster.kubectl("get", "secrets", "-n", namespace, kubeconfig=config)
-    with pytest.raises(ApiError) as refused:
-        cluster.api_for(token).get("/api/v1/nodes")
-    assert (refused.value.code, refused.value.reason) == (403, "Forbidden")
-
-
-def test_a_token_bound_to_a_node_ends_with_it(cluster: Cluster) -> None:
-    namespace = cluster.namespace("bound")
-    (node,) = cluster.add_fake_nodes(1, prefix="bound")
-    # The API server trusts a token for 10 s after its last use. So a second token is used for the first time after the
-    # node's deletion.
-    token, unseen = (cluster.service_account_token(namespace, "default", bound_node=node) for _ in range(2))
-    review = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-    user = cluster.api_for(token).create(review, body)["status"]["userInfo"]
-    assert user["extra"]["authentication.kubernetes.io/node-name"] == [node]
-    cluster.api.delete(f"/api/v1/nodes/{node}")
-
-    def refused() -> bool:
-        try:
-            cluster.api_for(unseen).create(review, body)
-        except ApiError as error:
-            return error.code == 401
-        return False
-
-    wait_until(refused, what="the token of a deleted node refused", timeout=15, interval=0.5)
-
-
-def test_nobody_is_anonymous_and_nodes_are_restricted(cluster: Cluster) -> None:
-    with pytest.raises(ApiError) as refused:
-        cluster.api_for("not-a-token").get("/healthz")
-    assert refused.value.code == 401
-    mine, other = cluster.add_fake_nodes(2, prefix="restricted")
-    config = cluster.user_kubeconfig(f"system:node:{mine}", groups=["system:nodes"])
-    cluster.kubectl("annotate", "node", mine, "a=b", kubeconfig=config)
-    with pytest.raises(CommandError, match=r"only its own Node object|not allowed to modify node"):
-        cluster.kubectl("annotate", "node", other, "a=b", kubeconfig=config)
-
-
-def test_a_restored_backup_forgets_what_came_after_it(cluster_factory: Callable[..., Cluster]) -> None:
-    cluster = cluster_factory(scheduler=False)
-    path = "/api/v1/namespaces/default/configmaps"
-    kept = cluster.api.create(path, {"metadata": {"name": "kept"}})
-    backup = cluster.back_up()
-    cluster.api.create(path, {"metadata": {"name": "lost"}})
-    cluster.restore(backup)
-    assert cluster.api.get(f"{path}/kept")["metadata"]["uid"] == kept["metadata"]["uid"]
-    with pytest.raises(ApiError, match="NotFound"):
-        cluster.api.get(f"{path}/lost")
-    cluster.await_service_account("default", "default")

@@ -110,18 +110,6 @@ def test_a_pod_lost_while_no_operator_ran_is_not_made_again(world: World) -> Non
     assert world.pod(namespace, "one") is None
 
 
-def test_a_test_that_leaves_its_operator_dead_costs_no_other_test(world: World) -> None:
-    kill(world)
-    world.revive_operator()
-    first = world.operator
-    world.revive_operator()
-    assert world.operator is first
-    world.nodes("revived")
-    namespace = world.cluster.namespace("revived")
-    world.apply(namespace, "one", {"request": 0.4}, on="revived")
-    world.phase(namespace, "one", "Running")
-
-
 def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None:
     (node,) = world.nodes("cut")
     namespace = world.cluster.namespace("cut")

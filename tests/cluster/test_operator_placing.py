@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -44,16 +43,6 @@ def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(wor
     world.condition(namespace, "one", "Enforced", status="Unknown", reason="NoCudaCall")
     reasons = {reason for reason, _ in world.events(namespace, "one")}
     assert reasons - {"Started"} == {"Scheduled"}, "kube-scheduler's, and one of ours once it runs"
-
-
-def test_annotations_of_gemini_are_placed_as_the_block_is(world: World) -> None:
-    (node,) = world.nodes("dialect")
-    namespace = world.cluster.namespace("dialect")
-    world.apply(namespace, "one", on="dialect", annotations={"gemini/gpu_request": "0.5"})
-    world.phase(namespace, "one", "Running")
-    row = world.row(node, "one")
-    assert row is not None
-    assert row["requestMilli"] == 500
 
 
 def test_a_burst_never_gets_more_of_a_gpu_than_there_is_and_every_gap_is_filled(world: World) -> None:
@@ -99,18 +88,6 @@ def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> 
     row = world.row(name, "four")
     assert row is not None
     assert len(set(row["gpus"])) == 3
-
-
-def test_one_that_waits_is_placed_as_soon_as_another_has_gone(world: World) -> None:
-    world.nodes("turn")
-    namespace = world.cluster.namespace("turn")
-    world.apply(namespace, "first", {"request": 0.6, "count": 2}, on="turn")
-    world.phase(namespace, "first", "Running")
-    world.apply(namespace, "second", {"request": 0.6}, on="turn")
-    message = world.condition(namespace, "second", "Placed", status="False", reason="NoRoom")
-    assert "0.4" in message
-    world.delete(namespace, "first")
-    world.phase(namespace, "second", "Running")
 
 
 @pytest.mark.promise("placement-exclusive")
@@ -174,25 +151,6 @@ def test_usage_and_enforcement_are_shown_as_the_agent_reports_them(world: World)
     world.agents.report(tenant, enforced=False)
     message = world.condition(namespace, "one", "Enforced", status="False")
     assert "glibc" in message
-
-
-def test_usage_is_written_at_most_once_in_its_interval(world: World) -> None:
-    world.nodes("calm")
-    namespace = world.cluster.namespace("calm")
-    made = world.apply(namespace, "one", {"request": 0.4}, on="calm")
-    world.phase(namespace, "one", "Running")
-    tenant = made["metadata"]["uid"]
-    world.agents.report(tenant, connected=True, enforced=True, heldMilli=50, memory=GIB)
-    world.until(namespace, "one", lambda seen: seen["status"].get("usage"), what="usage")
-    began = time.monotonic()
-    versions = {world.sharepod(namespace, "one")["metadata"]["resourceVersion"]}
-    # the usage differs from the last written value by more each time than the operator tolerates
-    for held in range(100, 700, 60):
-        world.agents.report(tenant, heldMilli=held)
-        versions.add(world.sharepod(namespace, "one")["metadata"]["resourceVersion"])
-    world.until(namespace, "one", lambda seen: seen["status"]["usage"]["heldMilli"] == 640, what="the last usage")
-    took = time.monotonic() - began
-    assert len(versions) <= took + 2  # the interval between two writes of usage is 1 s here
 
 
 def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -> None:
@@ -316,27 +274,6 @@ def test_a_policy_that_denies_the_pod_is_told_and_the_pod_is_made_once_it_allows
     world.api.delete(f"{group}/validatingadmissionpolicybindings/denied")
     world.phase(namespace, "one", "Running", timeout=70)
     world.api.delete(f"{group}/validatingadmissionpolicies/denied")
-
-
-def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> None:
-    world.nodes("foreign")
-    namespace = world.cluster.namespace("foreign")
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "one"},
-        "spec": {"containers": [{"name": "main", "image": "test"}], "nodeSelector": {"test": "foreign"}},
-    }
-    uid = world.api.create(pods, body)["metadata"]["uid"]
-    world.apply(namespace, "one", {"request": 0.4}, on="foreign")
-    message = world.condition(namespace, "one", "PodReady", status="False", reason="PodNameTaken")
-    assert "another name" in message
-    found = world.pod(namespace, "one")
-    assert found is not None
-    assert found["metadata"]["uid"] == uid
-    world.api.delete(f"{pods}/one", grace=0)
-    world.phase(namespace, "one", "Running")
 
 
 @pytest.mark.promise("operator-taken-back")

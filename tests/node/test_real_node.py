@@ -1,36 +1,22 @@
-"""The real node of the tests behaves like any node: pods run within their limits, and get GPUs by NVIDIA's runtime."""
+"""A container on the real node loads the libraries that its `/etc/ld.so.preload` names."""
 
 from __future__ import annotations
 
 import re
-import ssl
 import subprocess
-import urllib.request
 from pathlib import Path
-from urllib.error import HTTPError
 
 import pytest
 from harness.api import Object
-from harness.cluster import Cluster, wait_until
+from harness.cluster import Cluster
 from harness.images import image_with_program
-from harness.node import BASE_IMAGE, CUDA_IMAGE, Gpu, Node
+from harness.node import Node
 from node.whole_system import RESTRICTED
 
-_GPUS = [
-    Gpu("GPU-11111111-1111-1111-1111-111111111111", "Fake A100"),
-    Gpu("GPU-22222222-2222-2222-2222-222222222222", "Fake A100"),
-]
 
-
-def _pod(name: str, *command: str, image: str = BASE_IMAGE, visible: str | None = None, **spec: object) -> Object:
-    """Return a pod that Pod Security `restricted` admits. `visible`: value of NVIDIA_VISIBLE_DEVICES, with the runtime
-    class `nvidia`."""
+def _pod(name: str, *, image: str, **spec: object) -> Object:
+    """Return a pod that Pod Security `restricted` admits."""
     container: Object = {"name": "main", "image": image, "securityContext": RESTRICTED}
-    if command:
-        container["command"] = list(command)
-    if visible is not None:
-        container["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": visible}]
-        spec["runtimeClassName"] = "nvidia"
     body = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, **spec}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
 
@@ -41,87 +27,12 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     return cluster.namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
 
 
-def _run(cluster: Cluster, namespace: str, pod: Object, *, phase: str) -> Object:
-    """Create the pod and wait until it has this phase."""
+def _output(cluster: Cluster, namespace: str, pod: Object) -> str:
+    """Create the pod. Return its output once it has succeeded."""
     cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", pod)
     path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
-    seen = cluster.wait_for(path, lambda found: found and found["status"]["phase"] == phase, what=f"pod {phase}")
-    assert seen is not None
-    return seen
-
-
-def _output(cluster: Cluster, namespace: str, pod: Object) -> str:
-    """Return the pod's output once it has succeeded."""
-    _run(cluster, namespace, pod, phase="Succeeded")
+    cluster.wait_for(path, lambda found: found and found["status"]["phase"] == "Succeeded", what="pod Succeeded")
     return cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"]).stdout
-
-
-def test_a_pod_has_an_address_of_its_own_that_the_test_reaches(cluster: Cluster, node: Node, namespace: str) -> None:
-    served = "mkdir /tmp/w && echo hello >/tmp/w/index.html && exec httpd -f -p 8080 -h /tmp/w"
-    pod = _run(cluster, namespace, _pod("serves", "sh", "-c", served), phase="Running")
-    address = pod["status"]["podIP"]
-    assert address not in (node.address, "127.0.0.1")
-    answers: list[bytes] = []
-
-    def answered() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{address}:8080/", timeout=5) as response:
-                answers.append(response.read())
-        except OSError:
-            return False
-        return True
-
-    wait_until(answered, what="an answer of the pod", timeout=10)
-    assert answers == [b"hello\n"]
-    assert cluster.kubectl("exec", "-n", namespace, "serves", "--", "id", "-u").stdout == "65534\n"
-
-
-def test_the_kubelet_answers_no_unauthenticated_client(node: Node, cluster: Cluster) -> None:
-    endpoint = cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-    tls = ssl.create_default_context(cafile=str(cluster.ca))
-    with pytest.raises(HTTPError) as refused:
-        urllib.request.urlopen(f"https://{node.address}:{endpoint}/pods", context=tls, timeout=10)
-    assert refused.value.code == 401
-
-
-def test_the_runtime_gives_a_container_the_gpus_that_it_asks_for(
-    cluster: Cluster, node: Node, namespace: str, tmp_path: Path
-) -> None:
-    libcuda, state = tmp_path / "libcuda", tmp_path / "state"
-    libcuda.write_text("the fake driver")
-    state.write_text("before")
-    state.chmod(0o666)
-    node.set_gpus(_GPUS, libcuda=libcuda, state=state)
-    listed = _pod("lists", "nvidia-smi", "-L", image=CUDA_IMAGE, visible=_GPUS[1].uuid)
-    assert _output(cluster, namespace, listed) == f"GPU 0: Fake A100 (UUID: {_GPUS[1].uuid})\n"
-    script = (
-        "cat /usr/lib/*/libcuda.so.1; echo; cat $FAKE_CUDA_STATE;"
-        'echo " $FAKE_CUDA_VISIBLE $FAKE_CUDA_LABEL"; echo after >$FAKE_CUDA_STATE'
-    )
-    printed = _output(cluster, namespace, _pod("looks", "sh", "-c", script, visible="all"))
-    both = ",".join(gpu.uuid for gpu in _GPUS)
-    assert printed == f"the fake driver\nbefore {both} {namespace}/looks/main\n"
-    assert state.read_text() == "after\n"
-
-
-@pytest.mark.parametrize("visible", ["void", ""])
-def test_a_pod_without_a_gpu_request_gets_a_plain_container(
-    cluster: Cluster, node: Node, namespace: str, visible: str
-) -> None:
-    node.set_gpus(_GPUS)
-    script = "ls /usr/bin/nvidia-smi; env | grep FAKE; true"
-    printed = _output(cluster, namespace, _pod("plain" + visible, "sh", "-c", script, visible=visible))
-    assert printed == "ls: /usr/bin/nvidia-smi: No such file or directory\n"
-
-
-def test_an_unknown_gpu_is_refused_with_the_reason(cluster: Cluster, node: Node, namespace: str) -> None:
-    node.set_gpus(_GPUS)
-    cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod("asks", "nvidia-smi", "-L", visible="GPU-none"))
-
-    def refused(pod: Object | None) -> bool:
-        return "GPU-none: unknown device" in str(pod and pod["status"])
-
-    cluster.wait_for(f"/api/v1/namespaces/{namespace}/pods/asks", refused, what="the reason in the pod's status")
 
 
 def test_a_dynamic_program_gets_what_ld_so_preload_names(
@@ -147,30 +58,3 @@ def test_a_dynamic_program_gets_what_ld_so_preload_names(
         {"name": "preload", "mountPath": "/etc/ld.so.preload", "subPath": "ld.so.preload", "readOnly": True}
     ]
     assert _output(cluster, namespace, pod) == "42\n"
-
-
-def test_a_mount_made_in_a_pod_reaches_the_node_only(cluster: Cluster, node: Node) -> None:
-    space = cluster.namespace("mounts")
-    pod = _pod("mounts", "sh", "-c", "mkdir /here/m && mount -t tmpfs mark /here/m && exec sleep 1000")
-    container = pod["spec"]["containers"][0]
-    container["securityContext"] = {"privileged": True}
-    container["volumeMounts"] = [{"name": "here", "mountPath": "/here", "mountPropagation": "Bidirectional"}]
-    shared = "/var/lib/sharepod/mounts"
-    pod["spec"]["volumes"] = [{"name": "here", "hostPath": {"path": shared, "type": "DirectoryOrCreate"}}]
-    _run(cluster, space, pod, phase="Running")
-    wait_until(
-        lambda: f"{shared}/m" in node.run("cat", "/proc/mounts").stdout, what="the mount on the node", timeout=10
-    )
-    assert shared not in Path("/proc/mounts").read_text()
-
-
-def test_a_process_started_on_the_node_sees_the_node(node: Node) -> None:
-    node.run("sh", "-c", "echo seen >/var/lib/sharepod/mark")
-    assert node.path("/var/lib/sharepod/mark").read_text() == "seen\n"
-    assert not Path("/var/lib/sharepod/mark").exists()
-    script = "trap 'echo ending; exit 7' TERM; cat /var/lib/sharepod/mark; while :; do sleep 0.1; done"
-    service = node.start("looks", ["sh", "-c", script])
-    wait_until(lambda: "seen" in service.log.read_text(), what="its output", timeout=10)
-    assert str(service.pid) in node.run("ls", "/proc").stdout.split()
-    assert service.stop() == 7
-    assert service.log.read_text() == "seen\nending\n"

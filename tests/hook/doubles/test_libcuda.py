@@ -13,7 +13,7 @@ from doubles.gpus import create_state, read_state, release_hung_kernels
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, MIB, last_report
 from hook.world.agent_node import wait_for
 from hook.world.held_thread import stop
-from hook.world.probe import NO_DEVICE, NOT_READY, OUT_OF_MEMORY, SUCCESS, Probe
+from hook.world.probe import NOT_READY, OUT_OF_MEMORY, SUCCESS, Probe
 
 CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING = 0, 1
 
@@ -133,43 +133,6 @@ def test_only_visible_devices_are_there(state: Path) -> None:
     assert "CUDA_ERROR_NO_DEVICE" in output
 
 
-def test_markers_choose_the_devices_whatever_the_variable_says(state: Path, tmp_path: Path) -> None:
-    (tmp_path / GPU_1).touch()
-    last_report(loop(state, "marked", "--seconds", "0.1", FAKE_CUDA_DEVICES=str(tmp_path), FAKE_CUDA_VISIBLE=GPU_0))
-    usage = read_state(state).client("marked").usage
-    assert usage[GPU_0].busy_ns == 0 < usage[GPU_1].busy_ns
-
-
-@pytest.mark.parametrize(
-    ("container", "choice", "seen"),
-    [
-        ("all", "1,0", [GPU_1, GPU_0]),
-        ("all", GPU_1, [GPU_1]),
-        ("all", "GPU-1", []),  # the beginning of both
-        ("all", GPU_1[:12].lower(), []),
-        ("all", GPU_1.lower().replace("gpu", "GPU"), [GPU_1]),
-        ("all", "0,7,1", [GPU_0]),
-        ("all", "1,1", []),
-        ("all", "", []),
-        ("all", "-1", []),
-        (GPU_1, "0", [GPU_1]),
-        (GPU_1, "1", []),
-        (GPU_1, GPU_1[:-1], [GPU_1]),
-        (f"{GPU_1},{GPU_0}", None, [GPU_1, GPU_0]),
-    ],
-)
-def test_cuda_visible_devices_chooses_of_what_the_container_has(
-    state: Path, container: str, choice: str | None, seen: list[str]
-) -> None:
-    more = {} if choice is None else {"CUDA_VISIBLE_DEVICES": choice}
-    probe = Probe(environment(state, "chooser", PATH="/usr/bin:/bin", FAKE_CUDA_VISIBLE=container, **more))
-    try:
-        assert probe.call("init").code == (SUCCESS if seen else NO_DEVICE)
-        assert [probe.ok("device_uuid", ordinal) for ordinal in range(len(seen))] == seen
-    finally:
-        probe.close()
-
-
 def test_a_launch_into_a_full_queue_waits(state: Path) -> None:
     probe = Probe(environment(state, "full", PATH="/usr/bin:/bin"))
     try:
@@ -215,12 +178,3 @@ def test_an_event_waits_for_no_more_than_its_stream_and_the_legacy_stream_say(st
             probe.ok("event_query", f"on {stream}")
     finally:
         probe.close()
-
-
-def test_sigterm_ends_the_loop_with_success(state: Path) -> None:
-    process = loop(state, "asked", "--kernel-us", "1000", "--report", "0.05")
-    assert process.stdout is not None
-    for _ in range(3):
-        process.stdout.readline()
-    process.terminate()
-    assert last_report(process)["event"] == "end"

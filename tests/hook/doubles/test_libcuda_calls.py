@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from doubles.gpus import create_state
-from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1
-from hook.world.driver_script import PRELUDE, program
+from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1
+from hook.world.driver_script import program
 from hook.world.invalid_calls import ENDED, answers, invalid_calls
 
 
@@ -109,27 +108,6 @@ ok("cuCtxSynchronize")
     assert (usage.submitted, usage.copies) == (5, 1)
 
 
-def test_a_batch_is_one_operation(state: Path) -> None:
-    usage = (
-        program(
-            state,
-            BUFFERS
-            + """
-pair = c_uint64 * 2
-sizes, first = (c_size_t * 2)(512, 512), (c_size_t * 1)(0)
-attributes = (c_uint64 * 16)()
-for name in ("cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync_v2_ptsz"):
-    ok(name, pair(a, a + 512), pair(b, b + 512), sizes, 2, attributes, first, 1, stream)
-assert call("cuMemcpyBatchAsync_v2", pair(a, a), pair(b, b), sizes, 2, attributes, first, 1, None) == 1
-ok("cuCtxSynchronize")
-""",
-        )
-        .client("p")
-        .usage[GPU_0]
-    )
-    assert (usage.submitted, usage.copies) == (2, 0)
-
-
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_async_calls_are_captured_and_synchronous_ones_end_the_capture(state: Path, mode: int) -> None:
     usage = (
@@ -163,107 +141,3 @@ assert call("cuStreamEndCapture", own, byref(graph)) == 901
         .usage[GPU_0]
     )
     assert (usage.submitted, usage.copies) == (1, 1)
-
-
-def test_a_recapture_calls_back_for_what_differs(state: Path) -> None:
-    program(
-        state,
-        BUFFERS
-        + """
-graph = c_void_p()
-ok("cuStreamBeginCapture_v2", stream, 0)
-ok("cuMemsetD8Async", a, 0, MIB, stream)
-ok("cuStreamEndCapture", stream, byref(graph))
-seen = []
-@ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int)
-def mismatch(data, node, before, now, status):
-    seen.append(node)
-    return 0
-for size, calls in ((MIB, 0), (64, 1)):
-    ok("cuStreamBeginRecaptureToGraph", stream, 0, graph, mismatch, None)
-    ok("cuMemsetD8Async", a, 0, size, stream)
-    ok("cuStreamEndCapture", stream, byref(graph))
-    assert len(seen) == calls, (size, seen)
-""",
-    )
-
-
-def test_pointer_attributes_tell_host_from_device(state: Path) -> None:
-    program(
-        state,
-        BUFFERS
-        + """
-def memory_type(address):
-    value = c_uint()
-    code = call("cuPointerGetAttribute", byref(value), 2, address)
-    return value.value if code == 0 else -code
-pinned = new("cuMemHostAlloc", 4096, 0).value
-assert [memory_type(x) for x in (a, a + 100, m, pinned, ctypes.addressof(h))] == [2, 2, 2, 1, -1]
-ok("cuMemHostRegister_v2", c_uint64(ctypes.addressof(h)), MIB, 0)
-assert memory_type(ctypes.addressof(h) + 5) == 1
-ok("cuMemHostUnregister", c_uint64(ctypes.addressof(h)))
-assert memory_type(ctypes.addressof(h)) == -1
-ok("cuMemFreeHost", c_uint64(pinned))
-""",
-    )
-
-
-def test_host_functions_run_in_stream_order(state: Path) -> None:
-    program(
-        state,
-        """
-import time
-module = new("cuModuleLoadData", b"")
-kernel = new("cuModuleGetFunction", module, b"spin_us_20000")
-ran = []
-called = ctypes.CFUNCTYPE(None, c_void_p)(lambda data: ran.append(time.monotonic()))
-begun = time.monotonic()
-ok("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
-ok("cuLaunchHostFunc", stream, called, None)
-ok("cuStreamSynchronize", stream)
-assert len(ran) == 1 and ran[0] - begun >= 0.02
-""",
-    )
-
-
-def test_an_address_comes_by_name_version_and_stream(state: Path) -> None:
-    program(
-        state,
-        """
-def found(name, version, flags=0):
-    out, status = c_void_p(), c_int(-1)
-    code = call("cuGetProcAddress_v2", name, byref(out), c_int(version), flags, byref(status))
-    return code, status.value, out.value
-
-def symbol(name):
-    return ctypes.cast(getattr(cuda, name), c_void_p).value
-
-assert found(b"cuMemAlloc", 11080) == (0, 0, symbol("cuMemAlloc_v2"))
-assert found(b"cuMemAlloc", 2000) == (0, 0, symbol("cuMemAlloc"))
-assert found(b"cuMemcpyHtoD", 12000, 2) == (0, 0, symbol("cuMemcpyHtoD_v2_ptds"))
-assert found(b"cuLaunchKernel", 12000, 1) == (0, 0, symbol("cuLaunchKernel"))
-assert found(b"cuCtxRecordEvent", 12040) == (0, 2, None), "a later version has it"
-assert found(b"cuNeverThere", 12040) == (0, 1, None)
-assert found(b"cuMemAlloc", 12040, 3)[0] == 1, "both streams at once"
-out = c_void_p()
-assert call("cuGetProcAddress", b"cuNeverThere", byref(out), c_int(12040), 0) == 500
-table = c_void_p(1)
-assert call("cuGetExportTable", byref(table), (ctypes.c_ubyte * 16)()) == 500 and table.value is None
-""",
-    )
-
-
-def test_what_has_no_behaviour_says_so(state: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", PRELUDE + 'for _ in range(2): assert call("cuTexObjectCreate") == 801'],
-        env={
-            "LD_LIBRARY_PATH": str(BUILD / "doubles" / "libcuda"),
-            "FAKE_CUDA_STATE": str(state),
-            "FAKE_CUDA_VERBOSE": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stderr.count("cuTexObjectCreate") == 1
