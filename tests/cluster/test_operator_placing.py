@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any
-
 import pytest
-from cluster.operator_world import GIB, GPUNODES, World, condition_of, gpu_uuid, wait
-from harness.api import ApiError, Object
+from cluster.operator_world import GIB, GPUNODES, World, gpu_uuid, wait
+from harness.api import Object
 
 
 def bound(world: World, namespace: str) -> list[Object]:
@@ -88,23 +85,6 @@ def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> 
     row = world.row(name, "four")
     assert row is not None
     assert len(set(row["gpus"])) == 3
-
-
-@pytest.mark.promise("placement-exclusive")
-def test_an_exclusive_sharepod_is_alone_on_its_gpu(world: World) -> None:
-    (node,) = world.nodes("alone")
-    namespace = world.cluster.namespace("alone")
-    world.apply(namespace, "small", {"request": 0.1}, on="alone")
-    world.phase(namespace, "small", "Running")
-    world.apply(namespace, "whole", {"mode": "Exclusive"}, on="alone")
-    world.phase(namespace, "whole", "Running")
-    small, whole = world.row(node, "small"), world.row(node, "whole")
-    assert small is not None
-    assert whole is not None
-    assert set(small["gpus"]).isdisjoint(whole["gpus"])
-    world.condition(namespace, "whole", "Enforced", status="True", reason="Exclusive")
-    world.apply(namespace, "other", {"mode": "Exclusive"}, on="alone")
-    world.condition(namespace, "other", "Placed", status="False", reason="NoRoom")
 
 
 @pytest.mark.promise("time-resized")
@@ -224,58 +204,6 @@ def test_a_pod_whose_annotations_leave_no_room_for_its_gpus_gives_the_share_back
     world.phase(namespace, "full", "Running")
 
 
-@pytest.mark.promise("operator-forbidden")
-def test_a_policy_that_denies_the_pod_is_told_and_the_pod_is_made_once_it_allows_it(world: World) -> None:
-    world.nodes("denied")
-    namespace = world.cluster.namespace("denied")
-    group = "/apis/admissionregistration.k8s.io/v1"
-    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
-    mine = {"kubernetes.io/metadata.name": namespace}
-    policy = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": "denied"},
-        "spec": {
-            "matchConstraints": {"resourceRules": rules},
-            "validations": [{"expression": "false", "message": "no pods on Sundays"}],
-        },
-    }
-    binding = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": "denied"},
-        "spec": {
-            "policyName": "denied",
-            "validationActions": ["Deny"],
-            "matchResources": {"namespaceSelector": {"matchLabels": mine}},
-        },
-    }
-    world.api.create(f"{group}/validatingadmissionpolicies", policy)
-    world.api.create(f"{group}/validatingadmissionpolicybindings", binding)
-    probe = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "probe"},
-        "spec": {"containers": [{"name": "main", "image": "test"}], "nodeSelector": {"test": "nowhere"}},
-    }
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-
-    def denied() -> bool:
-        with suppress(ApiError):
-            world.api.create(pods, probe)
-            world.api.delete(f"{pods}/probe", grace=0)
-            return False
-        return True
-
-    wait(denied, what="the policy is enforced", interval=0.5)
-    world.apply(namespace, "one", {"request": 0.4}, on="denied")
-    message = world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
-    assert "no pods on Sundays" in message
-    world.api.delete(f"{group}/validatingadmissionpolicybindings/denied")
-    world.phase(namespace, "one", "Running", timeout=70)
-    world.api.delete(f"{group}/validatingadmissionpolicies/denied")
-
-
 @pytest.mark.promise("operator-taken-back")
 def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world: World) -> None:
     nodes = world.nodes("refuse", 2)
@@ -296,28 +224,6 @@ def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world
     assert seen["status"]["node"] == other
     assert world.row(first, "second") is None
     world.event(namespace, "second", "PodTakenBack")
-
-
-@pytest.mark.promise("placement-order")
-def test_the_higher_priority_goes_first(world: World) -> None:
-    namespace = world.cluster.namespace("prio")
-    world.api.create(
-        "/apis/scheduling.k8s.io/v1/priorityclasses",
-        {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": "urgent"},
-            "value": 1000,
-        },
-    )
-    node = world.cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated", "test": "prio"}, prefix="prio")[0]
-    specs: dict[str, dict[str, Any]] = {"older": {}, "urgent": {"priorityClassName": "urgent"}}
-    for name, spec in specs.items():
-        world.apply(namespace, name, {"request": 0.9, "count": 2}, on="prio", **spec)
-        world.condition(namespace, name, "Placed", status="False")
-    world.agents.start(node)
-    world.phase(namespace, "urgent", "Running")
-    assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
 
 
 @pytest.mark.promise("operator-pod-first", "security-no-new-right")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 from cluster.claims_world import (
     CLAIMS,
-    FINALIZER,
     allocation,
     claim_of,
     claim_path,
@@ -193,28 +192,6 @@ def test_a_node_whose_label_says_its_pool_again_stays_in_it(world: World) -> Non
     assert agent.spec()["pool"] == "scheduler"
 
 
-@pytest.mark.promise("operator-scheduler-pool-over-commit")
-def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: World) -> None:
-    agent: SliceAgent = pool_of_scheduler(world, "meddled", gpus=1)
-    namespace = world.cluster.namespace("meddled")
-    make_scheduled(world, namespace, "first", time_milli=700)
-    make_pod(world, namespace, "one", on="meddled", claims=("first",))
-    runs(world, namespace, "one")
-    wait(lambda: row_of(world, agent.node, "first"), what="its row")
-    given = allocation(claim_of(world, namespace, "first"))
-    make_scheduled(world, namespace, "second", time_milli=700)
-    make_pod(world, namespace, "two", on="meddled", claims=("second",))
-    wait(lambda: refused(world, namespace, "two"), what="kube-scheduler has no room")
-    made = world.api.patch(claim_path(namespace, "second"), {"metadata": {"finalizers": [FINALIZER]}})
-    version = {"resourceVersion": made["metadata"]["resourceVersion"]}
-    patch = {"metadata": version, "status": {"allocation": given}}
-    world.api.patch(f"{claim_path(namespace, 'second')}/status", patch)
-    world.event(namespace, "second", note="gives no share yet")
-    assert row_of(world, agent.node, "second") is None
-    world.kubelets.finish(namespace, "one")
-    wait(lambda: row_of(world, agent.node, "second"), what="it is entered once there is room")
-
-
 @pytest.mark.promise("operator-scheduler-pool-refused")
 @pytest.mark.parametrize(
     ("annotations", "spec", "answer"),
@@ -280,24 +257,6 @@ def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_in_its
     second = runs(world, namespace, "two")["spec"]["nodeName"]
     assert second != first
     wait(lambda: row_of(world, second, "share"), what="its row")
-
-
-@pytest.mark.promise("operator-scheduler-pool-device-plugin")
-def test_while_the_device_plugin_gives_gpus_away_too_no_share_is_entered(world: World) -> None:
-    node, namespace = pool_of_scheduler(world, "twice", gpus=1).node, world.cluster.namespace("twice")
-
-    def offers(count: int) -> None:
-        amounts = {"nvidia.com/gpu": str(count)}
-        body = {"status": {"capacity": amounts, "allocatable": amounts}}
-        world.api.patch(f"/api/v1/nodes/{node}/status", body)
-
-    offers(2)
-    make_scheduled(world, namespace, "share", time_milli=300)
-    make_pod(world, namespace, "one", on="twice", claims=("share",))
-    world.event(namespace, "share", note="device plugin")
-    assert world.rows(node) == []
-    offers(0)
-    wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin has left")
 
 
 def test_a_share_by_a_class_of_the_administrators_own_begins_and_ends_as_any_other(world: World) -> None:

@@ -89,37 +89,6 @@ def test_a_webhook_for_updates_that_is_slower_than_the_operators_writes_lets_gat
 
 
 @pytest.mark.promise("operator-turns")
-def test_a_webhook_that_does_not_answer_for_gates_costs_nobody_else(world: World) -> None:
-    (node,) = world.nodes("gates")
-    namespace = world.cluster.namespace("gates")
-    with Webhook(world.cluster, namespace, operations=["UPDATE"]) as webhook:
-        webhook.hold()
-        for number in range(20):
-            world.apply(namespace, f"p{number}", _SHARE, on="gates")
-        wait(lambda: webhook.count() > 5, what="the webhook to be asked for gates")
-        others_run(world, "gates")
-        assert all(pod["spec"].get("schedulingGates") for pod in world.cluster.pods(namespace))
-        webhook.allow()
-        all_run(world, namespace, 20)
-    wait(lambda: len(world.rows(node)) == 20, what="a row each")
-
-
-@pytest.mark.promise("operator-forbidden")
-def test_a_webhook_that_fails_is_told_and_its_pods_run_once_it_answers(world: World) -> None:
-    world.nodes("failing")
-    namespace = world.cluster.namespace("failing")
-    with Webhook(world.cluster, namespace) as webhook:
-        webhook.fail()
-        for number in range(4):
-            world.apply(namespace, f"p{number}", _SHARE, on="failing")
-        message = world.condition(namespace, "p0", "PodReady", status="False", reason="PodForbidden")
-        assert "failed calling webhook" in message
-        others_run(world, "failing")
-        webhook.allow()
-        all_run(world, namespace, 4)
-
-
-@pytest.mark.promise("operator-turns")
 def test_a_webhook_that_does_not_answer_for_evictions_keeps_nobody_elses_preemption_waiting(world: World) -> None:
     count = 12  # more evictions than the operator carries out at the same time
     world.nodes("evict", count // 2)

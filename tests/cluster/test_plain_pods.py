@@ -15,8 +15,6 @@ from cluster.claims_world import (
     allocation,
     claim_made_for,
     claim_path,
-    make_claim,
-    make_pod,
     row_of,
     runs,
 )
@@ -162,60 +160,6 @@ def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None
     assert not (world.pod(namespace, "unmeant") or {})["spec"].get("nodeName")
 
 
-@pytest.mark.promise("operator-line-forged-claim")
-def test_a_claim_with_a_borrowed_owner_gets_nothing(world: World) -> None:
-    (node,) = world.nodes("forged")
-    namespace = world.cluster.namespace("forged")
-    start(world, namespace, "owner", on="forged")
-    pod = runs(world, namespace, "owner")
-    sizeless = {"devices": {"requests": [{"name": "line", "exactly": {"deviceClassName": "sharepod.dev"}}]}}
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": pod["metadata"]["uid"], "controller": True}
-    metadata = {
-        "name": "borrowed",
-        "ownerReferences": [owner],
-        "annotations": {"resource.kubernetes.io/pod-claim-name": "sharepod"},
-    }
-    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": sizeless}
-    world.api.create(claim_path(namespace), body)
-    thief = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "thief"},
-        "spec": {
-            "nodeSelector": {"test": "forged"},
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": "borrowed"}],
-            "containers": [{"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}],
-        },
-    }
-    world.api.create(f"/api/v1/namespaces/{namespace}/pods", thief)
-    world.event(namespace, "borrowed", "Invalid")
-    assert row_of(world, node, "borrowed") is None
-    assert allocation(world.api.get(claim_path(namespace, "borrowed"))) is None
-
-
-@pytest.mark.promise("operator-line-claim-of-another")
-def test_a_pod_cannot_use_the_claim_of_another_pods_line(world: World) -> None:
-    world.nodes("guest")
-    namespace = world.cluster.namespace("guest")
-    start(world, namespace, "host", on="guest")
-    runs(world, namespace, "host")
-    claim = claim_made_for(world, namespace, "host")
-    assert claim is not None
-    guest = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "guest"},
-        "spec": {
-            "nodeSelector": {"test": "guest"},
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim["metadata"]["name"]}],
-            "containers": [{"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}],
-        },
-    }
-    world.api.create(f"/api/v1/namespaces/{namespace}/pods", guest)
-    world.event(namespace, "guest", note="not for guest")
-    assert not (world.pod(namespace, "guest") or {})["spec"].get("nodeName")
-
-
 @pytest.mark.promise("operator-line-resize")
 def test_a_lowered_share_makes_room_that_kube_scheduler_believes(world: World) -> None:
     (node,) = world.nodes("lower")
@@ -349,22 +293,6 @@ def test_where_time_changes_hands_on_a_full_node_kube_scheduler_evicts_nobody_fo
 
 def _ends(pod: Object | None) -> bool:
     return pod is None or "deletionTimestamp" in pod["metadata"]
-
-
-@pytest.mark.promise("placement-preempt-claims")
-def test_a_pod_with_several_claims_has_room_made_for_all_of_them_on_one_node(world: World) -> None:
-    (node,) = world.nodes("several")
-    namespace = world.cluster.namespace("several")
-    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "several"}, "value": 1000})
-    for name in ("low0", "low1"):
-        start(world, namespace, name, container(milli="600", mib="8192"), on="several")
-        runs(world, namespace, name)
-    for claim in ("first", "second"):
-        make_claim(world, namespace, claim, time_milli=300, memory="12Gi")
-    make_pod(world, namespace, "high", on="several", claims=("first", "second"), priorityClassName="several")
-    runs(world, namespace, "high")
-    assert sorted(row["claim"]["name"] for row in world.rows(node)) == ["first", "second"]
-    assert len({gpu for row in world.rows(node) for gpu in row["gpus"]}) == 2
 
 
 @pytest.mark.promise("placement-move-plain")

@@ -20,7 +20,7 @@ from cluster.claims_world import (
     row_of,
     runs,
 )
-from cluster.operator_world import World, condition_of, wait
+from cluster.operator_world import World, wait
 from cluster.plain_world import MEMORY, MILLI, a_world_of_lines, container, line_pod
 from harness.api import ApiError, Object
 
@@ -417,25 +417,3 @@ def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_come
     wait(lambda: len(world.cluster.pods(namespace)) == 4, what="the others' Pods", timeout=90)
     world.delete(namespace, "counted")
     wait(lambda: list(phases(world, namespace).values()).count("Running") == 2, what="two that run")
-
-
-@pytest.mark.promise("operator-forbidden")
-def test_a_quota_that_is_lowered_between_two_runs_keeps_the_next_one_waiting_without_a_share(world: World) -> None:
-    (node,) = world.nodes("between")
-    namespace = world.cluster.namespace("between")
-    path = quota(world, namespace, milli="1000")
-    world.apply(namespace, "one", SHARE, on="between", restartPolicy="Always")
-    world.phase(namespace, "one", "Running")
-    first = (world.pod(namespace, "one") or {})["metadata"]["uid"]
-    set_milli(world, path, "100")
-    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
-    wait(
-        lambda: "exceeded quota: gpu" in condition_of(world.sharepod(namespace, "one"), "Placed").get("message", ""),
-        what="a word on the quota",
-    )
-    wait(lambda: not world.rows(node), what="its share is released")
-    set_milli(world, path, "400")
-    world.phase(namespace, "one", "Running", timeout=90)
-    seen = world.sharepod(namespace, "one")["status"]
-    assert seen["podUID"] != first
-    assert seen["lastEnd"]["podUID"] == first

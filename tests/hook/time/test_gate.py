@@ -224,23 +224,6 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     assert launching.result(10).code == 0
 
 
-@pytest.mark.promise("time-one-token")
-def test_processes_of_a_tenant_share_one_token(tenant: Tenant) -> None:
-    agent = tenant.agent()
-    probes = [tenant.probe(f"rank{rank}") for rank in range(2)]
-    for probe in probes:
-        probe.start_cuda()
-    launched = [probe.post("launch", "spin_us_1000") for probe in probes]
-    clients = [agent.client(index) for index in range(2)]
-    for client in clients:
-        agent.next_frame(client, Want)
-    grant = agent.next_grant(20)
-    for client in clients:
-        agent.send(client, grant)
-    assert [future.result(10).code for future in launched] == [0, 0]
-    assert {agent.next_frame(client, Drained).grant_id for client in clients} == {grant.grant_id}
-
-
 def test_a_killed_holder_is_seen_gone(tenant: Tenant) -> None:
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "1000", "--memory", "8M")
