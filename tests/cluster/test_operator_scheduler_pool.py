@@ -18,7 +18,6 @@ from cluster.claims_world import (
 from cluster.operator_world import GIB, World, gpu_uuid, wait
 from cluster.scheduler_world import (
     CLASS,
-    SliceAgent,
     holds,
     is_free,
     make_scheduled,
@@ -227,36 +226,6 @@ def policy_refuses(world: World) -> bool:
     except ApiError as error:
         return "is not for claims of class scheduler" in str(error)
     return False
-
-
-def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
-    """Create two nodes of pool `scheduler` with one GPU each; return their slices by node."""
-    agents = {node: SliceAgent(world, node, 1) for node in world.nodes(prefix, 2, pool="scheduler")}
-    for agent in agents.values():
-        agent.publish()
-    return agents
-
-
-@pytest.mark.promise("operator-scheduler-pool-elsewhere")
-@pytest.mark.parametrize("lost", ["avoided", "deleted"])
-def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_in_its_way(world: World, lost: str) -> None:
-    """The claim is named, as in a Deployment with one replica, so the next Pod waits before the first Pod is
-    deleted."""
-    agents, namespace = two_of_scheduler(world, lost), world.cluster.namespace(lost)
-    make_scheduled(world, namespace, "share", time_milli=900)
-    make_pod(world, namespace, "one", on=lost, claims=("share",))
-    first = runs(world, namespace, "one")["spec"]["nodeName"]
-    wait(lambda: holds(world, namespace, "share") == [first], what="the operator holds the claim")
-    if lost == "deleted":
-        agents[first].remove()
-        world.api.delete(f"/api/v1/nodes/{first}")
-    elsewhere = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [first]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}}
-    make_pod(world, namespace, "two", on=lost, claims=("share",), affinity={"nodeAffinity": required})
-    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
-    second = runs(world, namespace, "two")["spec"]["nodeName"]
-    assert second != first
-    wait(lambda: row_of(world, second, "share"), what="its row")
 
 
 def test_a_share_by_a_class_of_the_administrators_own_begins_and_ends_as_any_other(world: World) -> None:

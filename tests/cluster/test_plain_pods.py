@@ -128,28 +128,6 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
     runs(world, namespace, waiting)
 
 
-@pytest.mark.promise("operator-line-claim-again")
-def test_a_claim_that_is_deleted_while_its_pod_waits_is_there_again_and_gets_the_share(world: World) -> None:
-    world.nodes("bereft")
-    namespace = world.cluster.namespace("bereft")
-    for name in ("one", "two"):
-        start(world, namespace, name, container(milli="900"), on="bereft")
-        runs(world, namespace, name)
-    start(world, namespace, "waits", container(milli="900"), on="bereft")
-    world.event(namespace, "waits", "NoRoom")
-    before = claim_made_for(world, namespace, "waits")
-    assert before is not None
-    world.api.delete(claim_path(namespace, before["metadata"]["name"]))
-
-    def again() -> bool:
-        found = claim_made_for(world, namespace, "waits")
-        return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
-
-    wait(again, what="another claim", timeout=10)
-    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one")
-    runs(world, namespace, "waits")
-
-
 @pytest.mark.promise("operator-line-unmeant-sums")
 def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None:
     world.nodes("sum")

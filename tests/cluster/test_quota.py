@@ -137,25 +137,6 @@ def test_a_live_resize_changes_the_share_and_not_the_line_and_kube_scheduler_bel
     wait(lambda: row(world, node, "wide") == 1000, what="the share is raised above the line")
 
 
-@pytest.mark.promise("operator-sharepod-line-counted")
-def test_a_sharepod_that_is_raised_while_it_waits_is_counted_as_raised(world: World) -> None:
-    (node,) = world.nodes("raised")
-    namespace = world.cluster.namespace("raised")
-    for name in ("one", "two"):
-        world.apply(namespace, name, {"request": 1.0}, on="raised")
-        world.phase(namespace, name, "Running")
-    path = quota(world, namespace, milli="2500")
-    world.apply(namespace, "small", {"request": 0.1}, on="raised")
-    world.condition(namespace, "small", "Placed", status="False", reason="NoRoom")
-    resize(world, namespace, "small", 0.4)
-    wait(lambda: used(world, path)[f"requests.{MILLI}"] == "2400", what="its Pod's line equals its request")
-    resize(world, namespace, "small", 0.6)
-    answer = world.condition(namespace, "small", "PodReady", status="False", reason="PodForbidden")
-    assert f"exceeded quota: gpu, requested: requests.{MILLI}=600" in answer
-    world.delete(namespace, "one")
-    wait(lambda: row(world, node, "small") == 600, what="it is placed once it is counted")
-
-
 def refusal(world: World, path: str, body: Object) -> str:
     """Return the API server's refusal of a new object, by a dry run. Empty if it would accept the object."""
     try:
