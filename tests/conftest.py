@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections import Counter
@@ -112,9 +113,20 @@ class Together(LoadScopeScheduling):
         path = nodeid.partition("::")[0]
         if path.startswith("tests/node/"):
             return "node"
-        if path.startswith("tests/cluster/test_admission"):
-            return "admission"
-        return path if path.startswith(("tests/cluster/", "tests/hook/", "tests/attack/")) else nodeid
+        if not path.startswith(("tests/cluster/", "tests/hook/", "tests/attack/")):
+            return nodeid
+        return _cluster_of(path) or path
+
+
+@functools.cache
+def _cluster_of(path: str) -> str | None:
+    """Return the name of the cluster that a file shares with others. None if it has its own, or needs none."""
+    text = (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
+    if "server: Cluster" in text:
+        return f"admission of {Path(path).parent.name}"
+    if "shared_cluster" in text or ("world: World" in text and "def world(" not in text):
+        return f"world {1 if in_slice(path, 1, 2) else 2}"
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)

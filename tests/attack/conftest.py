@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cluster.conftest import alice, server, world
+from cluster.conftest import alice, server, shared_cluster, world
 
-__all__ = ["alice", "server", "world"]
+__all__ = ["alice", "server", "shared_cluster", "world"]

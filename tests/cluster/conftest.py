@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from cluster import operator_world
 from cluster.claims_world import serves_claims
-from cluster.operator_world import World, a_world
+from cluster.operator_world import World
+from cluster.shared_cluster import SharedCluster
 from cluster.weather.world import Weather, bad_weather
 from harness.build import programs
 from harness.cluster import Cluster
@@ -55,10 +57,21 @@ def operators_run() -> None:
         world.revive_operator()
 
 
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[SharedCluster]:
+    """Return the cluster on which files run their worlds one after another. Other folders that import this fixture get
+    the same one."""
+    with _shared_cluster() as shared:
+        yield shared
+
+
+_shared_cluster = functools.cache(SharedCluster)
+
+
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Return the file's cluster with an acting operator. Claims are installed if the file sets WORLD_HAS_CLAIMS."""
-    with a_world() as running:
+def world(request: pytest.FixtureRequest, shared_cluster: SharedCluster) -> Iterator[World]:
+    """Return the file's world with an acting operator. Claims are installed if the file sets WORLD_HAS_CLAIMS."""
+    with shared_cluster.world() as running:
         if getattr(request.module, "WORLD_HAS_CLAIMS", False):
             if not serves_claims(running.api):
                 pytest.skip("the API server does not serve resource.k8s.io/v1")

@@ -11,7 +11,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from cluster.fake_agents import GIB, GPUNODES, LONGEST_S, FakeAgents, gpu_uuid, wait
@@ -235,12 +235,22 @@ def condition_of(seen: Object, kind: str) -> Object:
 
 @contextmanager
 def a_world(
-    *, times: Mapping[str, str] = TIMES, agent_lease: int = AGENT_LEASE, agent_renew: float = 0.5, pace: float = 0.0
+    *,
+    times: Mapping[str, str] = TIMES,
+    agent_lease: int = AGENT_LEASE,
+    agent_renew: float = 0.5,
+    pace: float = 0.0,
+    on: AbstractContextManager[Cluster] | None = None,
 ) -> Iterator[World]:
-    """Start a cluster with SharePod installed and an acting operator. `times`: settings of the operator; the other
-    arguments are for the agents."""
+    """Start a cluster with SharePod installed and an acting operator.
+
+    Args:
+        times: Settings of the operator.
+        agent_lease: For the agents, like `agent_renew` and `pace`.
+        on: Existing cluster instead of a new one.
+    """
     with (
-        Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
+        on or Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FakeKubelets(cluster.api) as kubelets,
         FakeAgents(cluster.api, duration=agent_lease, renew=agent_renew, pace=pace) as agents,
     ):

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from cluster.operator_world import TIMES, World, a_world
+from cluster.operator_world import TIMES, World
+from cluster.shared_cluster import SharedCluster
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import MANIFESTS
@@ -28,9 +29,9 @@ def need_mutating_policies(api: Api) -> None:
 
 
 @contextmanager
-def a_world_of_lines(*, times: Mapping[str, str] = TIMES) -> Iterator[World]:
-    """Start a world in which plain Pods get shares by a resource line. `times`: settings of the operator."""
-    with a_world(times=times) as running:
+def a_world_of_lines(lent: SharedCluster, *, times: Mapping[str, str] = TIMES) -> Iterator[World]:
+    """Return a world in which plain Pods get shares by a resource line. `times`: settings of the operator."""
+    with lent.world(times=times) as running:
         need_mutating_policies(running.api)
         install_plain(running.cluster)
         yield running

@@ -15,6 +15,7 @@ from cluster.claims_world import make_template, pod_body
 from cluster.doors import Door
 from cluster.operator_world import World, wait
 from cluster.plain_world import a_world_of_lines, container, line_pod
+from cluster.shared_cluster import SharedCluster
 from harness.api import Object
 
 DOORS = pytest.mark.parametrize("door", [Door.CLAIM, Door.LINE], ids=lambda door: door.value)
@@ -22,8 +23,8 @@ GROUPS = {"DaemonSet": "apps/v1", "Job": "batch/v1"}
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world_of_lines() as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with a_world_of_lines(shared_cluster) as running:
         yield running
 
 

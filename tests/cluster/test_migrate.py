@@ -9,6 +9,7 @@ import pytest
 import yaml
 from cluster.operator_world import World
 from cluster.plain_world import MEMORY, MILLI, a_world_of_lines
+from cluster.shared_cluster import SharedCluster
 from harness.api import Object
 from harness.installation import MANIFESTS
 
@@ -17,8 +18,8 @@ NAMESPACE = "migrate"
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world_of_lines() as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with a_world_of_lines(shared_cluster) as running:
         running.cluster.namespace(NAMESPACE)
         running.cluster.await_service_account(NAMESPACE, "default")
         yield running

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 from cluster import chaos
 from cluster.audit import Audit
-from cluster.operator_world import GIB, World, a_world
+from cluster.operator_world import GIB, World
 from cluster.plain_world import install_plain, serves_mutating_policies
+from cluster.shared_cluster import SharedCluster
 from cluster.weather.storm import Storm
 from cluster.weather.world import Weather
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with shared_cluster.world() as running:
         if serves_mutating_policies(running.api):
             install_plain(running.cluster)
         yield running

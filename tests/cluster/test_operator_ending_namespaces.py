@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.operator_world import GPUNODES, World, a_world, wait
+from cluster.operator_world import GPUNODES, World, wait
+from cluster.shared_cluster import SharedCluster
 from harness.api import Object
 from harness.cluster import suppress_reason
 
@@ -17,8 +18,8 @@ _SLOW = {"test.sharepod.dev/termination-seconds": "3"}
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with shared_cluster.world() as running:
         running.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
         yield running
 

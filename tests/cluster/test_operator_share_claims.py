@@ -10,15 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.claims_world import CLAIMS, allocation, claim_of, claim_path, make_pod, pod_body, serves_claims
-from cluster.operator_world import GPUNODES, TIMES, World, a_world, condition_of, gpu_uuid, wait
+from cluster.operator_world import GPUNODES, TIMES, World, condition_of, gpu_uuid, wait
 from cluster.plain_world import MILLI, install_plain, serves_mutating_policies
+from cluster.shared_cluster import SharedCluster
 from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world(times={**TIMES, "SHAREPOD_ATTACH": "auto"}) as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with shared_cluster.world(times={**TIMES, "SHAREPOD_ATTACH": "auto"}) as running:
         if not serves_claims(running.api):
             pytest.skip("the API server does not serve resource.k8s.io/v1")
         yield running

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.operator_world import TIMES, World, a_world, wait
+from cluster.operator_world import TIMES, World, wait
 from cluster.plain_world import (
     MEMORY,
     MILLI,
@@ -17,6 +17,7 @@ from cluster.plain_world import (
     line_pod,
     serves_mutating_policies,
 )
+from cluster.shared_cluster import SharedCluster
 from harness.api import ApiError, Object
 from harness.installation import NAMESPACE
 from sharepod.api.units import parse_whole
@@ -32,8 +33,8 @@ ASKING = {
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world(times=ASKING) as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with shared_cluster.world(times=ASKING) as running:
         if serves_mutating_policies(running.api):
             install_plain(running.cluster)
         yield running

@@ -20,6 +20,7 @@ from cluster.claims_world import (
 )
 from cluster.operator_world import GIB, TIMES, World, gpu_uuid, wait
 from cluster.plain_world import MEMORY, MILLI, a_world_of_lines, container, line_pod
+from cluster.shared_cluster import SharedCluster
 from harness.api import Object
 from harness.installation import MANIFESTS
 
@@ -27,8 +28,8 @@ EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world_of_lines(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with a_world_of_lines(shared_cluster, times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
         yield running
 
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 from cluster.audit import Audit
-from cluster.operator_world import GIB, TIMES, World, a_world, wait
+from cluster.operator_world import GIB, TIMES, World, wait
+from cluster.shared_cluster import SharedCluster
 from harness.api import Object
 
 _BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with shared_cluster.world(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
         running.api.create(
             "/apis/scheduling.k8s.io/v1/priorityclasses",
             {"metadata": {"name": "high"}, "value": 1000},

@@ -22,6 +22,7 @@ from cluster.claims_world import (
 )
 from cluster.operator_world import World, wait
 from cluster.plain_world import MEMORY, MILLI, a_world_of_lines, container, line_pod
+from cluster.shared_cluster import SharedCluster
 from harness.api import ApiError, Object
 
 DRY = ("create", "--dry-run=server", "-f", "-")
@@ -31,8 +32,8 @@ CLAIM_GPUS = "sharepod.dev.deviceclass.resource.k8s.io/devices"
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world_of_lines() as running:
+def world(shared_cluster: SharedCluster) -> Iterator[World]:
+    with a_world_of_lines(shared_cluster) as running:
         (node,) = running.nodes("first")
         wait(lambda: advertised(running, node) == "2k", what="lines are in use")
         yield running

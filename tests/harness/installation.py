@@ -86,6 +86,7 @@ class Installation:
         """For each process name: port of `/metrics` on loopback."""
         self.health_ports: dict[str, int] = {}
         """For each operator name: port of `/readyz` on loopback."""
+        self._operators: list[Service] = []
         install(cluster, manifests)
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")
@@ -113,7 +114,14 @@ class Installation:
             "SHAREPOD_METRICS_PORT": str(metrics),
             "SHAREPOD_METRICS_ACCESS": "Open",
         }
-        return self.cluster.services.start(name, [*program], env={**os.environ, **settings, **(env or {})})
+        started = self.cluster.services.start(name, [*program], env={**os.environ, **settings, **(env or {})})
+        self._operators.append(started)
+        return started
+
+    def stop_operators(self) -> None:
+        """Stop all started operators."""
+        for operator in self._operators:
+            operator.stop()
 
     def add_to_pool(self, node: str, pool: str = "dedicated") -> None:
         """Label a Node with a pool, so that the operator manages it."""
