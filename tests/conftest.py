@@ -1,7 +1,8 @@
 """Selection and distribution of tests.
 
 - `--slice K/N` runs the K-th of N parts of the test files, each file whole.
-- `--examples-percent P` tries P percent of the examples of each property, at least one.
+- `--examples-percent P` tries P percent of the examples of each property, at least one. The cases of a parametrized
+  test of tests/property are examples, too.
 - With `--numprocesses`, tests of tests/cluster, tests/hook and tests/attack stay with their file, which shares what it
   has started. So do all tests of admission, and all tests that need the machine's one real node.
 - Control planes collect garbage less often than by default (GOGC), which saves a sixth of their processor time.
@@ -13,14 +14,14 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from slices import in_slice, parsed
+from slices import in_slice, parsed, spread
 
 settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("anew"), derandomize=True)
@@ -67,10 +68,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if in_slice(_file(item), *config.getoption("slice"))]
     percent = config.getoption("examples_percent")
+    if percent != 100:
+        chosen = _some_examples(items, percent)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
     functions = {function for item in items if hasattr(function := getattr(item, "obj", None), _SETTINGS)}
     for function in functions if percent != 100 else ():
         own = getattr(function, _SETTINGS)
         setattr(function, _SETTINGS, settings(own, max_examples=max(1, own.max_examples * percent // 100)))
+
+
+def _some_examples(items: list[pytest.Item], percent: int) -> set[str]:
+    """Return the names of the tests without the cases of properties that `percent` leaves out."""
+    cases: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        name, has_cases, _ = item.nodeid.partition("[")
+        is_property = name.startswith("tests/property/") and has_cases
+        cases[name if is_property else item.nodeid].append(item.nodeid)
+    return {case for each in cases.values() for case in spread(each, percent)}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,12 @@ def in_slice(name: str, number: int, count: int) -> bool:
     """Return whether `name` belongs to slice `number` (from 1) of `count` slices. Each name belongs to exactly
     one slice."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % count == number - 1
+
+
+def spread(names: Sequence[str], percent: int) -> list[str]:
+    """Return `percent` percent of the names, at least one, at even distances and beginning with the first."""
+    count = max(1, len(names) * percent // 100)
+    return [names[number * len(names) // count] for number in range(count)] if names else []
 
 
 def _of_commit(count: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from slices import in_slice, parsed
+from slices import in_slice, parsed, spread
 
 NAMES = [f"tests/cluster/test_{number}.py" for number in range(200)]
 
@@ -31,3 +31,12 @@ def test_the_commit_chooses_one_slice() -> None:
 def test_a_text_that_is_no_slice_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="write K/N with K from 1 to N"):
         parsed(text)
+
+
+@pytest.mark.parametrize(
+    ("percent", "chosen"), [(100, [*"abcdefghij"]), (20, ["a", "f"]), (34, ["a", "d", "g"]), (1, ["a"])]
+)
+def test_some_names_are_at_even_distances(percent: int, chosen: list[str]) -> None:
+    assert spread([*"abcdefghij"], percent) == chosen
+    assert spread(["only"], percent) == ["only"]
+    assert spread([], percent) == []
