@@ -68,7 +68,8 @@ class Usage:
     kinds: dict[str, int]
     """Parts of `memory` in bytes by kind; KINDS lists the kinds."""
     behind: int
-    """Number of launches that have not begun and were accepted behind an unfinished wait of their stream."""
+    """Number of launches that have not begun and were accepted behind an unfinished wait of their stream, or of a
+    stream that it waits for."""
     behind_end: int
     """End of the last launch that was accepted behind such a wait."""
 

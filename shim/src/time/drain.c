@@ -153,8 +153,10 @@ static void prefer_fences(struct known_stream *row) {
     if (row->stream != NULL || row->unmetered || !(row->waiting || row->unseen) || per_thread_uncovered(row))
         return;
     row->waiting = row->unseen = false;
-    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
+        queue->covered = NOT_COVERED; /* the drain no longer waits for the event of the row */
         row->asked |= atomic_load(&queue->fenced) != atomic_load(&queue->launched);
+    }
     await_fences(row);
 }
 

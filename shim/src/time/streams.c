@@ -723,6 +723,7 @@ static void choose_mark(struct known_stream *row, struct queue *queue) {
     if (wait->behind == NULL)
         wait->behind = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
     queue->mark = wait->behind != NULL ? wait : NULL;
+    wait->marked = wait->behind == NULL;
     row->unmarked = NULL;
     if (streams_launched(row) == row->launched_before) {
         wait->thread = atomic_load(&queue->slot->thread);

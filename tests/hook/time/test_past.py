@@ -200,3 +200,22 @@ def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenan
     agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 404, "all launches drained")
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 404, "DRAINED comes when the work has ended"
+
+
+def test_a_drain_waits_for_launches_that_only_another_threads_event_is_behind(tenant: Tenant) -> None:
+    """The event is behind launches in the legacy stream, which have no fence of their own thread behind them yet."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_use", thread="other")
+    probe.ok("launch", "noop", "", 403)
+    probe.ok("launch", "spin_us_300000", "")
+    agent.on_want = lambda client: None
+    probe.ok("ungated", "value", "", thread="other")
+    probe.ok("ungated_ends")
+    client = agent.client()
+    agent.revoke(client, agent.last_grant)
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 404, "all launches drained")
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 404, "DRAINED comes when the work has ended"

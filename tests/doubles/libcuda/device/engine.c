@@ -164,6 +164,16 @@ static bool waits(const struct op *op) {
     return op->kind == OP_WAIT || op->kind == OP_HOST || (op->kind == OP_VALUE && !op->writes);
 }
 
+/* Return whether an operation that is submitted now would be behind an unfinished wait, in its stream or in a stream
+ * that its stream waits for. */
+static bool behind_wait(const struct queue *queue, const struct stream *stream) {
+    bool waiting = stream->waiting > 0 || (blocking(stream) && stream->context->legacy.waiting > 0);
+    for (const struct stream *other = queue->listed; other != NULL && !waiting; other = other->listed_next)
+        waiting = stream == &stream->context->legacy && other->context == stream->context && blocking(other) &&
+                  other->waiting > 0;
+    return waiting;
+}
+
 /* Count a launch that ends at `end`. */
 static void count_kernel(const struct op *op, int device, uint64_t end) {
     struct fake_usage *usage = fake_state_usage(device);
@@ -410,7 +420,7 @@ void fake_submit(struct stream *stream, struct op op) {
     }
     if (stream->submitted - stream->finished == stream->room)
         fake_stream_grow(stream);
-    op.behind = (op.kind == OP_KERNEL || op.kind == OP_HANG) && stream->waiting > 0;
+    op.behind = (op.kind == OP_KERNEL || op.kind == OP_HANG) && behind_wait(queue, stream);
     if (op.behind)
         fake_state_usage(device)->behind++;
     stream->waiting += waits(&op);

@@ -145,7 +145,7 @@ struct op {
     bool arrived; /* the kernel has added 1 */
     bool faults;  /* it reads an invalid address at its end */
     bool writes;  /* of OP_VALUE */
-    bool behind;  /* of OP_KERNEL and OP_HANG: submitted while its stream had an unfinished wait */
+    bool behind;  /* of OP_KERNEL and OP_HANG: submitted behind an unfinished wait, see behind_wait */
 };
 
 /* Work of a stream, or of a graph's node. */
