@@ -44,7 +44,7 @@ SCENES = (
 """Scenes: the key to press, the seconds until the frame is taken, and the seconds for which the recording shows
 the frame."""
 STILL = 0
-"""Number of the scene that a reader sees who prefers reduced motion."""
+"""Number of the scene for readers who prefer reduced motion."""
 START_S = 60.0
 """Seconds within which the bars must appear. They may appear late, because other builds may keep the machine busy."""
 WIDTH, LINE, CHARACTER, MARGIN = 700, 19, 8.4, 14

@@ -38,7 +38,7 @@ def thirds(names: Iterable[str], seed: int) -> dict[str, Door]:
 
 
 def open_doors(world: World, namespace: str, requests: Iterable[int]) -> None:
-    """Make the templates of claims of these thousandths in a namespace."""
+    """Create a claim template in a namespace for each requested part of a GPU's time, in thousandths."""
     for milli in sorted(set(requests)):
         make_template(world, namespace, f"t{milli}", time_milli=milli, memory=None)
 

@@ -176,8 +176,8 @@ class World:
         return seen
 
     def await_untouched(self, namespace: str, pods: Mapping[str, str], count: int) -> list[str]:
-        """Wait until the status of `count` SharePods still names their Pod of `pods`, uid by name; return their names.
-        The status of a victim changes after its share.
+        """Wait until `count` of the SharePods still have their first Pod, and return their names. `pods`: UID of each
+        SharePod's first Pod. A preempted SharePod loses its Pod only after its share.
         """
 
         def untouched() -> list[str]:

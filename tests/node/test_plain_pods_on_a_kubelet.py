@@ -132,7 +132,7 @@ PARTS = (("spread", 100), ("brief", 100), ("both", 200))
 
 
 def as_they_asked(system: ClaimSystem, names: list[str]) -> None:
-    """Expect a tenth for each of these Pods, a fifth for the SharePod, and one fifth for both Pods of one claim
+    """Check the shares: a tenth for each named Pod, a fifth for the SharePod, and a fifth for the two Pods of one claim
     together."""
     found = system.machine.shares()
     found.expect(left=20.0, **dict.fromkeys(names, 10.0))

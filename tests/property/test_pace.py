@@ -157,8 +157,8 @@ def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
 
 @given(st.integers(min_value=1, max_value=20), st.sampled_from([1, 16, WIDE_MOST]), st.booleans())
 def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, size: int, together: bool) -> None:
-    """A wide queue begins with one window. Otherwise a lone program may wait: its kernel may end only after many
-    further launches. `together`: the model gets one report of all waits."""
+    """A kernel may end only after many further launches, so waiting for it is useless. Each useless wait lets more
+    launches pass. `together`: the model gets all waits in one report."""
     stream = Stream()
     stream.open(0, wide=size > 1)
     stream.pace.window.size = size

@@ -75,7 +75,7 @@ def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(r
 def test_next_to_a_busy_program_each_gets_its_request_done(
     request: int, kernel: int, leaves_gaps: dict[str, Any]
 ) -> None:
-    """The shares of two seconds are compared. They may be less than requested by the bearable debt, one window and one
+    """In two seconds, each program may miss its request by the tolerated debt, one window of measurement and one
     turn."""
     programs = [
         Program("a", request=request, **leaves_gaps),

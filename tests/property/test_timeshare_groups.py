@@ -79,7 +79,8 @@ def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Shar
 @pytest.mark.promise("time-group-one-gpu")
 @pytest.mark.parametrize(("ranks", "request_milli"), [(2, 500), (2, 250), (3, 150), (4, 125)])
 def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: int, request_milli: int) -> None:
-    """In turns the ranks do a twentieth of that, because one of them spins for all of its turn."""
+    """In exclusive turns they would do a twentieth of their due steps: each rank would spin through its turn while it
+    waits for the other ranks."""
     programs = [*on_one_gpu(training("a", request_milli, ranks=ranks))]
     free = 1000 - ranks * request_milli
     if free:

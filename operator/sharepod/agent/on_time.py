@@ -44,7 +44,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _wait = _lib.shp_timed_wait
 _hand_on, _next_made = _lib.shp_hand_on, _lib.shp_next_made
 _WANTS: int = _lib.SHP_WANTS
-"""Index, among the two orders of a hand-off, of the order for a holder that wants more time."""
+"""A prepared hand-off has two orders, one for a holder that wants more time and one for a holder that does not. This
+is the index of the first."""
 _Result = TypeVar("_Result")
 
 

@@ -158,7 +158,8 @@ def resolved(gpu: GpuSpec, annotated: Mapping[str, str]) -> GpuRequest:
 
 
 def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
-    """Return the annotations of a SharePod that belong to a dialect. Raises `SpecError` for an unknown key."""
+    """Return the annotations of a SharePod that stand for fields of `spec.gpu`. Raises `SpecError` for an unknown key
+    under one of their prefixes."""
     annotations = (sharepod.get("metadata") or {}).get("annotations") or {}
     annotated = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
     for name in sorted(annotated):

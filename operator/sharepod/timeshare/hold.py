@@ -61,7 +61,7 @@ class CoRunEnd(Enum):
     """The lead is being measured alone."""
 
     LIMIT = "limit"
-    """The co-runner's ceiling has no room for a shortest quantum."""
+    """The co-runner has less time left under its limit than the shortest quantum."""
 
     WAKE = "wake"
     """A tenant that woke with credit leads next."""

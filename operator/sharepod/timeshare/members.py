@@ -55,7 +55,7 @@ class Members:
         return self._together(now, tenant) and (tenant.group == lead.group or self._is_awaited(now, tenant))
 
     def end(self, now: int, tenant: TokenTenant, lead: TokenTenant) -> CoRunEnd | None:
-        """Return why a member that co-runs ends; None: it continues."""
+        """Return the reason for which a co-running member of a group must stop. None if it may continue."""
         if not self._occupancy.may_co_run(tenant):
             return CoRunEnd.EXCLUSIVE
         if not tenant.account.ceiling_fits(self._quantum_min_ns):

@@ -33,7 +33,7 @@ _PACE_S = 1.0
 _MEMORY = 80 << 30
 """Bytes of memory of one GPU, as a large GPU has."""
 _TICK_S = 0.1
-"""Seconds between two checks for due Leases and usage: it spreads both evenly."""
+"""Seconds between two checks for due writes of Leases and usage. A short period spreads the writes evenly."""
 
 
 class Players:

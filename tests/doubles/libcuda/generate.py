@@ -160,7 +160,7 @@ def entries(functions: dict[str, str]) -> str:
 
 def stubs(symbols: set[str], declared: set[str]) -> str:
     out = [
-        "/* What has no behaviour here. No cuda.h: the prototypes do not matter to what only fails. */",
+        "/* Functions without behaviour. No cuda.h: the prototypes do not matter to what only fails. */",
         "int fake_unsupported(const char *symbol);",
         '#define STUB(symbol) __attribute__((weak, visibility("default"))) int symbol(void); \\',
         "    int symbol(void) { return fake_unsupported(#symbol); }",

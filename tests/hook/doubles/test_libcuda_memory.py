@@ -125,7 +125,7 @@ ok("cuGraphExecDestroy", exe)
 assert took("graph") == 6 * MIB
 second = new("cuGraphInstantiateWithFlags", graph, 0)
 ok("cuGraphUpload", second, stream)
-assert took("graph") == 6 * MIB, "the next graph uses what is there"
+assert took("graph") == 6 * MIB, "the next graph uses the existing memory"
 ok("cuGraphExecDestroy", second)
 ok("cuDeviceGraphMemTrim", 0)
 assert took("graph") == 0

@@ -182,7 +182,7 @@ class Soak:
             print(f"  ledgers before: {[f'{self.observer.ask(gpu).used:,}' for gpu in range(len(ON))]}")
             for process in self.processes:
                 free, _ = process.caller.ok("cuMemGetInfo_v2", Out(8), Out(8))
-                print(f"  process {process.caller.pid} is told {int.from_bytes(free, 'little'):,} free")
+                print(f"  process {process.caller.pid} reads {int.from_bytes(free, 'little'):,} free")
             print(f"  ledgers after: {[f'{self.observer.ask(gpu).used:,}' for gpu in range(len(ON))]}")
 
     def close(self) -> None:
@@ -339,7 +339,7 @@ class Soak:
         if self.processes:
             self.give()
         else:
-            raise WrongError("refused in vain", "a context, and nobody is there")
+            raise WrongError("refused in vain", "a context, and no process is left")
 
     def kill(self) -> str:
         """Kill a process, in half of the cases in the middle of a call."""

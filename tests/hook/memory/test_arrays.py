@@ -27,7 +27,7 @@ def test_arrays_and_their_levels_keep_to_the_limit(make_check: MakeCheck) -> Non
 def test_an_array_that_the_driver_refuses_is_rolled_back(make_check: MakeCheck) -> None:
     check = make_check(2 * DEVICE_MEMORY)
     check.refused("array", 1 << 14, 1 << 14)
-    assert check.probe.call("array", 0, 5).code not in (0, OUT_OF_MEMORY), "the driver says what is wrong"
+    assert check.probe.call("array", 0, 5).code not in (0, OUT_OF_MEMORY), "the driver reports the fault"
     assert check.probe.call("array_free", 12345).code != 0
     assert check.same() == 0
 

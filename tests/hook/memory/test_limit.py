@@ -153,5 +153,5 @@ def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTena
     probe.ok("context_limit", 2, 24 * MIB)
     check.agent.wait(lambda: check.taken() <= check.agent.used(0) < check.taken() + 33 * MIB, "all to be counted")
     for size in (1 << 46, (1 << 64) - 1):
-        assert probe.call("alloc", size).code == OUT_OF_MEMORY, "more than any GPU has is asked of nobody"
+        assert probe.call("alloc", size).code == OUT_OF_MEMORY, "more than any GPU has causes no request"
     assert len(check.agent.clients) == 1

@@ -179,7 +179,7 @@ def test_a_raised_limit_counts_at_once(tenant: Tenant) -> None:
     probe.ok("alloc", 300 * MIB)
     agent.change_limits([terms(memory=100 * MIB)])
     tenant.until(lambda: probe.ok("total_memory") == 100 * MIB, "the lowered limit")
-    assert probe.call("alloc", 1).code in (0, OUT_OF_MEMORY), "what is credited already may be used"
+    assert probe.call("alloc", 1).code in (0, OUT_OF_MEMORY), "idle credits may be used"
     assert probe.call("alloc", 50 * MIB).code == OUT_OF_MEMORY
 
 

@@ -137,7 +137,7 @@ def table() -> Iterator[Table]:
         cells = [row.get(column, "-") for column in columns]
         print(f"{symbol:38} {cells[0]:>11}  {cells[1]:12} {cells[2]:22} {cells[3]}")
     for symbol in MODULES:
-        print(f"{symbol:38} code and variables: counted by what NVML says, and not refused (test_memory_truth.py)")
+        print(f"{symbol:38} code and variables: counted by NVML, and not refused (test_memory_truth.py)")
 
 
 @pytest.fixture(scope="module")
@@ -225,5 +225,5 @@ def test_what_the_driver_refuses_is_not_counted(wide: Tenant, table: Table, symb
 def test_every_entry_of_the_table_that_takes_memory_is_tried_here() -> None:
     memory = {row.symbol: row.name for row in read_table() if row.kind == "memory"}
     untried = {symbol for symbol, name in memory.items() if symbol not in WAYS and name not in TAKES_NOTHING}
-    assert not untried, "write a way in allocating.py, or say that it takes nothing"
+    assert not untried, "write a way in allocating.py, or add it to TAKES_NOTHING"
     assert not TAKES_NOTHING - set(memory.values())

@@ -119,7 +119,7 @@ def test_nvml_shows_the_tenants_memory_and_leaves_other_gpus_alone(node: Node) -
         [16 * GI, used, 11 * GI - RESERVED, RESERVED],
     ]
     assert [found["answers"][uuid] for uuid in GPUS[1:3]] == [untouched] * 2, "not limited, and not its own"
-    assert len(found["answers"]) == len(GPUS) + 1, "an instance of MIG is nobody's"
+    assert len(found["answers"]) == len(GPUS) + 1, "an instance of MIG belongs to no tenant"
     assert found["refused"] == [2, 2], "the driver's own errors stay"
 
 

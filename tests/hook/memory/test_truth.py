@@ -72,7 +72,7 @@ def test_what_modules_take_counts_against_the_limit_of_all_processes(node: Node)
             free, total = sibling.ok("cuMemGetInfo_v2", Out(8), Out(8))
             assert (int.from_bytes(free, "little"), int.from_bytes(total, "little")) == (0, GI)
             sibling.ok("cuMemFree_v2", address)
-        wait_for(lambda: observer.ask().used < taken, "what was unloaded to be free")
+        wait_for(lambda: observer.ask().used < taken, "memory of the unloaded module to be free")
     finally:
         loading.close()
         sibling.close()

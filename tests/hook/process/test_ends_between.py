@@ -48,7 +48,7 @@ def ends(how):
     return call("cuDevicePrimaryCtxReset_v2" if how == "reset" else "cuDevicePrimaryCtxRelease_v2", 0)
 
 def pause(word):
-    "Tell the test, and go on when it says so."
+    "Report this point to the test, and wait for its answer."
     print(word, flush=True)
     sys.stdin.readline()
 
@@ -244,8 +244,8 @@ pause("reborn")
 def test_a_context_that_is_made_again_before_its_release_has_returned_is_another(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """After the first context has ended, the driver reports an active primary context, which is another one. Everything
-    in the first context has ended, its memory too."""
+    """The driver reports an active primary context, but it is a second one. The hook must treat all objects of the
+    first context as ended, and return its memory."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(RETAINED_AFTER, how)

@@ -128,8 +128,8 @@ def test_a_library_may_look_up_the_next_of_what_it_wraps_when_that_is_called(hoo
 def test_where_no_libcuda_is_loaded_a_name_of_its_leads_where_it_does_without_the_hook(
     own: str, hook_file: Path, tmp_path: Path
 ) -> None:
-    """By such a lookup, a program checks whether it is linked with CUDA, or finds a driver of its own that its tests
-    provide."""
+    """Programs look such a name up to check whether they are linked with CUDA, or to find a fake driver of their
+    tests."""
     (tmp_path / "main.c").write_text(
         textwrap.dedent("""
             #define _GNU_SOURCE

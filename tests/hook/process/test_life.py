@@ -174,7 +174,7 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
     life.proceed()
     cpu_ms = int(life.hears("cpu_ms"))
     assert int(life.hears("written")) == 0, "nothing of the hook's went into the program's files"
-    assert cpu_ms < 400, "it does not spin on what is closed"
+    assert cpu_ms < 400, "it does not spin on a closed descriptor"
     second = agent.client(1)
     assert not second.closed
     agent.wait(lambda: first.closed, "the end of the first connection")

@@ -134,7 +134,7 @@ def test_programs_live_through_a_restart_of_the_agent(tmp_path: Path) -> None:
         assert 0.55 <= node.shares(3, "a")["a"] <= 0.74
         sibling = node.launch("a", "--memory", "1G", "--seconds", "1", label="sibling")
         assert sibling.process.wait(20) is not None
-        assert node.devices().client("sibling").usage[GPUS[0]].peak == 0, "what was held before counts"
+        assert node.devices().client("sibling").usage[GPUS[0]].peak == 0, "memory from before counts"
         assert program.process.poll() is None
 
 

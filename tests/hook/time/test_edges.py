@@ -94,7 +94,7 @@ def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> No
     probe.ok("context_limit", 0, 1025)  # CU_LIMIT_STACK_SIZE, which the driver rounds up
     agent.mute = False
     agent.wait(lambda: bool(client.grown), "what the driver took beyond that")
-    tenant.until(lambda: agent.used(0) == tenant.read().client("tenant").usage[GPU_0].memory, "what is idle")
+    tenant.until(lambda: agent.used(0) == tenant.read().client("tenant").usage[GPU_0].memory, "idle credits to return")
 
 
 def test_a_token_that_could_not_be_given_back_is_given_back_once_the_agent_reads(tenant: Tenant) -> None:

@@ -20,9 +20,7 @@ CHILD = Path(__file__).resolve().parents[1] / "world" / "lying_child.py"
 CONTEXT = 64 << 20
 MEASURED_S = 30
 UNREAD_S = 0.5
-"""Seconds of the program's work that pass before an NVML reading shows them. At each end of a window, one such part may
-or may not be in the window.
-"""
+"""Delay of NVML's readings in seconds. So work of this length at each end of a window may count in it or not."""
 
 
 def lie(node: Node, tenant_id: str, way: str) -> Program:

@@ -46,7 +46,7 @@ def test_a_launch_into_one_of_many_streams_is_no_dearer(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-no-cliffs")
 def test_a_metered_launch_of_one_of_many_graphs_is_no_dearer(tenant: Tenant) -> None:
-    """The duration of each graph is stored by its handle. Compilers create thousands of small graphs of one model."""
+    """The hook stores each graph's duration by its handle, and compilers create thousands of graphs for one model."""
     few = added_ns(tenant, "stream", "graph", metered=True, LAUNCHCOST_ALIVE="1", LAUNCHCOST_GRAPHS="10")
     many = added_ns(tenant, "stream", "graph", metered=True, LAUNCHCOST_ALIVE="1", LAUNCHCOST_GRAPHS="4000")
     assert many < 2 * few + 100

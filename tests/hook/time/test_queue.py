@@ -267,7 +267,8 @@ def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(te
 
 
 def place(stream: int) -> int:
-    """Return the place at which a thread's slot stores one of its first streams: shim/src/time/gate/remembered.h."""
+    """Return the index in a thread's table of streams, as shim/src/time/gate/remembered.h computes it. `stream`: its
+    handle."""
     return (stream * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 59
 
 

@@ -51,7 +51,7 @@ class Life:
                 if line.split()[0] == word:
                     return line.removeprefix(word).strip()
             assert "error" not in "".join(self._said), self._said
-            assert time.monotonic() < deadline, f"{word} was not said within {timeout} s, but {self._said}"
+            assert time.monotonic() < deadline, f"{word} was not printed within {timeout} s, but {self._said}"
             assert self._process.poll() is None or any(reader.is_alive() for reader in self._readers), self._said
             time.sleep(0.002)
 

@@ -175,7 +175,8 @@ def a_context_with_all_its_memory(caller: Caller, size: int, chance: random.Rand
 
 
 def a_graph_that_is_used_again(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Upload and launch two executables of one graph. Memory that one leaves behind serves the other."""
+    """Upload and launch two executables of one graph. The second one uses the memory that the first one left
+    reserved."""
     with ExitStack() as undo:
         undo.callback(caller.ok, "cuDeviceGraphMemTrim", 0)
         stream = _stream(caller, undo)

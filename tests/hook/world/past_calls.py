@@ -8,7 +8,7 @@ from typing import Any
 
 COPY_BYTES = 64 << 20
 COPIES = 320
-"""Number of copies of one call, which take one second of the double's copy engine."""
+"""Number of copies that one call makes. Together they take the double's copy engine one second."""
 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)

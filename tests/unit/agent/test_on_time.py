@@ -158,7 +158,8 @@ class Living:
 
 
 def repeated_where_starved(test: Callable[P, None]) -> Callable[P, None]:
-    """Repeat a test that failed because a busy machine kept one of its processes from giving signs of life."""
+    """Repeat a test while its failures are caused by a busy machine, on which one of its processes gave no sign of
+    life."""
 
     @functools.wraps(test)
     def repeated(*arguments: P.args, **options: P.kwargs) -> None:

@@ -155,8 +155,8 @@ def _rows(api: ApiServer) -> dict[str, list[str]]:
 
 
 def _unsettled(api: ApiServer) -> list[str]:
-    """Return the objects that are not settled: SharePods that neither have ended nor run with one row and one Pod, and
-    rows and Pods of deleted ones. A Pod behind its gate does not count as running."""
+    """Return the objects that are not settled: rows and Pods of deleted SharePods, and SharePods that have not ended
+    and lack a row or a Pod with an open gate."""
     found: list[str] = []
     wanted: Counter[str] = Counter()
     for item in api.storage.select(api.kind("sharepods"), "n"):

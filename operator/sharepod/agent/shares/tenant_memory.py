@@ -97,7 +97,8 @@ class TenantMemory:
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
             unread: GPUs without figures.
-            absent: Pids that use nothing on a GPU for which they are not listed.
+                        absent: Processes for which a missing entry in `memory_of` means that they use no memory on that
+                        GPU.
         """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):
             if gpu in unread:

@@ -16,7 +16,7 @@ _KEPT = 8192
 
 
 class LoggedTurn(NamedTuple):
-    """Turn of one tenant on all its GPUs. Moments in nanoseconds of the clock. None: not yet, or never."""
+    """Turn of one tenant on all its GPUs. Times in nanoseconds of the agent's clock; None: it has not happened."""
 
     tenant: str
     gpus: tuple[str, ...]

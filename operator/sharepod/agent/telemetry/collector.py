@@ -158,7 +158,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _shared(sheet: _Sheet, labels: tuple[str, ...], row: Tenant, share: ShareView) -> None:
-        """Add the figures that only sharing has."""
+        """Add the figures that only tenants with turns have: waits, grants, co-running, refused allocations."""
         usage = share.usage
         sheet.add_histogram("tenant_wait_seconds", labels, share.waits.buckets(), share.waits.sum_ns / 1e9)
         sheet.add("tenant_throttled", labels, share.throttled)

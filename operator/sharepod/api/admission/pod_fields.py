@@ -105,8 +105,8 @@ SUSPECT = {
     "resources": ("nvidia.com", PREFIX),
     "mounts": ("sharepod", "ld.so.preload", DEVICE_MOUNTS, "..", "proc", "fd", "std", "core"),
 }
-"""Texts of which each annotation, resource and mount path that a rule refuses contains one; cheaper to test than its
-pattern."""
+"""Parts of texts, by kind. Each annotation, resource and mount path that a rule refuses contains one of them. A search
+for these parts is cheaper than the rules' patterns and runs first."""
 
 
 def _suspect() -> str:

@@ -187,7 +187,7 @@ class ClaimsSeen:
         self._report_siblings(item)
 
     def _tell(self, item: ClaimFacts) -> None:
-        """Call the callback for a claim that was changed or deleted. The claim's kind decides which one."""
+        """Notify the owner of a changed or deleted claim: its reconciler, its SharePod, or the self-test."""
         if item.ours or item.scheduled:
             self._on_changed(item.uid)
         elif item.of_sharepod and item.made_for is not None:

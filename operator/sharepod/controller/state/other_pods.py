@@ -55,7 +55,7 @@ class OtherPods:
         self._on_whole_gpus_wanted = on_whole_gpus_wanted
         self._versions: dict[str, int] = {}
         self._ended: Latest[float] = Latest()
-        """For each uid: version at which a Pod was deleted or stopped matching the selector."""
+        """Last version of each Pod that was deleted or stopped matching the selector, by UID."""
 
     def put(self, raw: Json) -> None:
         """Count the requests of a Pod on its node. If the Pod uses claims or is a holder's, store it."""

@@ -36,7 +36,8 @@ _RENEWAL_EVERY = range(32, 256)
 
 
 class MemoryShare(IntEnum):
-    """Requested GPU memory relative to the GPU, instead of in bytes. Sorts before any number of bytes."""
+    """Requested memory as a part of the GPU's memory, where a request has no number of bytes. The values sort before
+    any number of bytes."""
 
     ALL = -2
     """All of the GPU's memory: mode Exclusive."""

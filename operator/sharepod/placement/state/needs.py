@@ -84,8 +84,9 @@ def pod_resources(pod_spec: Dict) -> Resources:
     """Sum a pod's resources, as kube-scheduler does.
 
     - Containers and sidecars (init containers with `restartPolicy: Always`) run together and add up.
-    - An init container runs with only the sidecars declared before it; the largest such moment counts if it is larger.
-    - Pod-level requests replace that sum; overhead is added. (KEP-753, KEP-2837, KEP-688.)
+    - An init container runs with only the sidecars declared before it. The largest such sum counts if it exceeds the
+      first sum.
+    - Pod-level requests replace these sums; overhead is added. (KEP-753, KEP-2837, KEP-688.)
 
     Raises `NeedsError` for unreadable values, for more containers than `MAX_CONTAINERS`, and for more of a resource
     than any node has.

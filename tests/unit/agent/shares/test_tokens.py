@@ -177,7 +177,7 @@ async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_l
 async def test_a_process_that_drains_and_wants_more_joins_the_grant_without_end_of_its_sibling(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """A process does so if it was idle and one of its threads launches while the gate of the process closes."""
+    """A process sends both if it was idle, and one of its threads launches while its gate closes."""
     add(tokens, "a")
     one, sibling = Process(1), Process(2)
     tokens.want("a", one)

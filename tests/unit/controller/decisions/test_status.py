@@ -396,7 +396,7 @@ def test_the_first_usage_is_that_of_a_connected_tenant_and_the_last_goes_with_it
 @pytest.mark.promise("operator-usage-known")
 @pytest.mark.parametrize("was", [None, Usage(held_milli=400, memory=100)])
 def test_usage_that_the_agent_does_not_know_yet_is_not_written(was: Usage | None) -> None:
-    """Memory without usage is not written either, so that all values in the status are of one moment."""
+    """While the agent reports memory but no held time, neither is written: a status has values of one moment only."""
     assert not usage_moved(was, TenantStatus(id=TENANT, connected=True, memory=row().memory), row())
 
 

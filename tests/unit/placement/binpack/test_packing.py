@@ -41,7 +41,7 @@ def test_a_scarce_model_is_left_to_those_who_ask_for_it() -> None:
 
 @pytest.mark.parametrize("milli", [250, 400, 500, 1000])
 def test_two_gpus_of_a_node_are_left_to_requests_of_two(milli: int) -> None:
-    """A GPU with room for two copies of such a request still counts as one GPU."""
+    """A request for two GPUs needs two different GPUs: one GPU with room for both parts does not serve it."""
     cluster = cluster_of(node("node-a", 2), node("node-b", 1))
     pair, single = ask("pair", milli, count=2), ask("single", 1000)
     learn(cluster, [pair, single])
