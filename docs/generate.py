@@ -99,10 +99,11 @@ def page() -> str:
     lines += ["Environment: `SHAREPOD_AGENT_` and the name in capitals.", "", *_table(AgentSettings), ""]
     lines += ["## Metrics of the agent", "", _AGENT_METRICS, ""]
     lines += ["| metric | type | other labels | meaning |", "|---|---|---|---|", *_families(), ""]
-    lines += ["## Metrics of the operator", "", "Served under `/metrics` on `metrics_port`.", ""]
+    lines += ["## Metrics of the operator", "", "Served under `/metrics` on `metrics_port`, with `process_*`.", ""]
     lines += ["| metric | type | meaning |", "|---|---|---|"]
     found = sorted([*metrics.REGISTRY.collect(), *metrics.LEADERS.collect()], key=lambda metric: str(metric.name))
-    lines += [f"| `{_full_name(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
+    own = [metric for metric in found if not metric.name.startswith("process_")]
+    lines += [f"| `{_full_name(metric)}` | {metric.type} | {metric.documentation} |" for metric in own]
     return "\n".join(lines) + "\n"
 
 
