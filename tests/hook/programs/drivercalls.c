@@ -105,6 +105,13 @@ static void linear_pair(void) {
     CHECK(cuMemFree_v2(address));
 }
 
+static void write_batch(void) {
+    CUstreamBatchMemOpParams write = {
+        .writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32, .address = (CUdeviceptr)(uintptr_t)pinned}};
+    CHECK(cuStreamBatchMemOp_v2(streams[0], 1, &write, 0));
+    launch(streams[0]);
+}
+
 static const struct {
     const char *name;
     void (*round)(void);
@@ -119,6 +126,7 @@ static const struct {
     {"launch-wait-event", wait_event},
     {"pool-pair", pool_pair},
     {"linear-pair", linear_pair},
+    {"write-batch", write_batch},
 };
 
 static int compare(const void *a, const void *b) {

@@ -19,6 +19,7 @@ MOST_ADDED = {
     "launch-wait-event": 1,
     "pool-pair": 1,
     "linear-pair": 1,
+    "write-batch": 1,
 }
 """Added calls by pattern of the program `drivercalls`. A copy that waits for several streams needs a fence behind the
 launches of each.

@@ -46,16 +46,41 @@ static void after_wait(const struct hold *hold, CUresult result) {
         waits_cancel(&the_process->streams, hold->wait);
 }
 
-#define WAITS(symbol, stream, per_thread, parameters, ...)                         \
+/* `waits`: the call puts a wait into the stream. */
+#define WAITS_IF(waits, symbol, stream, per_thread, parameters, ...)               \
     EXPORT CUresult symbol parameters {                                            \
         CUresult result = process_enter();                                         \
         if (result != CUDA_SUCCESS)                                                \
             return result;                                                         \
-        struct hold hold = before_wait(stream, per_thread, NULL);                  \
+        struct hold hold = {0};                                                    \
+        if (waits)                                                                 \
+            hold = before_wait(stream, per_thread, NULL);                          \
         result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
         after_wait(&hold, result);                                                 \
         return result;                                                             \
     }
+
+#define WAITS(symbol, stream, per_thread, parameters, ...) \
+    WAITS_IF(true, symbol, stream, per_thread, parameters, __VA_ARGS__)
+
+/* Return whether a batch may contain a wait. Writes, barriers and flushes are not waits: launches behind such a batch
+ * are drained. */
+static bool batch_waits(const CUstreamBatchMemOpParams *batch, unsigned int count) {
+    for (unsigned int i = 0; batch != NULL && i < count; i++)
+        switch (batch[i].operation) {
+        case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+        case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        case CU_STREAM_MEM_OP_BARRIER:
+        case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES: break;
+        default: return true;
+        }
+    return false;
+}
+
+#define BATCH(symbol, per_thread)                                                                                     \
+    WAITS_IF(batch_waits(paramArray, count), symbol, stream, per_thread,                                              \
+             (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, \
+             count, paramArray, flags)
 
 static void CUDA_CB run_function(void *of) {
     struct host_call *call = of;
@@ -130,18 +155,10 @@ CALLS(cuStreamAddCallback, false, callback, callback, run_callback,
       (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), , flags)
 CALLS(cuStreamAddCallback_ptsz, true, callback, callback, run_callback,
       (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), , flags)
-WAITS(cuStreamBatchMemOp, stream, false,
-      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-      paramArray, flags)
-WAITS(cuStreamBatchMemOp_ptsz, stream, true,
-      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-      paramArray, flags)
-WAITS(cuStreamBatchMemOp_v2, stream, false,
-      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-      paramArray, flags)
-WAITS(cuStreamBatchMemOp_v2_ptsz, stream, true,
-      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-      paramArray, flags)
+BATCH(cuStreamBatchMemOp, false)
+BATCH(cuStreamBatchMemOp_ptsz, true)
+BATCH(cuStreamBatchMemOp_v2, false)
+BATCH(cuStreamBatchMemOp_v2_ptsz, true)
 WAITS(cuStreamWaitValue32, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
       stream, addr, value, flags)
 WAITS(cuStreamWaitValue32_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
