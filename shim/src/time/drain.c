@@ -1,9 +1,10 @@
 /* For each registered stream, the drain waits for the last fence of each thread that launched into the stream, if that
  * fence is behind all launches of the thread. Otherwise it queries the stream, until the thread records such a fence
  * before other work. The drain records no event for these launches: the driver's queue may be full, and the call would
- * then wait for room while it holds the registry's lock. Only for launches of threads without a queue the drain records
- * the event of the stream's row. A capturing stream runs nothing, and its earlier work was fenced when the capture
- * began (R5, streams.h). cuCtxSynchronize cannot be used, because it would invalidate captures and cannot be polled.
+ * then wait for room while it holds the registry's lock. For launches of threads without a queue the drain records an
+ * event behind all work of the context, or queries the stream. A capturing stream runs nothing, and its earlier work
+ * was fenced when the capture began (R5, streams.h). cuCtxSynchronize cannot be used, because it would invalidate
+ * captures and cannot be polled.
  *
  * An event in the legacy stream is a barrier between all blocking streams of the context. So the hook records an event
  * there only directly behind a launch, or directly before work, of the program in that stream (D4). Only its own thread
@@ -27,29 +28,31 @@ static bool per_thread_uncovered(const struct known_stream *row) {
     return false;
 }
 
-/* Record the event of the row behind the work of its stream. Return whether it was recorded. Cases:
- * - Default stream, or stream with a wait of the program, which may be full: the event is recorded behind all work of
- *   the context. This needs cuCtxRecordEvent, and no open capture.
- * - Stream with a wait, if that fails: return false.
- * - Default stream, if that fails: an event in the legacy stream would order the program's streams (D4). It is recorded
- *   only if the driver has no cuCtxRecordEvent and a thread without a queue has launched. Otherwise return false.
- * - Any other stream: the event is recorded in the stream.
- */
-static bool record_behind(const struct streams *streams, const struct known_stream *row) {
-    if ((row->stream == NULL || row->held) && streams_record_context(streams, row, row->event))
+/* Record the event of the row behind all work of its context, because its own stream may be full. Return false if that
+ * needs cuCtxRecordEvent of a later driver, or if a capture is open. Return false also for a stream that does not wait
+ * for the program, while another stream of the context does. The drain then queries the stream. Exception: an event in
+ * the legacy stream orders the program's streams (D4), but if the driver has no cuCtxRecordEvent, only this event shows
+ * the end of launches of threads without a queue. */
+static bool record_behind(struct streams *streams, const struct known_stream *row) {
+    bool behind_all = row->stream == NULL || row->held || !streams_wait(streams, row->context);
+    if (behind_all && streams_record_context(streams, row, row->event))
         return true;
-    if (row->held || (row->stream == NULL && (HAS(cuCtxRecordEvent) || !row->unmetered)))
-        return false;
-    return streams_record(streams, row, row->event);
+    return row->stream == NULL && !row->held && !HAS(cuCtxRecordEvent) && row->unmetered &&
+           streams_record(streams, row, row->event);
+}
+
+/* Make sure that the row has an event. Return false if the driver refuses. */
+static bool has_event(struct known_stream *row) {
+    if (row->event == NULL)
+        row->event = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
+    return row->event != NULL;
 }
 
 /* Record the event of the row behind the work of its stream, whose context exists, and mark the launches of all queues
  * as covered. The row still waits for earlier work. A launch that is counted after this call is not covered. Return
  * false if the event cannot be recorded now. With the lock. */
-static bool cover(const struct streams *streams, struct known_stream *row) {
-    if (row->event == NULL)
-        row->event = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
-    if (row->event == NULL)
+static bool cover(struct streams *streams, struct known_stream *row) {
+    if (!has_event(row))
         return false;
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->covered = atomic_load(&queue->launched);
@@ -69,18 +72,53 @@ static bool launched_into(const struct known_stream *row) {
     return false;
 }
 
-/* Record the event of the row if its launches are not covered. Do nothing if a capture forbids the event (R3,
- * streams.h), or if recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
-static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
-    if (row == NULL || context_unsettled(row->context) || streams_covered(row) || launched_into(row))
-        return;
-    if (row->waits != NULL)
-        return;
-    if (streams_may_block(streams, row))
-        return;
-    CUstreamCaptureMode mode = own_calls_begin();
-    cover(streams, row);
+/* Record the event of the row in its stream, in a thread whose next call waits for that stream. The stream may be full:
+ * this call then waits for room, as the next one would. No other thread must wait for it, so the lock is released
+ * during the call. Only one thread at a time does this for a row. With the lock. */
+static void cover_in_stream(struct streams *streams, struct known_stream *row) {
+    struct known_context *known = row->context;
+    CUcontext context = known->context;
+    CUstream stream = row->stream;
+    CUevent event = row->event;
+    uint32_t epoch = known->epoch;
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        queue->covering = atomic_load(&queue->launched);
+    row->covering = true;
+    unlock(&streams->lock);
+    CUstreamCaptureMode mode = own_record_begin();
+    bool recorded = event_record(context, event, stream) == CUDA_SUCCESS;
     own_calls_end(mode);
+    lock(&streams->lock);
+    row = streams_lives(streams, context, epoch) ? streams_find(streams, streams_find_context(streams, context), stream)
+                                                 : NULL;
+    if (row == NULL || !row->covering) /* the stream has ended */
+        return;
+    row->covering = false;
+    row->waiting |= recorded;
+    for (struct queue *queue = row->queues; queue != NULL && recorded; queue = queue->stream_next)
+        if (queue->covered == NOT_COVERED || queue->covered < queue->covering)
+            queue->covered = queue->covering;
+}
+
+/* Return whether the launches of the row need an event before ungated work. They need none if a capture forbids it (R3,
+ * streams.h), or if recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
+static bool needs_cover(const struct streams *streams, const struct known_stream *row) {
+    return row != NULL && !context_unsettled(row->context) && !row->covering && !streams_covered(row) &&
+           !launched_into(row) && row->waits == NULL && !streams_may_block(streams, row);
+}
+
+/* Record the event of the row, if its launches need one. Return whether the lock was released. With the lock. */
+static bool cover_before_ungated(struct streams *streams, struct known_stream *row) {
+    if (!needs_cover(streams, row))
+        return false;
+    CUstreamCaptureMode mode = own_calls_begin();
+    bool in_stream = row->stream != NULL && !row->held && has_event(row) && streams_may_record(streams, row);
+    if (!in_stream)
+        cover(streams, row);
+    own_calls_end(mode);
+    if (in_stream)
+        cover_in_stream(streams, row);
+    return in_stream;
 }
 
 void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current) {
@@ -89,18 +127,25 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
         struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
         if (named == CU_STREAM_LEGACY && (current == NULL || known->context == current))
             cover_before_ungated(streams, streams_find(streams, known, NULL));
-        cover_before_ungated(streams, row);
+        if (cover_before_ungated(streams, row))
+            break; /* the list may have changed, and only one context has the stream */
     }
     unlock(&streams->lock);
     if (named == CU_STREAM_LEGACY) /* all streams without CU_STREAM_NON_BLOCKING wait for the legacy stream */
-        drain_before_ungated_context(streams, current);
+        drain_before_ungated_context(streams, current, false);
 }
 
-void drain_before_ungated_context(struct streams *streams, CUcontext context) {
+void drain_before_ungated_context(struct streams *streams, CUcontext context, bool all) {
+    bool released = true;
     lock(&streams->lock);
-    for (struct known_stream *row = streams->busy; row != NULL; row = row->busy_next)
-        if (context == NULL || row->context->context == context)
-            cover_before_ungated(streams, row);
+    for (uint32_t round = ++streams->rounds; released;) {
+        released = false;
+        for (struct known_stream *row = streams->busy; row != NULL && !released; row = row->busy_next)
+            if ((int32_t)(row->round - round) < 0 && (context == NULL || row->context->context == context)) {
+                row->round = round;
+                released = (all || streams_blocking(row)) && cover_before_ungated(streams, row);
+            }
+    }
     unlock(&streams->lock);
 }
 
@@ -111,11 +156,12 @@ static void await_fences(struct known_stream *row) {
 }
 
 /* Make the drain wait for one stream, whose context exists. With the lock. */
-static void begin_stream(const struct streams *streams, struct known_stream *row) {
+static void begin_stream(struct streams *streams, struct known_stream *row) {
     bool by_event = row->unmetered || (row->stream == NULL && per_thread_uncovered(row));
     bool recorded = by_event && cover(streams, row);
     row->unseen = by_event && !recorded && row->stream == NULL && streams->captures.count > 0;
-    row->asked = by_event ? !recorded && !row->unseen && row->held : !streams_covered(row);
+    bool by_query = row->held || row->stream != NULL;
+    row->asked = by_event ? !recorded && !row->unseen && by_query : !streams_covered(row);
     await_fences(row); /* also for a row that is queried: its per-thread default streams have fences */
 }
 
@@ -182,7 +228,7 @@ static bool finished(struct streams *streams, struct known_stream *row) {
         begin_stream(streams, row);
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
-    if (row->asked &&
+    if (row->asked && !row->unmetered &&
         streams_covered(row)) { /* all launches were covered after the drain began, before ungated work (Q4) */
         row->asked = false;
         await_fences(row);

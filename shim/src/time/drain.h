@@ -10,14 +10,15 @@
  *   event only next to a launch or other work that the program puts into that stream. In a per-thread default stream,
  *   only its own thread records events. Exceptions: a capture in a stream that the legacy stream waits for, while
  *   another capture is open or before CUDA 12.5; and before CUDA 12.5, threads that have no queue or have ended.
- * - D5 In a stream that has a wait of the program, only threads that launch into the stream record events, never the
- *   hook thread, because the stream may be full. The drain sees the end of its work by an event behind all work of the
- *   context. Without such an event (before CUDA 12.5, or next to an open capture) the drain queries the stream; if the
- *   stream captures, after its capture. In that case no drain waits for the work of a stream that is destroyed.
+ * - D5 The hook thread records no event in a stream of the program, because the stream may be full. In a stream that
+ *   has a wait of the program, only threads that launch into the stream record events. The drain sees the end of its
+ *   work by an event behind all work of the context. Without such an event (before CUDA 12.5, or next to an open
+ *   capture) the drain queries the stream; if the stream captures, after its capture. In that case no drain waits for
+ *   the work of a stream that is destroyed.
  * - D6 No drain waits for launches behind an unfinished wait of the program (waits.h): they do not run, and perhaps
  *   only the next launch of the program ends that wait. drain_left finds them when they run. Exceptions: default
- *   streams, launches of threads without a queue, and waits next to which several threads launch into the stream. Such
- *   launches may be in front of the wait, so the drain waits for all work of the stream.
+ *   streams, waits inside a graph, launches of threads without a queue, and waits next to which several threads launch
+ *   into the stream. Such launches may be in front of the wait, so the drain waits for all work of the stream.
  */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H
@@ -29,12 +30,14 @@
 enum drain_left { DRAIN_LEFT_NOTHING, DRAIN_LEFT_WAITS, DRAIN_LEFT_RUNS };
 
 /* Record events behind metered launches that ungated work is about to follow (D3), unless fences of their threads are
- * behind them. The events are recorded in the stream with this name and in the default streams of its context. If
- * `named` is the legacy stream, they are recorded in all streams of the context `current`. `current` NULL: only one
- * context exists. Any thread may call this, without holding a lock. */
+ * behind them. The events are recorded in the stream with this name. If `named` is the legacy stream, they are recorded
+ * in all streams of the context `current` that wait for it, and behind all work of that context. `current` NULL: only
+ * one context exists. May wait for room in these streams, as the ungated work does. Any thread may call this, without
+ * holding a lock. */
 void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current);
-/* Record these events in all streams of a context; `context` NULL: of all contexts. */
-void drain_before_ungated_context(struct streams *streams, CUcontext context);
+/* Record these events in the streams of a context; `context` NULL: of all contexts. `all`: also in streams that the
+ * legacy stream does not wait for. */
+void drain_before_ungated_context(struct streams *streams, CUcontext context, bool all);
 /* Begin the drain: record events behind registered work that has no event behind it, where that is possible. */
 void drain_begin(struct streams *streams);
 /* Return whether all registered work has finished. */

@@ -73,6 +73,7 @@ static struct known_stream *make_row(struct streams *streams, struct known_conte
                                  .from = &context->streams};
     if (row->next != NULL)
         row->next->from = &row->next;
+    context->orphans += stream == STREAM_ORPHAN;
     return context->streams = row;
 }
 
@@ -266,10 +267,13 @@ void streams_depart(struct known_context *known, bool departs) {
 }
 
 bool streams_in_call(const struct known_context *known) {
-    for (const struct known_stream *row = known->streams; row != NULL; row = row->next)
+    for (const struct known_stream *row = known->streams; row != NULL; row = row->next) {
+        if (row->covering)
+            return true;
         for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
             if (atomic_load(&queue->calls))
                 return true;
+    }
     return false;
 }
 
@@ -286,7 +290,9 @@ void streams_forget(struct streams *streams, struct known_stream *row, bool even
     if (events && row->event != NULL)
         DRIVER(cuEventDestroy_v2)(row->event);
     streams_set_busy(streams, row, false);
-    if (row->stream != STREAM_ORPHAN)
+    if (row->stream == STREAM_ORPHAN)
+        row->context->orphans--;
+    else
         hashed_remove(&streams->streams, &row->link);
     *row->from = row->next;
     if (row->next != NULL)
@@ -351,6 +357,21 @@ bool streams_record(const struct streams *streams, const struct known_stream *ro
     bool recorded = may_touch(streams, row, stream) && DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return recorded;
+}
+
+bool streams_may_record(const struct streams *streams, const struct known_stream *row) {
+    return may_touch(streams, row, row->stream);
+}
+
+bool streams_blocking(struct known_stream *row) {
+    unsigned flags = CU_STREAM_DEFAULT;
+    if (row->stream == NULL || !HAS(cuStreamGetFlags))
+        return true;
+    if (row->flags == FLAGS_UNKNOWN)
+        row->flags = DRIVER(cuStreamGetFlags)(row->stream, &flags) == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING)
+                         ? FLAGS_NON_BLOCKING
+                         : FLAGS_BLOCKING;
+    return row->flags == FLAGS_BLOCKING;
 }
 
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream) {
@@ -419,19 +440,20 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     bool waits = streams_oldest_wait(streams, row) != NULL;
+    sweep(streams);
+    bool few = context->orphans < ORPHANS_MOST;
     row->blind = streams_may_block(streams, row) || (waits && !leaves);
-    if (row->blind) {
+    if (row->blind || (waits && !few)) {
         own_calls_end(mode);
         return;
     }
-    sweep(streams);
     struct known_stream *fence = make_row(streams, context, STREAM_ORPHAN);
     CUevent event = fence != NULL ? event_make(context->context, CU_EVENT_DISABLE_TIMING) : NULL;
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && is_idle(streams, row);
         bool may_block = waits || (row->held && context->held);
-        bool behind_all = may_block || row->stream == NULL || (leaves && !streams_wait(streams, context));
+        bool behind_all = may_block || row->stream == NULL || (few && !streams_wait(streams, context));
         recorded = !over && ((behind_all && streams_record_context(streams, row, event)) ||
                              (!may_block && streams_record(streams, row, event)));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
@@ -666,23 +688,25 @@ static void hold(struct known_stream *row) {
 }
 
 /* Record a wait of the program in this stream of the context. For the legacy stream, record it in all streams of the
- * context, also later ones. Return as streams_hold. With the lock. */
+ * context, also later ones. `entry`: a stream that is no default stream gets an entry of the wait. Return as
+ * streams_hold. With the lock. */
 static struct program_wait *hold_in(struct streams *streams, struct known_context *known, CUstream stream,
-                                    struct host_call *call) {
+                                    struct host_call *call, bool entry) {
     struct known_stream *named = stream_is_default(stream) ? NULL : streams_find(streams, known, stream);
     hold(named);
     hold(streams_find(streams, known, NULL));
     known->held |= stream == CU_STREAM_LEGACY;
     for (struct known_stream *row = known->streams; row != NULL && stream == CU_STREAM_LEGACY; row = row->next)
         hold(row);
-    return named != NULL ? note_wait(streams, named, call) : NULL;
+    return named != NULL && entry ? note_wait(streams, named, call) : NULL;
 }
 
 void streams_held(struct streams *streams) {
     atomic_fetch_sub(&streams->holding, 1);
 }
 
-struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call) {
+static struct program_wait *hold_stream(struct streams *streams, CUstream stream, CUcontext context,
+                                        struct host_call *call, bool entry) {
     bool is_default = stream_is_default(stream), found = false;
     struct program_wait *wait = NULL;
     atomic_fetch_add(&streams->holding, 1);
@@ -691,7 +715,7 @@ struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUco
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next)
         if (!known->ending && (is_default ? known->context == context : streams_find(streams, known, stream) != NULL)) {
-            wait = hold_in(streams, known, stream, call);
+            wait = hold_in(streams, known, stream, call, entry);
             found = true;
         }
     unlock(&streams->lock);
@@ -700,9 +724,17 @@ struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUco
     lock(&streams->lock);
     struct known_context *known = current_ended(context) ? NULL : streams_note_context(streams, context);
     if (known != NULL && note_stream(streams, known, is_default ? NULL : stream) != NULL)
-        wait = hold_in(streams, known, stream, call);
+        wait = hold_in(streams, known, stream, call, entry);
     unlock(&streams->lock);
     return wait;
+}
+
+struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call) {
+    return hold_stream(streams, stream, context, call, true);
+}
+
+void streams_hold_launch(struct streams *streams, CUstream stream) {
+    hold_stream(streams, stream, NULL, NULL, false);
 }
 
 /* Return the key of a stream, as gate_key of fastpath.h does. */

@@ -66,6 +66,11 @@ struct program_wait {
 
 /* Most events of the hook, behind waits of the program, in a stream that has room for 1,024 operations. */
 enum { WAIT_PLACES = 128 };
+/* Most unfinished rows with STREAM_ORPHAN of a context whose events are behind all its work: the driver's list of such
+ * events may have no more room than a stream. */
+enum { ORPHANS_MOST = 512 };
+/* Whether a stream and the legacy stream wait for each other. */
+enum { FLAGS_UNKNOWN, FLAGS_BLOCKING, FLAGS_NON_BLOCKING };
 
 struct known_context {
     struct known_context *next;
@@ -78,6 +83,7 @@ struct known_context {
      * same handle. Only after that end is it known which of the two contexts runs the work of this row's streams */
     uint32_t amid;
     uint32_t attached; /* references that cuCtxAttach took */
+    uint32_t orphans;  /* number of its rows with STREAM_ORPHAN */
     bool for_end;      /* this row was made because its context is about to end */
     bool held;         /* the program has put a wait into all of its streams */
 };
@@ -114,6 +120,9 @@ struct known_stream {
     uint32_t places;          /* number of events of these waits that may be in the stream */
     bool crowded;             /* a thread has waited unsuccessfully for room for such events */
     bool left;                /* the last drain has left launches behind these waits */
+    bool covering;            /* a thread records `event` without the lock */
+    uint8_t flags;            /* FLAGS_UNKNOWN, FLAGS_BLOCKING or FLAGS_NON_BLOCKING */
+    uint32_t round;           /* number of the last call of drain_before_ungated_context that has seen the row */
     bool blind; /* the stream may capture, and no event is behind its earlier work: its end is seen only after the
                    capture */
     uint64_t idle_after; /* number of launches, of all its queues, after which a sample found the stream idle */
@@ -132,6 +141,7 @@ struct queue {
     bool awaited;       /* the drain waits for the event `last` */
     uint64_t inside;    /* `sequence` of its slot at the last sample, if the thread was inside a launch then; else 0 */
     uint64_t covered;   /* number of launches that are before the row's event */
+    uint64_t covering;  /* the same for the event that a thread records while `covering` of the row is set */
     _Atomic bool ended; /* its stream or context has ended: the queue must not be used any more */
     _Atomic bool departs; /* its context is ending or about to end */
     _Atomic bool calls;   /* its thread is in a driver call that uses the stream or the events of this queue */
@@ -141,7 +151,7 @@ struct queue {
     _Atomic uint64_t held_after, held_again; /* number of launches before the first and before the last wait of the
                                                 program that no fence has passed; NOT_HELD: there is no such wait.
                                                 Written by any thread that puts a wait into the stream */
-    bool held_long;                          /* the meter has waited unsuccessfully for a fence behind such a wait */
+    _Atomic bool held_long;                  /* the meter has waited unsuccessfully for a fence behind such a wait */
     struct program_wait *mark;               /* wait whose event `behind` the thread must record before its launch */
     /* The members that each launch reads and writes, in one cache line. The hook thread reads `last`, `launched` and
      * `fenced`. */
@@ -198,6 +208,7 @@ struct streams {
     struct lock lock;
     uint32_t epochs; /* number of contexts registered so far */
     uint32_t ends;   /* number of context ends begun so far */
+    uint32_t rounds; /* number of calls of drain_before_ungated_context */
     struct slab context_rows, stream_rows, queue_rows, wait_rows, call_rows;
     struct known_context *contexts;
     _Atomic(struct host_call *) returned; /* calls that are to be freed with the lock */
@@ -241,7 +252,10 @@ void streams_abandon(struct streams *streams, struct slot *slot);
  * the wait; NULL: the wait has no entry. `call`: the function of the program that the stream waits for, or NULL. An
  * entry for a function owns `call`. */
 struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call);
-/* Note that the driver's call after streams_hold has returned. */
+/* As streams_hold, before the launch of a graph that has a wait in it. Such a wait has no entry, because no drain may
+ * ignore the rest of the graph. */
+void streams_hold_launch(struct streams *streams, CUstream stream);
+/* Note that the driver's call after streams_hold or streams_hold_launch has returned. */
 void streams_held(struct streams *streams);
 
 /* Record that the program has created a context. If another context with the same handle is ending, the new context
@@ -286,6 +300,10 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
 /* Record the event in the row's stream. Return false if the driver refuses, or if a capture forbids the call. The
  * capture may be open, or may begin during the call. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
+/* Return whether no capture forbids an event in the row's stream, which is no default stream. */
+bool streams_may_record(const struct streams *streams, const struct known_stream *row);
+/* Return whether the row's stream and the legacy stream wait for each other, as far as the driver reports it. */
+bool streams_blocking(struct known_stream *row);
 /* Return whether an event can be recorded behind all work of a context: the driver has cuCtxRecordEvent, and no capture
  * is open. */
 bool streams_records_context(const struct streams *streams);
@@ -303,9 +321,10 @@ bool streams_wait(struct streams *streams, const struct known_context *known);
  * a capture forbids it that is open or may begin. */
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
 /* Record an event behind the unfinished work of the row, and give the event a row of its own, which shows the end of
- * that work without the stream. A stream with a wait of the program may be full, and so may a stream that is about to
- * be destroyed (`leaves`). Perhaps only this thread can end the wait. For these streams and for default streams, the
- * event is recorded behind all work of the context. If the driver cannot do that, a row with a wait is `blind` then. */
+ * that work without the stream. The stream may be full, and perhaps only this thread can end what it waits for. So the
+ * event is recorded behind all work of the context, unless another stream waits for the program, or the context has
+ * ORPHANS_MOST such rows. `leaves`: the stream is about to be destroyed. If the driver cannot record that event, a row
+ * with a wait is `blind`, or gets no row if it leaves. */
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
 /* Make each thread register the streams of the context again. While `departs` is true, no thread uses its queue on
  * them. */

@@ -28,6 +28,11 @@ uint32_t passage_slots_seen(void) {
     return atomic_load(&slots_seen);
 }
 
+/* In ns: the longest wait for the work of a launch while the program ends, as long as the usual grace period; time
+ * between two checks. */
+#define EXIT_PATIENCE SYS_SECOND
+#define EXIT_POLL (100 * 1000ull)
+
 enum { CLAIM_LOOKS = 4 }; /* slots that a thread without a slot checks: each check is a system call */
 
 /* Take over the slot of an exited thread, among the next CLAIM_LOOKS slots. NULL: none of their threads has exited. */
@@ -207,13 +212,29 @@ void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
     }
 }
 
+/* Wait until the stream of the launch has no unfinished work, unless it waits for the program: perhaps this thread ends
+ * that wait next. */
+static void await_end(const struct passage *passage) {
+    CUresult result = CUDA_ERROR_NOT_READY;
+    for (uint64_t now = sys_now(), until = now + EXIT_PATIENCE; result == CUDA_ERROR_NOT_READY && now < until;) {
+        if (passage->queue != NULL && waits_block(passage->streams, passage->queue))
+            return;
+        CUstreamCaptureMode mode = own_calls_begin();
+        result = DRIVER(cuStreamQuery)(passage->named);
+        own_calls_end(mode);
+        if (result == CUDA_ERROR_NOT_READY)
+            sys_sleep(EXIT_POLL);
+        now = sys_now();
+    }
+}
+
 void passage_leave(struct passage *passage) {
     struct gate *gate = passage->gate;
     if (gate == NULL)
         return;
     struct slot *slot = passage->slot;
-    if (atomic_load_explicit(&gate->exits, memory_order_relaxed) && HAS(cuStreamSynchronize))
-        DRIVER(cuStreamSynchronize)(passage->named);
+    if (atomic_load_explicit(&gate->exits, memory_order_relaxed) && HAS(cuStreamQuery))
+        await_end(passage);
     if (slot == NULL) {
         atomic_fetch_add(&gate->shared_passed, 1);
         leave_shared(gate, passage->place);

@@ -6,8 +6,8 @@
  * - P2 registered-before-launch: the stream is registered before the launch is admitted, so that a drain waits for the
  *   launch's work.
  * - P3 The passage of a launch also covers launches that the same thread makes inside that launch.
- * - P4 After gate_exit, a thread leaves a passage only when the launched work has ended. So the hook thread has nothing
- *   left to drain.
+ * - P4 After gate_exit, a thread leaves a passage when the launched work has ended, so the hook thread has nothing left
+ *   to drain. Exceptions: the stream waits for the program, or its work takes more than 1 s.
  */
 #ifndef SHAREPOD_PASSAGE_H
 #define SHAREPOD_PASSAGE_H

@@ -13,6 +13,8 @@
 /* Number of first launches that are measured; after them one launch of MEASURED_EACH. A measured launch costs two
  * events. */
 enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 };
+/* DEPTH_MOST: levels of child graphs that are examined. FEW_NODES: nodes whose handles are stored on the stack. */
+enum { DEPTH_MOST = 16, FEW_NODES = 64 };
 
 static uint64_t hash_of_graph(CUgraphExec exec) {
     return hash_of((uintptr_t)exec, 0);
@@ -140,14 +142,73 @@ void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphE
         destroy_events(streams, measure->context, measure->epoch, measure->before, measure->after);
 }
 
-void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
+/* Remove the entry of a graph. `updated`: the graph continues, and keeps its waits. */
+static void forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec, bool updated) {
     lock(&graphs->lock);
     struct known_graph *known = find(graphs, exec), removed = {0};
-    if (known != NULL) {
+    if (known != NULL)
         removed = *known;
+    if (known != NULL && updated && known->waits) {
+        *known = (struct known_graph){.link = removed.link, .exec = exec, .waits = true};
+    } else if (known != NULL) {
         hashed_remove(&graphs->known, &known->link);
         slab_give(&graphs->slab, known);
     }
     unlock(&graphs->lock);
     destroy_events(streams, removed.context, removed.epoch, removed.before, removed.after);
+}
+
+void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
+    forget(graphs, streams, exec, false);
+}
+
+void graph_times_updated(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
+    forget(graphs, streams, exec, true);
+}
+
+/* Return whether the graph has a node that may wait for the program. */
+static bool has_wait(CUgraph graph, int depth) {
+    size_t count = 0;
+    bool waits = false;
+    if (depth > DEPTH_MOST || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+        return false;
+    CUgraphNode few[FEW_NODES];
+    size_t size = count * sizeof(CUgraphNode);
+    CUgraphNode *nodes = count <= FEW_NODES ? few : sys_map(size);
+    if (nodes != NULL && DRIVER(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS)
+        count = 0;
+    for (size_t i = 0; nodes != NULL && i < count && !waits; i++) {
+        CUgraphNodeType type;
+        CUgraph child;
+        if (DRIVER(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
+            continue;
+        waits = type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP ||
+                type == CU_GRAPH_NODE_TYPE_WAIT_EVENT || type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
+                (type == CU_GRAPH_NODE_TYPE_GRAPH && HAS(cuGraphChildGraphNodeGetGraph) &&
+                 DRIVER(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS && has_wait(child, depth + 1));
+    }
+    if (nodes != few)
+        sys_unmap(nodes, size);
+    return waits;
+}
+
+void graph_times_instantiated(struct graphs *graphs, CUgraphExec exec, CUgraph graph) {
+    if (!HAS(cuGraphGetNodes) || !HAS(cuGraphNodeGetType) || !has_wait(graph, 0))
+        return;
+    lock(&graphs->lock);
+    struct known_graph *known = note(graphs, exec);
+    if (known != NULL)
+        known->waits = true;
+    atomic_store_explicit(&graphs->waits, true, memory_order_relaxed);
+    unlock(&graphs->lock);
+}
+
+bool graph_times_waits(struct graphs *graphs, CUgraphExec exec) {
+    if (!graph_times_any_waits(graphs))
+        return false;
+    lock(&graphs->lock);
+    const struct known_graph *known = find(graphs, exec);
+    bool waits = known != NULL && known->waits;
+    unlock(&graphs->lock);
+    return waits;
 }

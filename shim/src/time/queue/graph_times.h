@@ -1,5 +1,5 @@
-/* Durations of graphs, measured under metered grants. A graph that does not fit into the rest of the quantum can then
- * wait for the next quantum.
+/* Durations of graphs, measured under metered grants, and whether a graph has waits. A graph that does not fit into the
+ * rest of the quantum can then wait for the next quantum.
  *
  * Guarantees:
  * - Nothing is measured while the tenant holds the GPU alone, or while the end of the quantum is not known.
@@ -31,12 +31,14 @@ struct known_graph {
     CUevent before, after; /* events before and after a launch; NULL: not created yet, or in use by a thread */
     bool measuring;        /* a thread is launching the graph between the two events */
     bool pending;          /* the events are recorded, and their times are not read yet */
+    bool waits;            /* the graph has a node that waits for the program */
 };
 
 struct graphs {
     struct lock lock;
     struct slab slab;
     struct hashed known; /* struct known_graph */
+    _Atomic bool waits;  /* a graph with such a node was instantiated */
 };
 
 /* Events that a thread uses while it launches a graph. */
@@ -59,7 +61,18 @@ bool graph_times_record(CUevent *event, const struct graph_measure *measure, str
 /* End a launch that is measured. `recorded`: both events were recorded. */
 void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                         const struct graph_measure *measure, bool recorded);
-/* Remove the graph's entry, because the graph was destroyed or changed. */
+/* Remove the graph's entry, because the graph was destroyed. */
 void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
+/* Drop the measured durations of a graph that is updated. An update changes no node's type. */
+void graph_times_updated(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
+/* Note an executable graph if the graph from which it was made, or a child graph, has a node that may wait for the
+ * program: a host function, a batch of memory operations, an event or a semaphore. */
+void graph_times_instantiated(struct graphs *graphs, CUgraphExec exec, CUgraph graph);
+/* Return whether any graph has such a node. Costs one load. */
+static inline bool graph_times_any_waits(const struct graphs *graphs) {
+    return atomic_load_explicit(&graphs->waits, memory_order_relaxed);
+}
+/* Return whether this graph has such a node. */
+bool graph_times_waits(struct graphs *graphs, CUgraphExec exec);
 
 #endif

@@ -383,7 +383,7 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
 
 void meter_before_ungated_context(const struct gate *gate, struct streams *streams, CUcontext context) {
     if (!alone(gate) && atomic_load(&gate->captures) == 0)
-        drain_before_ungated_context(streams, context);
+        drain_before_ungated_context(streams, context, true);
 }
 
 bool meter_end_unknown(const struct gate *gate) {

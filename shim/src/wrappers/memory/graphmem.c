@@ -10,6 +10,7 @@
 #include "driver/entries.h"
 #include "process/process.h"
 #include "memory/pools/footprint.h"
+#include "time/queue/graph_times.h"
 
 /* Return the key of a graph's memory on one device. The upper 16 bits of a handle are 0. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
@@ -142,6 +143,8 @@ EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgrap
     if (result != CUDA_SUCCESS)                                                \
         return result;                                                         \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+    if (result == CUDA_SUCCESS)                                                \
+        graph_times_instantiated(&the_process->graphs, *exec, graph);          \
     if (result == CUDA_SUCCESS && graph_pool_any())                            \
         graphmem_instantiated(*exec, graph);                                   \
     return result
@@ -174,6 +177,8 @@ static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GR
     result = call(exec, graph, parameters);
     if (uploads)
         parameters->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    if (result == CUDA_SUCCESS)
+        graph_times_instantiated(&the_process->graphs, *exec, graph);
     if (result != CUDA_SUCCESS || !graph_pool_any())
         return result;
     graphmem_instantiated(*exec, graph);

@@ -12,10 +12,6 @@
 #include "wrappers/memory/graphmem.h"
 #include "wrappers/work/passthrough.h"
 
-static void forget(CUgraphExec exec) {
-    graph_times_forget(&the_process->graphs, &the_process->streams, exec);
-}
-
 typedef CUresult (*launch_call)(CUgraphExec, CUstream);
 
 /* Launch under a metered grant, inside `passage`, and leave the passage. */
@@ -49,7 +45,8 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
             return passage.refused;
         const struct queue *queue = passage.gate != NULL ? passage.queue : NULL;
         if (launch == NULL || queue == NULL || queue->pace.window.wide ||
-            waits_block(&the_process->streams, passage.queue)) { /* the graph begins only after a wait of the program */
+            graph_times_waits(&the_process->graphs, exec) || /* the graph, or its start, waits for the program */
+            waits_block(&the_process->streams, passage.queue)) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             if (result != CUDA_SUCCESS)
                 passage.queue = NULL;
@@ -67,7 +64,7 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
     }
 }
 
-static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CUgraphExec exec, CUstream stream) {
+static CUresult launch_with_memory(launch_call launch, CUgraphExec exec, CUstream stream) {
     struct graph_reservation reservation;
     CUresult result = graphmem_begin(&reservation, exec);
     if (result != CUDA_SUCCESS)
@@ -77,22 +74,43 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
     return result;
 }
 
-#define LAUNCH_GRAPH(symbol, per_thread)                                                      \
-    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                      \
-        struct slot *slot = passage_slot;                                                     \
-        struct queue *queue = enter_fast(slot, stream, per_thread);                           \
-        if (UNLIKELY(queue == NULL || !HAS(symbol) || (queue->word & GATE_METERED))) {        \
-            if (queue != NULL)                                                                \
-                gate_retreat_fast(slot);                                                      \
-            return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \
-        }                                                                                     \
-        CUresult result = DRIVER(symbol)(exec, stream);                                       \
-        leave_fast(slot, LIKELY(result == CUDA_SUCCESS) ? queue : NULL);                      \
-        return result;                                                                        \
-    }                                                                                         \
-    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                               \
-        return UNLIKELY(graph_pool_any()) ? launch_with_memory(launch_##symbol, exec, stream) \
-                                          : launch_##symbol(exec, stream);                    \
+/* Return whether graphs may need more than the gate: any graph has memory nodes or waits. */
+static inline bool any_special(void) {
+    return graph_pool_any() || (the_process != NULL && graph_times_any_waits(&the_process->graphs));
+}
+
+/* Launch a graph that may have memory nodes or waits. Its waits are recorded first, so that no thread waits for a fence
+ * behind them (Q6, meter.h). */
+static CUresult launch_special(launch_call launch, CUgraphExec exec, CUstream stream, bool per_thread) {
+    struct streams *streams = &the_process->streams;
+    bool captured = atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
+    bool waits = !captured && graph_times_waits(&the_process->graphs, exec);
+    if (waits) {
+        atomic_store_explicit(&streams->holds, true, memory_order_relaxed);
+        streams_hold_launch(streams, stream_named(stream, per_thread));
+    }
+    CUresult result = graph_pool_any() ? launch_with_memory(launch, exec, stream) : launch(exec, stream);
+    if (waits)
+        streams_held(streams);
+    return result;
+}
+
+#define LAUNCH_GRAPH(symbol, per_thread)                                                           \
+    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                           \
+        struct slot *slot = passage_slot;                                                          \
+        struct queue *queue = enter_fast(slot, stream, per_thread);                                \
+        if (UNLIKELY(queue == NULL || !HAS(symbol) || (queue->word & GATE_METERED))) {             \
+            if (queue != NULL)                                                                     \
+                gate_retreat_fast(slot);                                                           \
+            return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                        \
+        }                                                                                          \
+        CUresult result = DRIVER(symbol)(exec, stream);                                            \
+        leave_fast(slot, LIKELY(result == CUDA_SUCCESS) ? queue : NULL);                           \
+        return result;                                                                             \
+    }                                                                                              \
+    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                                    \
+        return UNLIKELY(any_special()) ? launch_special(launch_##symbol, exec, stream, per_thread) \
+                                       : launch_##symbol(exec, stream);                            \
     }
 
 LAUNCH_GRAPH(cuGraphLaunch, false)
@@ -102,21 +120,21 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    forget(exec);
+    graph_times_forget(&the_process->graphs, &the_process->streams, exec);
     graphmem_destroyed(exec);
     return HAS(cuGraphExecDestroy) ? DRIVER(cuGraphExecDestroy)(exec) : CUDA_ERROR_NOT_FOUND;
 }
 
-#define FORGETTING(symbol, parameters, ...)                                      \
+#define UPDATES(symbol, parameters, ...)                                         \
     EXPORT CUresult symbol parameters {                                          \
         CUresult refused = process_enter();                                      \
         if (refused != CUDA_SUCCESS)                                             \
             return refused;                                                      \
-        forget(exec);                                                            \
+        graph_times_updated(&the_process->graphs, &the_process->streams, exec);  \
         return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
     }
 
-FORGETTING(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *updated),
-           exec, graph, node, updated)
-FORGETTING(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *updated), exec, graph,
-           updated)
+UPDATES(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *updated), exec,
+        graph, node, updated)
+UPDATES(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *updated), exec, graph,
+        updated)
