@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -268,34 +267,6 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
     node.publish(waiting)
     for pod in (mine, unreserved, waiting):
         node.api.delete(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace=0)
-
-
-def reserved(status: Object) -> dict[str, int]:
-    """Return the reserved time of each series in the consumption."""
-    return {one["series"]: one["reservedMilliseconds"] for one in status.get("consumption") or ()}
-
-
-def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
-    node.make_gpunode(row("a"))
-    killed = node.start_agent()
-    node.await_observed(1)
-    before = node.await_status(lambda status: any(reserved(status).values()), "time that was reserved")
-    (counted,) = before["consumption"]
-    assert (counted["namespace"], counted["model"], counted["closed"]) == ("default", "Fake A100", False)
-    assert counted["since"] < before["consumptionAt"]
-    directory = node.tenant_directory("a").stat().st_ino
-    killed.signal(signal.SIGKILL)
-    killed.wait(10)
-    wait_until(lambda: not node.connects("a"), what="the end of the processes that it had started", timeout=10)
-    generation = node.reserve(row("a"), row("b"))
-    node.start_agent()
-    node.await_observed(generation)
-    assert node.connects("a")
-    assert node.connects("b")
-    assert node.tenant_directory("a").stat().st_ino == directory, "a mounted directory is never replaced"
-    so_far = counted["reservedMilliseconds"]
-    status = node.await_status(lambda seen: sum(reserved(seen).values()) > so_far, "a count that goes on", 90)
-    assert list(reserved(status)) == [counted["series"]], "the same series"
 
 
 @needs_root

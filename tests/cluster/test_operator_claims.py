@@ -177,22 +177,6 @@ def test_a_namespace_with_claims_can_be_deleted(world: World, bound: bool) -> No
     )
 
 
-def test_the_operator_starts_again_between_any_two_steps(world: World) -> None:
-    nodes = world.nodes("again", 2)
-    namespace = world.cluster.namespace("again")
-    make_template(world, namespace, "shares", time_milli=240)
-    for number in range(16):
-        make_pod(world, namespace, f"pod{number}", on="again", template="shares")
-        if number % 5 == 4:
-            assert world.operator is not None
-            world.operator.stop(grace=0)
-            world.start_operator()
-    for number in range(16):
-        runs(world, namespace, f"pod{number}")
-    rows = [row for node in nodes for row in world.rows(node)]
-    assert len({row["id"] for row in rows}) == len(rows) == 16
-
-
 def test_a_share_is_lowered_and_raised_by_annotation_while_its_pod_runs(world: World) -> None:
     (node,) = world.nodes("lower")
     namespace = world.cluster.namespace("lower")

@@ -20,12 +20,6 @@ def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.1)
 
 
-def evict(world: World, namespace: str, name: str) -> None:
-    """Evict a pod by the Eviction API, as `kubectl drain` does."""
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
-    world.api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
-
-
 def test_a_share_is_not_given_away_while_its_pod_takes_long_to_end(world: World) -> None:
     (node,) = world.nodes("slow")
     namespace = world.cluster.namespace("slow")
@@ -59,22 +53,6 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_until_it_is_gone(world:
     holds_for(2, lambda: world.row(node, "new") is None, "the share is taken")
     world.agents.end(tenant)
     world.phase(namespace, "new", "Running")
-
-
-@pytest.mark.parametrize(("phase", "reason"), [("Succeeded", "Completed"), ("Failed", "PodFailed")])
-def test_a_pod_that_ends_by_itself_gives_its_share_back(world: World, phase: str, reason: str) -> None:
-    prefix = f"ends-{phase.lower()}"
-    (node,) = world.nodes(prefix)
-    namespace = world.cluster.namespace(prefix)
-    world.apply(namespace, "one", {"request": 1}, on=prefix)
-    seen = world.phase(namespace, "one", "Running")
-    world.kubelets.finish(namespace, "one", phase=phase, exit_code=0 if phase == "Succeeded" else 3)
-    ended = world.phase(namespace, "one", phase)
-    message = world.condition(namespace, "one", "PodReady", status="False", reason=reason)
-    assert phase == "Succeeded" or "exit code 3" in message
-    wait(lambda: not world.rows(node), what="an empty ledger")
-    assert ended["status"]["podUID"] == seen["status"]["podUID"]
-    assert world.pod(namespace, "one") is not None  # the Pod is kept, so its log stays readable
 
 
 @pytest.mark.promise("operator-no-second-run")

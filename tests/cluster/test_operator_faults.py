@@ -87,18 +87,6 @@ def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None
     assert world.sharepod(namespace, "stays")["status"]["phase"] == "Running"
 
 
-def test_the_api_server_may_go_and_come_back(world: World) -> None:
-    world.nodes("outage")
-    namespace = world.cluster.namespace("outage")
-    world.apply(namespace, "before", {"request": 0.2}, on="outage")
-    world.phase(namespace, "before", "Running")
-    world.cluster.restart_apiserver(down=4.0)
-    world.apply(namespace, "after", {"request": 0.2}, on="outage")
-    wait(lambda: world.pod(namespace, "after"), what="its pod")  # kube-scheduler needs longer to return
-    assert world.operator is not None
-    assert world.operator.running()
-
-
 @pytest.mark.promise("operator-takeover")
 def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> None:
     nodes = world.nodes("pair", 2)

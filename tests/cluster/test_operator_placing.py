@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import pytest
 from cluster.operator_world import GIB, GPUNODES, World, gpu_uuid, wait
-from harness.api import Object
-
-
-def bound(world: World, namespace: str) -> list[Object]:
-    """Return the Pods of a namespace that kube-scheduler has bound."""
-    return [pod for pod in world.cluster.pods(namespace) if pod["spec"].get("nodeName")]
 
 
 def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(world: World) -> None:
@@ -40,27 +34,6 @@ def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(wor
     world.condition(namespace, "one", "Enforced", status="Unknown", reason="NoCudaCall")
     reasons = {reason for reason, _ in world.events(namespace, "one")}
     assert reasons - {"Started"} == {"Scheduled"}, "kube-scheduler's, and one of ours once it runs"
-
-
-def test_a_burst_never_gets_more_of_a_gpu_than_there_is_and_every_gap_is_filled(world: World) -> None:
-    nodes = world.nodes("burst", 3)
-    namespace = world.cluster.namespace("burst")
-    for number in range(20):
-        world.apply(namespace, f"p{number}", {"request": 0.35}, on="burst")
-    wait(
-        lambda: sum(len(world.rows(node)) for node in nodes) == 12 and len(bound(world, namespace)) == 12,
-        what="two of 0.35 on each of six GPUs",
-    )
-
-    def waiting() -> int:
-        items = world.api.get(world.path(namespace))["items"]
-        return sum(not (item.get("status") or {}).get("node") for item in items)
-
-    wait(lambda: waiting() == 8, what="the status of the twelve")
-    for node in nodes:
-        for index in range(2):
-            rows = [row for row in world.rows(node) if gpu_uuid(node, index) in row["gpus"]]
-            assert sum(row["requestMilli"] for row in rows) <= 1000
 
 
 def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> None:
@@ -131,33 +104,6 @@ def test_usage_and_enforcement_are_shown_as_the_agent_reports_them(world: World)
     world.agents.report(tenant, enforced=False)
     message = world.condition(namespace, "one", "Enforced", status="False")
     assert "glibc" in message
-
-
-def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -> None:
-    world.nodes("invalid")
-    namespace = world.cluster.namespace("invalid")
-    policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
-    bindings = world.api.get(policy)["items"]
-    for binding in bindings:
-        world.api.delete(f"{policy}/{binding['metadata']['name']}")
-    try:
-
-        def slips() -> bool:
-            try:
-                world.apply(namespace, "bad", on="invalid", annotations={"gemini/gpu_request": "1.4"})
-            except Exception:
-                return False
-            return True
-
-        wait(slips, what="the policies are deleted", interval=0.5)
-        message = world.condition(namespace, "bad", "Placed", status="False", reason="Invalid")
-        assert "gemini/gpu_request" in message
-    finally:
-        for binding in bindings:
-            metadata = {key: binding["metadata"][key] for key in ("name", "labels") if key in binding["metadata"]}
-            world.api.create(policy, {**binding, "metadata": metadata})
-    world.apply(namespace, "good", {"request": 0.1}, on="invalid")
-    world.phase(namespace, "good", "Running")
 
 
 @pytest.mark.promise("operator-refused")

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.api import ApiError, Object
+from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.delivered import await_workloads, deliveries
 from harness.images import image_with_program
-from harness.installation import GROUP, POOL_LABEL
-from harness.node import BASE_IMAGE
+from harness.installation import POOL_LABEL
 from node.whole_system import NAMESPACE, RESTRICTED, System, node_of_two_gpus
 
 
@@ -100,38 +99,3 @@ def test_a_program_without_cuda_is_preloaded_and_behaves_as_before(system: Syste
     assert "libcuda" not in log
     assert "Threads:\t1\n" in log
     assert log.endswith("/run/sharepod/libsharepod.so\n")
-
-
-def test_a_share_is_not_reassigned_while_its_pod_is_terminating(system: System) -> None:
-    script = "trap 'sleep 6; exit 0' TERM; while true; do sleep 0.1; done"
-    container = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": RESTRICTED}
-    gpu = {"request": 0.8, "count": 2, "memory": "1Gi"}
-    system.apply("slow", gpu, containers=[container], terminationGracePeriodSeconds=30)
-    system.await_phase("slow", "Running")
-    system.cluster.kubectl("delete", "sharepod", "slow", "-n", NAMESPACE, "--wait=false")
-    system.apply("next", gpu)
-    deadline = time.monotonic() + 40
-    while system.status("next").get("phase") != "Running":
-        rows = system.tenants()
-        left = [pod for pod in system.cluster.pods(NAMESPACE) if pod["metadata"]["name"] == "slow"]
-        if any("running" in each["state"] for pod in left for each in pod["status"]["containerStatuses"]):
-            assert rows["slow"]["gpus"]
-            assert "next" not in rows
-        assert time.monotonic() < deadline, system.status("next")
-        time.sleep(0.2)
-
-
-def test_an_agent_cannot_speak_for_another_node(system: System) -> None:
-    system.cluster.api.create(
-        f"{GROUP}/gpunodes",
-        {
-            "apiVersion": "sharepod.dev/v1alpha1",
-            "kind": "GPUNode",
-            "metadata": {"name": "elsewhere"},  # the operator deletes it in time, because it belongs to no Node
-            "spec": {"pool": "dedicated"},
-        },
-    )
-    token = system.cluster.service_account_token("sharepod-system", "sharepod-agent", bound_node=system.machine.node)
-    with pytest.raises(ApiError) as refused:
-        system.cluster.api_for(token).patch(f"{GROUP}/gpunodes/elsewhere/status", {"status": {"gpus": []}})
-    assert "elsewhere" in refused.value.message
