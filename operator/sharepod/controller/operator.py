@@ -70,10 +70,6 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _nothing() -> None:
-    """Clear nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class OperatorPart:
     """Part of the operator that runs as a separate task.
@@ -86,7 +82,7 @@ class OperatorPart:
 
     name: str
     run: Callable[[], Coroutine[Any, Any, None]]
-    clear: Callable[[], None] = _nothing
+    clear: Callable[[], None] = lambda: None
 
 
 class Operator:
@@ -413,13 +409,10 @@ class Operator:
         settings = self._settings
         servers: dict[str, Coroutine[Any, Any, None]] = {}
         if settings.metrics_port:
-            open_to_all = settings.metrics_access is MetricsAccess.OPEN
-            guard = None if open_to_all else MetricsGuard(self._reviews.reviews)
-            servers["metrics"] = serve_metrics(
-                self._settings.bind_address, self._settings.metrics_port, self.health, guard
-            )
-        if self._settings.health_port:
-            servers["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self.health)
+            guard = None if settings.metrics_access is MetricsAccess.OPEN else MetricsGuard(self._reviews.reviews)
+            servers["metrics"] = serve_metrics(settings.bind_address, settings.metrics_port, self.health, guard)
+        if settings.health_port:
+            servers["health"] = serve_health(settings.bind_address, settings.health_port, self.health)
         if self.certificates is not None:
             servers["webhook certificates"] = self.certificates.run()
         try:

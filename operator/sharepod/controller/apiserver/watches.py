@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
@@ -21,7 +22,7 @@ from sharepod.controller.state.unreadable_objects import UnreadableObjects
 from sharepod.kube import Json
 
 from . import watch_freshness
-from .client import CLAIMS, GPUBUDGETS, GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
+from .client import CLAIMS, GPUBUDGETS, GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client
 from .reflector import Reflector
 from .watch_freshness import WatchFreshness
 
@@ -89,33 +90,8 @@ class Watches:
                 kind.replace_all()
             on_replaced()
 
-        def reflector(
-            kind: str,
-            resource: Resource,
-            feed: _Feed,
-            *,
-            within: str | None = None,
-            labels: str = "",
-            fields: str = "",
-            needed: bool = True,
-            on_listing: Callable[[], None] = lambda: None,
-        ) -> Reflector:
-            return Reflector(
-                client,
-                resource,
-                feed,
-                kind=kind,
-                namespace=within,
-                labels=labels,
-                fields=fields,
-                needed=needed,
-                on_listing=on_listing,
-                on_replaced=replaced,
-                clock=clock,
-            )
-
+        reflector = partial(Reflector, client, on_replaced=replaced, clock=clock)
         self.nodes = reflector(
-            "nodes",
             NODES,
             _Feed(
                 state.put_node,
@@ -124,10 +100,10 @@ class Watches:
                 state.nodes.invalidate,
                 unreadable.put_node,
             ),
+            kind="nodes",
             labels=POOL_LABEL,
         )
         self.gpunodes = reflector(
-            "gpunodes",
             GPUNODES,
             _Feed(
                 state.put_gpunode,
@@ -136,9 +112,9 @@ class Watches:
                 state.invalidate_gpunodes,
                 unreadable.put_gpunode,
             ),
+            kind="gpunodes",
         )
         self.sharepods = reflector(
-            "sharepods",
             SHAREPODS,
             _Feed(
                 self._put_sharepod,
@@ -147,9 +123,9 @@ class Watches:
                 state.invalidate_sharepods,
                 unreadable.put_sharepod,
             ),
+            kind="sharepods",
         )
         self.pods = reflector(
-            "pods",
             PODS,
             _Feed(
                 self._put_pod,
@@ -157,10 +133,10 @@ class Watches:
                 state.pods.versions,
                 state.invalidate_pods,
             ),
+            kind="pods",
             labels=TENANT_LABEL,
         )
         self.other_pods = reflector(
-            "other_pods",
             PODS,
             _Feed(
                 state.other_pods.put,
@@ -168,12 +144,12 @@ class Watches:
                 state.other_pods.versions,
                 state.other_pods.invalidate,
             ),
+            kind="other_pods",
             labels=f"!{TENANT_LABEL}",
             fields=_OTHER_PODS,
             on_listing=state.seen_claims.forget_unused,
         )
         self.claims = reflector(
-            "claims",
             CLAIMS,
             _Feed(
                 state.seen_claims.put_claim,
@@ -182,11 +158,11 @@ class Watches:
                 state.seen_claims.invalidate_claims,
                 state.seen_claims.put_unreadable_claim,
             ),
+            kind="claims",
             needed=False,
             on_listing=state.seen_claims.forget_unused,
         )
         self.leases = reflector(
-            "leases",
             LEASES,
             _Feed(
                 put_lease,
@@ -194,10 +170,10 @@ class Watches:
                 state.agents.versions,
                 state.agents.invalidate,
             ),
-            within=namespace,
+            kind="leases",
+            namespace=namespace,
         )
         self.namespaces = reflector(
-            "namespaces",
             NAMESPACES,
             _Feed(
                 self._put_namespace,
@@ -205,10 +181,10 @@ class Watches:
                 state.namespace_labels.versions,
                 self._invalidate_namespaces,
             ),
+            kind="namespaces",
             needed=False,
         )
         self.budgets = reflector(
-            "gpubudgets",
             GPUBUDGETS,
             _Feed(
                 state.budgets.put,
@@ -217,6 +193,7 @@ class Watches:
                 state.budgets.known.invalidate,
                 state.budgets.put_unreadable,
             ),
+            kind="gpubudgets",
             needed=False,
         )
         self.all = (

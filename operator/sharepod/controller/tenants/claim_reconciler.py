@@ -305,15 +305,9 @@ class ClaimReconciler:
         """
         claim = snapshot.claim
         row = next((item for item in snapshot.reserved if item.written is not None and not item.releasing), None)
-        wants = (
-            claim is not None
-            and claim.request is not None
-            and claim.allocation is not None
-            and row is not None
-            and row.wanted.request_milli != claim.request.gpu.request_milli
-        )
-        if wants and claim is not None and claim.request is not None:
-            self.loop.want_resize(uid, claim.request.gpu.request_milli)
+        asked = claim.request if claim is not None and claim.allocation is not None else None
+        if asked is not None and row is not None and row.wanted.request_milli != asked.gpu.request_milli:
+            self.loop.want_resize(uid, asked.gpu.request_milli)
         else:
             memo.resize_refusal = None
             self.loop.leave(uid)
