@@ -162,7 +162,7 @@ demo-programs:
 demo-minutes play-minutes:
 	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/minutes.py $(@:-minutes=)
 
-check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples, without those that measure time
+check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples and cases, without those that measure time
 	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak and not alone" --examples-percent 10 tests/unit tests/property
 
 mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes); MUTANTS_ARGS='--slice 3/8' for a part
@@ -174,7 +174,7 @@ coverage: shim ## all unit tests that do not measure time; their branch coverage
 		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit || \
 	{ $(BIN)/python -m pytest $(AGAIN) -m "not alone" tests/unit && $(BIN)/coverage report --fail-under=$(COVERAGE_FLOOR) >/dev/null; }
 
-test: $(TEST_NEEDS) ## all unit and property tests, and of the others those that hold each promise once; PYTEST_ARGS="tests/unit -k lease" for some, one after the other; ORDER=SEED
+test: $(TEST_NEEDS) ## all unit tests, a fifth of each property's examples and cases, and of the others those that hold each promise once; PYTEST_ARGS="tests/unit -k lease" for some, one after the other; ORDER=SEED
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
