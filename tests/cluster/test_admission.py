@@ -42,6 +42,27 @@ def test_a_misspelt_pool_is_refused_and_the_label_can_be_removed(server: Cluster
     server.kubectl("label", "node", "spelt", f"{POOL_LABEL}-")
 
 
+def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None:
+    server.api.create(SHAREPODS, sharepod("columns", {"request": 0.25, "limit": 0.5, "memory": "4Gi"}))
+    share = {"request": "0.25", "limit": "0.5", "memory": "4Gi"}
+    shown = {"summary": "Running", "readyContainers": "1/1", "restarts": 2, "podIP": "10.0.0.1"}
+    usage = {"heldMilli": 240, "memory": 1 << 30, "shown": "0.24", "memoryShown": "1Gi"}
+    status = {"phase": "Running", "node": "node-0", "gpuIndexes": "0,1", "share": share, "usage": usage, **shown}
+    server.api.patch(f"{SHAREPODS}/columns/status", {"status": status})
+    header, row = server.kubectl("get", "shp", "columns").stdout.splitlines()
+    asked = ["REQUEST", "LIMIT", "MEMORY", "NODE", "GPU", "AGE"]
+    assert header.split() == ["NAME", "READY", "STATUS", "RESTARTS", "USED", *asked]
+    words = ["columns", "1/1", "Running", "2", "0.24", "0.25", "0.5", "4Gi", "node-0", "0,1"]
+    assert row.split()[:-1] == words
+    wide, row = server.kubectl("get", "shp", "columns", "-o", "wide").stdout.splitlines()
+    assert wide.split()[-4:] == ["PROGRESS", "IN-USE", "IP", "WHY"]
+    assert "1Gi" in row.split()
+    assert "10.0.0.1" in row
+    everything = server.kubectl("get", "all").stdout
+    assert "sharepod.sharepod.dev/columns" in everything
+    assert "gpunode" not in everything, "a tenant may not see GPUNodes"
+
+
 @pytest.mark.promise("operator-unseen")
 def test_a_sharepod_that_no_operator_has_looked_at_yet_is_not_ready(server: Cluster) -> None:
     server.api.create(SHAREPODS, sharepod("unseen", {"request": 0.25}))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -267,6 +269,78 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
     node.publish(waiting)
     for pod in (mine, unreserved, waiting):
         node.api.delete(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace=0)
+
+
+def reserved(status: Object) -> dict[str, int]:
+    """Return the reserved time of each series in the consumption."""
+    return {one["series"]: one["reservedMilliseconds"] for one in status.get("consumption") or ()}
+
+
+def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
+    node.make_gpunode(row("a"))
+    killed = node.start_agent()
+    node.await_observed(1)
+    before = node.await_status(lambda status: any(reserved(status).values()), "time that was reserved")
+    (counted,) = before["consumption"]
+    assert (counted["namespace"], counted["model"], counted["closed"]) == ("default", "Fake A100", False)
+    assert counted["since"] < before["consumptionAt"]
+    directory = node.tenant_directory("a").stat().st_ino
+    killed.signal(signal.SIGKILL)
+    killed.wait(10)
+    wait_until(lambda: not node.connects("a"), what="the end of the processes that it had started", timeout=10)
+    generation = node.reserve(row("a"), row("b"))
+    node.start_agent()
+    node.await_observed(generation)
+    assert node.connects("a")
+    assert node.connects("b")
+    assert node.tenant_directory("a").stat().st_ino == directory, "a mounted directory is never replaced"
+    so_far = counted["reservedMilliseconds"]
+    status = node.await_status(lambda seen: sum(reserved(seen).values()) > so_far, "a count that goes on", 90)
+    assert list(reserved(status)) == [counted["series"]], "the same series"
+
+
+def test_a_vanished_ledger_takes_nothing_from_running_tenants_and_a_new_one_rules(node: OneNode) -> None:
+    node.make_gpunode(row("a"))
+    service = node.start_agent()
+    node.await_observed(1)
+    node.api.delete(node.path)
+    wait_until(lambda: "no ledger" in service.log.read_text(), what="the agent seeing it", timeout=10)
+    assert node.connects("a")
+    node.make_gpunode(row("b"))
+    node.await_observed(1)
+    wait_until(lambda: node.connects("b") and not node.connects("a"), what="the new ledger is applied", timeout=10)
+    lease = f"{LEASES}/sharepod-agent-{node.name}"
+    uid = node.api.get(node.path)["metadata"]["uid"]
+
+    def adopted(found: Object | None) -> bool:
+        return found is not None and found["metadata"]["ownerReferences"][0]["uid"] == uid
+
+    node.cluster.wait_for(lease, adopted, what="the lease under the new GPUNode", timeout=15)
+
+
+def test_many_changes_make_few_writes(node: OneNode) -> None:
+    node.make_gpunode(row("a"))
+    node.start_agent()
+    node.await_status(lambda status: "consumption" in status, "the first count")
+    version = node.api.get(node.path)["metadata"]["resourceVersion"]
+    begun = time.monotonic()
+    generation = 0
+    for number in range(60):
+        generation = node.reserve(row("a", requestMilli=number + 1))
+    node.await_observed(generation)
+    lasted = time.monotonic() - begun
+    query = {"fieldSelector": f"metadata.name={node.name}", "resourceVersion": version}
+    statuses: list[Object] = []
+    for event in node.api.watch(GPUNODES, timeout=1.0, **query):
+        status = event["object"].get("status")
+        if status and (not statuses or statuses[-1] != status):
+            statuses.append(status)
+    assert 1 <= len(statuses) <= lasted + 3, "facts are written at most each second"
+    assert statuses[-1]["observedGeneration"] == generation
+    versions = [node.api.get(node.path)["metadata"]["resourceVersion"]]
+    time.sleep(3)  # nothing happens in this time, so nothing may be written
+    versions.append(node.api.get(node.path)["metadata"]["resourceVersion"])
+    assert versions[0] == versions[1]
 
 
 @needs_root

@@ -169,3 +169,23 @@ def test_a_mute_connection_gives_nothing_and_a_slow_one_everything(proxy: FaultP
         api.request("GET", MAPS, timeout=0.5)
     with proxy.weather(Rule(Slow(4000), verbs=("list",))):
         assert api.get(MAPS)["kind"] == "ConfigMapList"
+
+
+def test_the_proxy_ends_with_what_it_holds_back(cluster: Cluster) -> None:
+    hold = Hold()
+    failures: list[BaseException] = []
+
+    def ask(api: Api) -> None:
+        try:
+            api.get(MAPS)
+        except BROKEN as error:
+            failures.append(error)
+
+    with FaultProxy(cluster) as ending:
+        api = Api(ending.server, cluster.ca, cluster.admin_token)
+        with ending.weather(Rule(hold, verbs=("list",))):
+            asking = threading.Thread(target=ask, args=(api,))
+            asking.start()
+            assert hold.held.wait(10)
+    asking.join(10)
+    assert len(failures) == 1

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from cluster import chaos
 from cluster.audit import Audit
+from cluster.burst import SHAREPODS, Burst, Round
 from cluster.operator_world import GIB, World
 from cluster.plain_world import install_plain, serves_mutating_policies
 from cluster.shared_cluster import SharedCluster
@@ -31,6 +32,15 @@ def audit(world: World) -> Iterator[Audit]:
     with Audit(world.api, memory=16 * GIB) as following:
         yield following
         assert following.gaps == 0
+
+
+@pytest.mark.promise("operator-no-over-commit")
+def test_a_burst_that_just_fits_is_placed_whole_and_never_three_on_a_gpu(world: World, audit: Audit) -> None:
+    burst = Burst(world, audit, doors=serves_mutating_policies(world.api))
+    for _ in range(10):
+        audit.cut()  # cutting the watches must not lose any version
+        assert burst.round() == Round(placed=SHAREPODS, most_on_a_gpu=2, over_committed=0)
+    assert audit.doubled == []
 
 
 def test_killed_at_random_the_operator_loses_doubles_and_overcommits_nothing(world: World, audit: Audit) -> None:

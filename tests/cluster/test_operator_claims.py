@@ -177,6 +177,67 @@ def test_a_namespace_with_claims_can_be_deleted(world: World, bound: bool) -> No
     )
 
 
+def test_pods_on_one_claim_share_one_row_and_the_claim_serves_a_next_pod(world: World) -> None:
+    (node,) = world.nodes("shared")
+    namespace = world.cluster.namespace("shared")
+    claim = make_claim(world, namespace, "share")
+    for name in ("one", "two"):
+        make_pod(world, namespace, name, on="shared", claims=("share",))
+    for name in ("one", "two"):
+        runs(world, namespace, name)
+    assert [row["id"] for row in world.rows(node)] == [claim["metadata"]["uid"]]
+    for name in ("one", "two"):
+        world.kubelets.finish(namespace, name)
+    wait(lambda: world.rows(node) == [], what="the row is removed")
+    assert allocation(claim_of(world, namespace, "share")) is None
+    make_pod(world, namespace, "three", on="shared", claims=("share",))
+    runs(world, namespace, "three")
+    assert row_of(world, node, "share") is not None
+
+
+def test_a_pod_that_is_deleted_while_it_waits_leaves_neither_row_nor_allocation(world: World) -> None:
+    (node,) = world.nodes("leaves")
+    namespace = world.cluster.namespace("leaves")
+    make_claim(world, namespace, "share")
+    make_pod(world, namespace, "one", on="leaves", claims=("share",), schedulerName="unknown")
+    wait(lambda: allocation(claim_of(world, namespace, "share")), what="allocated, and no scheduler binds the pod")
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one")
+    wait(lambda: allocation(claim_of(world, namespace, "share")) is None, what="the allocation is removed")
+    wait(lambda: world.rows(node) == [], what="the row is removed")
+    world.api.delete(claim_path(namespace, "share"))
+    wait(lambda: claim_of(world, namespace, "share") is None, what="the claim is deleted")
+
+
+def test_a_claim_of_two_gpus_and_a_pod_with_two_claims_are_placed_on_one_node(world: World) -> None:
+    world.nodes("gang", 2)
+    namespace = world.cluster.namespace("gang")
+    make_claim(world, namespace, "pair", time_milli=600, count=2)
+    make_claim(world, namespace, "first", time_milli=600)
+    make_claim(world, namespace, "second", time_milli=600)
+    make_pod(world, namespace, "one", on="gang", claims=("pair",))
+    make_pod(world, namespace, "two", on="gang", claims=("first", "second"))
+    one, two = runs(world, namespace, "one"), runs(world, namespace, "two")
+    assert one["spec"]["nodeName"] != two["spec"]["nodeName"]
+    rows = world.rows(two["spec"]["nodeName"])
+    assert len({row["gpus"][0] for row in rows}) == 2
+
+
+def test_the_operator_starts_again_between_any_two_steps(world: World) -> None:
+    nodes = world.nodes("again", 2)
+    namespace = world.cluster.namespace("again")
+    make_template(world, namespace, "shares", time_milli=240)
+    for number in range(16):
+        make_pod(world, namespace, f"pod{number}", on="again", template="shares")
+        if number % 5 == 4:
+            assert world.operator is not None
+            world.operator.stop(grace=0)
+            world.start_operator()
+    for number in range(16):
+        runs(world, namespace, f"pod{number}")
+    rows = [row for node in nodes for row in world.rows(node)]
+    assert len({row["id"] for row in rows}) == len(rows) == 16
+
+
 def test_a_share_is_lowered_and_raised_by_annotation_while_its_pod_runs(world: World) -> None:
     (node,) = world.nodes("lower")
     namespace = world.cluster.namespace("lower")

@@ -20,6 +20,12 @@ def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.1)
 
 
+def evict(world: World, namespace: str, name: str) -> None:
+    """Evict a pod by the Eviction API, as `kubectl drain` does."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+    world.api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
+
+
 def test_a_share_is_not_given_away_while_its_pod_takes_long_to_end(world: World) -> None:
     (node,) = world.nodes("slow")
     namespace = world.cluster.namespace("slow")
@@ -55,6 +61,22 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_until_it_is_gone(world:
     world.phase(namespace, "new", "Running")
 
 
+@pytest.mark.parametrize(("phase", "reason"), [("Succeeded", "Completed"), ("Failed", "PodFailed")])
+def test_a_pod_that_ends_by_itself_gives_its_share_back(world: World, phase: str, reason: str) -> None:
+    prefix = f"ends-{phase.lower()}"
+    (node,) = world.nodes(prefix)
+    namespace = world.cluster.namespace(prefix)
+    world.apply(namespace, "one", {"request": 1}, on=prefix)
+    seen = world.phase(namespace, "one", "Running")
+    world.kubelets.finish(namespace, "one", phase=phase, exit_code=0 if phase == "Succeeded" else 3)
+    ended = world.phase(namespace, "one", phase)
+    message = world.condition(namespace, "one", "PodReady", status="False", reason=reason)
+    assert phase == "Succeeded" or "exit code 3" in message
+    wait(lambda: not world.rows(node), what="an empty ledger")
+    assert ended["status"]["podUID"] == seen["status"]["podUID"]
+    assert world.pod(namespace, "one") is not None  # the Pod is kept, so its log stays readable
+
+
 @pytest.mark.promise("operator-no-second-run")
 def test_a_pod_deleted_by_hand_fails_the_sharepod_and_nothing_runs_twice(world: World) -> None:
     (node,) = world.nodes("byhand")
@@ -86,6 +108,19 @@ def test_a_pod_that_was_left_alone_keeps_its_share_until_it_ends(world: World) -
     holds_for(3, runs, "pod and share stay together")
     world.kubelets.finish(namespace, "one")
     wait(lambda: not world.rows(node), what="an empty ledger")
+
+
+@pytest.mark.promise("operator-evicted")
+def test_an_evicted_pod_fails_the_sharepod_as_evicted(world: World) -> None:
+    (node,) = world.nodes("evict")
+    namespace = world.cluster.namespace("evict")
+    world.apply(namespace, "one", {"request": 1}, on="evict")
+    world.phase(namespace, "one", "Running")
+    evict(world, namespace, "one")
+    world.phase(namespace, "one", "Failed")
+    assert "vict" in world.condition(namespace, "one", "PodReady", status="False", reason="Evicted")
+    wait(lambda: not world.rows(node), what="an empty ledger")
+    wait(lambda: world.pod(namespace, "one") is None, what="the end of the Pod")
 
 
 @pytest.mark.promise("operator-agent-away")
@@ -200,6 +235,20 @@ def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: 
     world.cluster.wait_for(f"{GPUNODES}/{node}", lambda seen: seen is None, what="the GPUNode to go")
 
 
+@pytest.mark.promise("operator-reservation-lost")
+def test_a_row_removed_by_an_admin_does_not_leave_an_unaccounted_pod(world: World) -> None:
+    (node,) = world.nodes("ledger")
+    namespace = world.cluster.namespace("ledger")
+    world.apply(namespace, "one", {"request": 0.7}, on="ledger")
+    world.phase(namespace, "one", "Running")
+    world.api.patch(f"{GPUNODES}/{node}", {"spec": {"tenants": []}})
+    world.phase(namespace, "one", "Failed")
+    message = world.condition(namespace, "one", "PodReady", status="False", reason="ReservationLost")
+    assert "create the SharePod again" in message
+    wait(lambda: world.pod(namespace, "one") is None, what="the pod to go")
+    assert not world.rows(node)
+
+
 def test_a_gpunode_without_tenants_that_an_admin_deleted_is_made_again(world: World) -> None:
     (node,) = world.nodes("remade")
     uid = world.api.get(f"{GPUNODES}/{node}")["metadata"]["uid"]
@@ -210,3 +259,44 @@ def test_a_gpunode_without_tenants_that_an_admin_deleted_is_made_again(world: Wo
     namespace = world.cluster.namespace("remade")
     world.apply(namespace, "one", {"request": 0.7}, on="remade")
     world.phase(namespace, "one", "Running")
+
+
+@pytest.mark.promise("budgets-sharepod-final")
+def test_totals_of_all_runs_are_in_the_status_and_final_once_the_share_is_gone(world: World) -> None:
+    (node,) = world.nodes("totals")
+    namespace = world.cluster.namespace("totals")
+    made = world.apply(namespace, "one", {"request": 0.5}, on="totals", restartPolicy="OnFailure")
+    tenant = made["metadata"]["uid"]
+
+    def counted(since: int, held: int, borrowed: int, reserved: int, memory: int) -> None:
+        world.agents.report(
+            tenant,
+            countedSince=f"2026-01-0{since}T00:00:00.000Z",
+            heldSeconds=held,
+            borrowedSeconds=borrowed,
+            reservedSeconds=reserved,
+            memoryMebibyteSeconds=memory,
+        )
+
+    def consumed() -> Any:
+        found = world.sharepod(namespace, "one")["status"].get("consumed") or {}
+        return [found.get(f"{name}Seconds") for name in ("held", "borrowed", "reserved", "memoryMebibyte")]
+
+    world.phase(namespace, "one", "Running")
+    counted(1, 400, 100, 300, 9)
+    wait(lambda: consumed() == [400, 100, 300, 9], what="the totals of a while")
+    counted(1, 440, 110, 330, 10)
+    evict(world, namespace, "one")
+    world.until(
+        namespace,
+        "one",
+        lambda seen: (seen["status"].get("restarts") or 0) == 1 and seen["status"]["phase"] == "Running",
+        what="the second run",
+    )
+    assert consumed() == [440, 110, 330, 10], "the first run's totals are final"
+    counted(2, 5, 0, 7, 1)
+    world.kubelets.finish(namespace, "one", phase="Succeeded", exit_code=0)
+    world.phase(namespace, "one", "Succeeded")
+    wait(lambda: not world.rows(node), what="the row is removed")
+    wait(lambda: consumed() == [445, 110, 337, 11], what="the totals of both runs")
+    assert world.sharepod(namespace, "one")["status"]["consumed"]["since"] == "2026-01-01T00:00:00.000Z"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.operator_world import GPUNODES, World, wait
+from cluster.audit import Audit
+from cluster.operator_world import GIB, GPUNODES, World, wait
 from cluster.shared_cluster import SharedCluster
 from harness.api import Object
 from harness.cluster import suppress_reason
@@ -80,6 +81,33 @@ def consumed(world: World, node: str, namespace: str, milliseconds: int) -> None
     }
     at = f"2026-02-01T02:{milliseconds // 60_000:02}:00.000Z"
     world.api.patch(f"{GPUNODES}/{node}/status", {"status": {"consumption": [series], "consumptionAt": at}})
+
+
+@pytest.mark.promise("placement-preempt-crash")
+def test_the_namespace_that_preempts_goes_and_its_victims_come_back(world: World) -> None:
+    stays, goes = world.cluster.namespace("stays"), world.cluster.namespace("goes")
+    node = filled(world, "preemptor", stays)
+    with Audit(world.api, memory=16 * GIB) as audit:
+        world.apply(goes, "high", _HALF, on="preemptor", priorityClassName="high")
+        until_one_ends(world, stays)
+        deleted(world, goes)
+        wait(lambda: names(world, node) == ["low0", "low1"], what="both victims to have their rows again")
+        for name in ("low0", "low1"):
+            world.phase(stays, name, "Running")
+        assert not audit.over_committed, audit.over_committed
+
+
+@pytest.mark.promise("placement-preempt-crash")
+def test_the_namespace_of_the_victims_goes_and_its_room_is_taken(world: World) -> None:
+    goes, stays = world.cluster.namespace("victims"), world.cluster.namespace("victors")
+    node = filled(world, "victims", goes)
+    with Audit(world.api, memory=16 * GIB) as audit:
+        world.apply(stays, "high", _HALF, on="victims", priorityClassName="high")
+        until_one_ends(world, goes)
+        deleted(world, goes)
+        world.phase(stays, "high", "Running")
+        wait(lambda: names(world, node) == ["high"], what="its row alone")
+        assert not audit.over_committed, audit.over_committed
 
 
 @pytest.mark.promise("operator-statement")

@@ -22,6 +22,15 @@ def kill(world: World) -> None:
     world.operator.wait(10)
 
 
+def forbid_pods(world: World, namespace: str) -> str:
+    """Prevent the creation of Pods in this namespace. Return the path of the object to delete to allow it again."""
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    world.api.create(path, body)
+    world.cluster.wait_for(f"{path}/none", lambda seen: (seen or {}).get("status", {}).get("hard"), what="the quota")
+    return f"{path}/none"
+
+
 def assert_kept(world: World, nodes: list[str], namespaces: list[str]) -> None:
     """Assert that no GPU is over-committed, no tenant has two rows, and each Pod is on the node and the GPUs of its
     row."""
@@ -42,6 +51,24 @@ def assert_kept(world: World, nodes: list[str], namespaces: list[str]) -> None:
             assert pod["spec"]["nodeName"] == node
             assert row["podUID"] == pod["metadata"]["uid"]
             assert pod["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
+
+
+@pytest.mark.promise("operator-crash")
+def test_killed_before_its_pod_can_be_made_the_pod_appears_once(world: World) -> None:
+    (node,) = world.nodes("between")
+    namespace = world.cluster.namespace("between")
+    quota = forbid_pods(world, namespace)
+    world.apply(namespace, "one", {"request": 0.4}, on="between")
+    world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
+    kill(world)
+    assert world.pod(namespace, "one") is None
+    assert world.rows(node) == []
+    world.api.delete(quota)
+    world.start_operator()
+    seen = world.phase(namespace, "one", "Running")
+    pods = world.cluster.pods(namespace)
+    assert [pod["metadata"]["uid"] for pod in pods] == [seen["status"]["podUID"]]
+    assert len(world.rows(node)) == 1
 
 
 @pytest.mark.promise("operator-crash")
@@ -67,6 +94,22 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
     assert len(world.rows(node)) == 1
 
 
+@pytest.mark.promise("operator-no-second-run")
+def test_a_pod_lost_while_no_operator_ran_is_not_made_again(world: World) -> None:
+    (node,) = world.nodes("unserved")
+    namespace = world.cluster.namespace("unserved")
+    world.apply(namespace, "one", {"request": 0.4}, on="unserved")
+    world.phase(namespace, "one", "Running")
+    kill(world)
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    wait(lambda: world.pod(namespace, "one") is None, what="the pod's end")
+    world.start_operator()
+    world.phase(namespace, "one", "Failed")
+    world.condition(namespace, "one", "PodReady", status="False", reason="PodLost")
+    wait(lambda: not world.rows(node), what="an empty ledger")
+    assert world.pod(namespace, "one") is None
+
+
 def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None:
     (node,) = world.nodes("cut")
     namespace = world.cluster.namespace("cut")
@@ -85,6 +128,18 @@ def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None
     wait(lambda: {row["podName"] for row in world.rows(node)} == {"stays"}, what="both releases")
     world.phase(namespace, "pod-goes", "Failed")
     assert world.sharepod(namespace, "stays")["status"]["phase"] == "Running"
+
+
+def test_the_api_server_may_go_and_come_back(world: World) -> None:
+    world.nodes("outage")
+    namespace = world.cluster.namespace("outage")
+    world.apply(namespace, "before", {"request": 0.2}, on="outage")
+    world.phase(namespace, "before", "Running")
+    world.cluster.restart_apiserver(down=4.0)
+    world.apply(namespace, "after", {"request": 0.2}, on="outage")
+    wait(lambda: world.pod(namespace, "after"), what="its pod")  # kube-scheduler needs longer to return
+    assert world.operator is not None
+    assert world.operator.running()
 
 
 @pytest.mark.promise("operator-takeover")

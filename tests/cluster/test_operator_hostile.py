@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from cluster.operator_world import World, a_world, condition_of
+from cluster.operator_world import World, a_world, condition_of, wait
 from harness.api import Api, ApiError, Object
 from property import hostile_objects as hostile
 
@@ -121,6 +121,48 @@ def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> 
         world.event(namespace, created[name], "Invalid", note=words)
     assert world.operator is not None
     assert world.operator.running()
+
+
+@pytest.mark.promise("operator-one-object-one-owner")
+def test_no_object_of_other_kinds_costs_anybody_else(world: World) -> None:
+    (node,) = world.nodes("crowd")
+    world.nodes("spoilt", agents=False)
+    namespace = world.cluster.namespace("crowd")
+    user = user_of(world, namespace)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    for name, containers in (
+        ("many", [{"name": f"c{number}", "image": "x"} for number in range(2_000)]),
+        ("digits", [hostile.asking("memory", "1" * 20_000)]),
+        ("power", [hostile.asking("memory", "1e999")]),
+        ("sum", [{**hostile.asking("memory", "8E"), "name": f"c{number}"} for number in range(20)]),
+    ):
+        body: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
+        user.create(pods, {**body, "spec": {"nodeName": node, "containers": containers}})
+    taints = [{"key": f"k{number}", "value": "v", "effect": "NoSchedule"} for number in range(2_000)]
+    labels = {f"example.com/l{number}": "v" for number in range(2_000)}
+    world.api.patch("/api/v1/nodes/spoilt-0", {"metadata": {"labels": labels}, "spec": {"taints": taints}})
+    world.api.patch("/api/v1/nodes/spoilt-0/status", {"status": {"allocatable": {"memory": "9" * 20_000}}})
+    gpunode = "/apis/sharepod.dev/v1alpha1/gpunodes/spoilt-0/status"
+    gpu = {"uuid": "GPU-x", "index": 0, "model": "x" * 100_000, "memory": 1 << 34, "reason": "y" * 100_000}
+    world.api.patch(gpunode, {"status": {"gpus": [gpu | {"shareable": False}]}})
+    for wrong in ({"memory": 1e30}, {"memory": (1 << 63) - 1}, {"index": 1 << 40}):
+        with pytest.raises(ApiError):
+            world.api.patch(gpunode, {"status": {"gpus": [gpu | wrong]}})
+    times = {"far": "9999-12-31T23:59:59.999999Z", "near": "0001-01-01T00:00:00.000000Z"}
+    for name, renewed in times.items():
+        spec = {"holderIdentity": "x" * 10_000, "leaseDurationSeconds": (1 << 31) - 1, "renewTime": renewed}
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": f"sharepod-agent-{name}"},
+        }
+        world.api.create("/apis/coordination.k8s.io/v1/namespaces/sharepod-system/leases", {**lease, "spec": spec})
+    good_ones_run(world, "crowd")
+    waits = world.cluster.namespace("waits")
+    world.apply(waits, "one", {"request": 0.1}, on="spoilt")
+    message = world.condition(waits, "one", "Placed", status="False")
+    assert "cannot be read: spec.taints: has 2000 entries" in message
+    wait(lambda: world.operator is not None and world.operator.running(), what="the operator")
 
 
 def test_fields_of_a_manager_that_nest_deep_cost_nobody(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The leader's Lease is stolen, or written with wrong times. In the end one operator acts, and no share is
+"""The leader's Lease is stolen, deleted, or written with wrong times. In the end one operator acts, and no share is
 assigned twice.
 """
 
@@ -79,6 +79,26 @@ def test_a_leader_whose_lease_is_stolen_stops_and_leads_again_whatever_time_the_
         wait(lambda: leads(world), what="the operator to lead again")
         placed_once(world, namespace, 1, audit)
     assert world.api.get(LEASE)["spec"]["holderIdentity"] == "operator"
+
+
+@pytest.mark.promise("operator-lease-taken")
+def test_a_lease_that_is_deleted_again_and_again_stops_nobody_and_doubles_nothing(world: World) -> None:
+    world.nodes("deleted", 4)
+    namespace = world.cluster.namespace("deleted")
+    first, second = world.operator, world.start_operator("second")
+    try:
+        wait(lambda: world.ready("second"), what="a standby")
+        with Audit(world.api, memory=16 * GIB) as audit:
+            for number in range(16):
+                world.apply(namespace, f"p{number}", {"request": 0.5}, on="deleted")
+                if number % 2:
+                    world.api.delete(LEASE)
+                    world.cluster.wait_for(LEASE, bool, what="a new Lease", timeout=30)
+            placed_once(world, namespace, 16, audit)
+        wait(lambda: leads(world) != leads(world, "second"), what="one leader")
+    finally:
+        second.stop()
+        world.operator = first
 
 
 def test_a_lease_that_no_operator_can_read_stops_nobody(world: World) -> None:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from typing import Any
+
 import pytest
-from cluster.operator_world import GIB, GPUNODES, World, gpu_uuid, wait
+from cluster.operator_world import GIB, GPUNODES, World, condition_of, gpu_uuid, wait
+from harness.api import ApiError, Object
+
+
+def bound(world: World, namespace: str) -> list[Object]:
+    """Return the Pods of a namespace that kube-scheduler has bound."""
+    return [pod for pod in world.cluster.pods(namespace) if pod["spec"].get("nodeName")]
 
 
 def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(world: World) -> None:
@@ -36,6 +46,37 @@ def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(wor
     assert reasons - {"Started"} == {"Scheduled"}, "kube-scheduler's, and one of ours once it runs"
 
 
+def test_annotations_of_gemini_are_placed_as_the_block_is(world: World) -> None:
+    (node,) = world.nodes("dialect")
+    namespace = world.cluster.namespace("dialect")
+    world.apply(namespace, "one", on="dialect", annotations={"gemini/gpu_request": "0.5"})
+    world.phase(namespace, "one", "Running")
+    row = world.row(node, "one")
+    assert row is not None
+    assert row["requestMilli"] == 500
+
+
+def test_a_burst_never_gets_more_of_a_gpu_than_there_is_and_every_gap_is_filled(world: World) -> None:
+    nodes = world.nodes("burst", 3)
+    namespace = world.cluster.namespace("burst")
+    for number in range(20):
+        world.apply(namespace, f"p{number}", {"request": 0.35}, on="burst")
+    wait(
+        lambda: sum(len(world.rows(node)) for node in nodes) == 12 and len(bound(world, namespace)) == 12,
+        what="two of 0.35 on each of six GPUs",
+    )
+
+    def waiting() -> int:
+        items = world.api.get(world.path(namespace))["items"]
+        return sum(not (item.get("status") or {}).get("node") for item in items)
+
+    wait(lambda: waiting() == 8, what="the status of the twelve")
+    for node in nodes:
+        for index in range(2):
+            rows = [row for row in world.rows(node) if gpu_uuid(node, index) in row["gpus"]]
+            assert sum(row["requestMilli"] for row in rows) <= 1000
+
+
 def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> None:
     namespace = world.cluster.namespace("never")
     world.nodes("never", 1)
@@ -58,6 +99,35 @@ def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> 
     row = world.row(name, "four")
     assert row is not None
     assert len(set(row["gpus"])) == 3
+
+
+def test_one_that_waits_is_placed_as_soon_as_another_has_gone(world: World) -> None:
+    world.nodes("turn")
+    namespace = world.cluster.namespace("turn")
+    world.apply(namespace, "first", {"request": 0.6, "count": 2}, on="turn")
+    world.phase(namespace, "first", "Running")
+    world.apply(namespace, "second", {"request": 0.6}, on="turn")
+    message = world.condition(namespace, "second", "Placed", status="False", reason="NoRoom")
+    assert "0.4" in message
+    world.delete(namespace, "first")
+    world.phase(namespace, "second", "Running")
+
+
+@pytest.mark.promise("placement-exclusive")
+def test_an_exclusive_sharepod_is_alone_on_its_gpu(world: World) -> None:
+    (node,) = world.nodes("alone")
+    namespace = world.cluster.namespace("alone")
+    world.apply(namespace, "small", {"request": 0.1}, on="alone")
+    world.phase(namespace, "small", "Running")
+    world.apply(namespace, "whole", {"mode": "Exclusive"}, on="alone")
+    world.phase(namespace, "whole", "Running")
+    small, whole = world.row(node, "small"), world.row(node, "whole")
+    assert small is not None
+    assert whole is not None
+    assert set(small["gpus"]).isdisjoint(whole["gpus"])
+    world.condition(namespace, "whole", "Enforced", status="True", reason="Exclusive")
+    world.apply(namespace, "other", {"mode": "Exclusive"}, on="alone")
+    world.condition(namespace, "other", "Placed", status="False", reason="NoRoom")
 
 
 @pytest.mark.promise("time-resized")
@@ -106,6 +176,52 @@ def test_usage_and_enforcement_are_shown_as_the_agent_reports_them(world: World)
     assert "glibc" in message
 
 
+def test_usage_is_written_at_most_once_in_its_interval(world: World) -> None:
+    world.nodes("calm")
+    namespace = world.cluster.namespace("calm")
+    made = world.apply(namespace, "one", {"request": 0.4}, on="calm")
+    world.phase(namespace, "one", "Running")
+    tenant = made["metadata"]["uid"]
+    world.agents.report(tenant, connected=True, enforced=True, heldMilli=50, memory=GIB)
+    world.until(namespace, "one", lambda seen: seen["status"].get("usage"), what="usage")
+    began = time.monotonic()
+    versions = {world.sharepod(namespace, "one")["metadata"]["resourceVersion"]}
+    # the usage differs from the last written value by more each time than the operator tolerates
+    for held in range(100, 700, 60):
+        world.agents.report(tenant, heldMilli=held)
+        versions.add(world.sharepod(namespace, "one")["metadata"]["resourceVersion"])
+    world.until(namespace, "one", lambda seen: seen["status"]["usage"]["heldMilli"] == 640, what="the last usage")
+    took = time.monotonic() - began
+    assert len(versions) <= took + 2  # the interval between two writes of usage is 1 s here
+
+
+def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -> None:
+    world.nodes("invalid")
+    namespace = world.cluster.namespace("invalid")
+    policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    bindings = world.api.get(policy)["items"]
+    for binding in bindings:
+        world.api.delete(f"{policy}/{binding['metadata']['name']}")
+    try:
+
+        def slips() -> bool:
+            try:
+                world.apply(namespace, "bad", on="invalid", annotations={"gemini/gpu_request": "1.4"})
+            except Exception:
+                return False
+            return True
+
+        wait(slips, what="the policies are deleted", interval=0.5)
+        message = world.condition(namespace, "bad", "Placed", status="False", reason="Invalid")
+        assert "gemini/gpu_request" in message
+    finally:
+        for binding in bindings:
+            metadata = {key: binding["metadata"][key] for key in ("name", "labels") if key in binding["metadata"]}
+            world.api.create(policy, {**binding, "metadata": metadata})
+    world.apply(namespace, "good", {"request": 0.1}, on="invalid")
+    world.phase(namespace, "good", "Running")
+
+
 @pytest.mark.promise("operator-refused")
 def test_a_pod_that_the_api_server_refuses_ends_the_sharepod_with_its_words(world: World) -> None:
     (node,) = world.nodes("refused")
@@ -150,6 +266,79 @@ def test_a_pod_whose_annotations_leave_no_room_for_its_gpus_gives_the_share_back
     world.phase(namespace, "full", "Running")
 
 
+@pytest.mark.promise("operator-forbidden")
+def test_a_policy_that_denies_the_pod_is_told_and_the_pod_is_made_once_it_allows_it(world: World) -> None:
+    world.nodes("denied")
+    namespace = world.cluster.namespace("denied")
+    group = "/apis/admissionregistration.k8s.io/v1"
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    mine = {"kubernetes.io/metadata.name": namespace}
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "denied"},
+        "spec": {
+            "matchConstraints": {"resourceRules": rules},
+            "validations": [{"expression": "false", "message": "no pods on Sundays"}],
+        },
+    }
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "denied"},
+        "spec": {
+            "policyName": "denied",
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": {"matchLabels": mine}},
+        },
+    }
+    world.api.create(f"{group}/validatingadmissionpolicies", policy)
+    world.api.create(f"{group}/validatingadmissionpolicybindings", binding)
+    probe = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe"},
+        "spec": {"containers": [{"name": "main", "image": "test"}], "nodeSelector": {"test": "nowhere"}},
+    }
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    def denied() -> bool:
+        with suppress(ApiError):
+            world.api.create(pods, probe)
+            world.api.delete(f"{pods}/probe", grace=0)
+            return False
+        return True
+
+    wait(denied, what="the policy is enforced", interval=0.5)
+    world.apply(namespace, "one", {"request": 0.4}, on="denied")
+    message = world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
+    assert "no pods on Sundays" in message
+    world.api.delete(f"{group}/validatingadmissionpolicybindings/denied")
+    world.phase(namespace, "one", "Running", timeout=70)
+    world.api.delete(f"{group}/validatingadmissionpolicies/denied")
+
+
+def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> None:
+    world.nodes("foreign")
+    namespace = world.cluster.namespace("foreign")
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "one"},
+        "spec": {"containers": [{"name": "main", "image": "test"}], "nodeSelector": {"test": "foreign"}},
+    }
+    uid = world.api.create(pods, body)["metadata"]["uid"]
+    world.apply(namespace, "one", {"request": 0.4}, on="foreign")
+    message = world.condition(namespace, "one", "PodReady", status="False", reason="PodNameTaken")
+    assert "another name" in message
+    found = world.pod(namespace, "one")
+    assert found is not None
+    assert found["metadata"]["uid"] == uid
+    world.api.delete(f"{pods}/one", grace=0)
+    world.phase(namespace, "one", "Running")
+
+
 @pytest.mark.promise("operator-taken-back")
 def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world: World) -> None:
     nodes = world.nodes("refuse", 2)
@@ -170,6 +359,28 @@ def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world
     assert seen["status"]["node"] == other
     assert world.row(first, "second") is None
     world.event(namespace, "second", "PodTakenBack")
+
+
+@pytest.mark.promise("placement-order")
+def test_the_higher_priority_goes_first(world: World) -> None:
+    namespace = world.cluster.namespace("prio")
+    world.api.create(
+        "/apis/scheduling.k8s.io/v1/priorityclasses",
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "urgent"},
+            "value": 1000,
+        },
+    )
+    node = world.cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated", "test": "prio"}, prefix="prio")[0]
+    specs: dict[str, dict[str, Any]] = {"older": {}, "urgent": {"priorityClassName": "urgent"}}
+    for name, spec in specs.items():
+        world.apply(namespace, name, {"request": 0.9, "count": 2}, on="prio", **spec)
+        world.condition(namespace, name, "Placed", status="False")
+    world.agents.start(node)
+    world.phase(namespace, "urgent", "Running")
+    assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
 
 
 @pytest.mark.promise("operator-pod-first", "security-no-new-right")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from cluster.claims_world import (
     CLAIMS,
+    FINALIZER,
     allocation,
     claim_of,
     claim_path,
@@ -18,6 +19,7 @@ from cluster.claims_world import (
 from cluster.operator_world import GIB, World, gpu_uuid, wait
 from cluster.scheduler_world import (
     CLASS,
+    SliceAgent,
     holds,
     is_free,
     make_scheduled,
@@ -191,6 +193,28 @@ def test_a_node_whose_label_says_its_pool_again_stays_in_it(world: World) -> Non
     assert agent.spec()["pool"] == "scheduler"
 
 
+@pytest.mark.promise("operator-scheduler-pool-over-commit")
+def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: World) -> None:
+    agent: SliceAgent = pool_of_scheduler(world, "meddled", gpus=1)
+    namespace = world.cluster.namespace("meddled")
+    make_scheduled(world, namespace, "first", time_milli=700)
+    make_pod(world, namespace, "one", on="meddled", claims=("first",))
+    runs(world, namespace, "one")
+    wait(lambda: row_of(world, agent.node, "first"), what="its row")
+    given = allocation(claim_of(world, namespace, "first"))
+    make_scheduled(world, namespace, "second", time_milli=700)
+    make_pod(world, namespace, "two", on="meddled", claims=("second",))
+    wait(lambda: refused(world, namespace, "two"), what="kube-scheduler has no room")
+    made = world.api.patch(claim_path(namespace, "second"), {"metadata": {"finalizers": [FINALIZER]}})
+    version = {"resourceVersion": made["metadata"]["resourceVersion"]}
+    patch = {"metadata": version, "status": {"allocation": given}}
+    world.api.patch(f"{claim_path(namespace, 'second')}/status", patch)
+    world.event(namespace, "second", note="gives no share yet")
+    assert row_of(world, agent.node, "second") is None
+    world.kubelets.finish(namespace, "one")
+    wait(lambda: row_of(world, agent.node, "second"), what="it is entered once there is room")
+
+
 @pytest.mark.promise("operator-scheduler-pool-refused")
 @pytest.mark.parametrize(
     ("annotations", "spec", "answer"),
@@ -226,6 +250,54 @@ def policy_refuses(world: World) -> bool:
     except ApiError as error:
         return "is not for claims of class scheduler" in str(error)
     return False
+
+
+def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
+    """Create two nodes of pool `scheduler` with one GPU each; return their slices by node."""
+    agents = {node: SliceAgent(world, node, 1) for node in world.nodes(prefix, 2, pool="scheduler")}
+    for agent in agents.values():
+        agent.publish()
+    return agents
+
+
+@pytest.mark.promise("operator-scheduler-pool-elsewhere")
+@pytest.mark.parametrize("lost", ["avoided", "deleted"])
+def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_in_its_way(world: World, lost: str) -> None:
+    """The claim is named, as in a Deployment with one replica, so the next Pod waits before the first Pod is
+    deleted."""
+    agents, namespace = two_of_scheduler(world, lost), world.cluster.namespace(lost)
+    make_scheduled(world, namespace, "share", time_milli=900)
+    make_pod(world, namespace, "one", on=lost, claims=("share",))
+    first = runs(world, namespace, "one")["spec"]["nodeName"]
+    wait(lambda: holds(world, namespace, "share") == [first], what="the operator holds the claim")
+    if lost == "deleted":
+        agents[first].remove()
+        world.api.delete(f"/api/v1/nodes/{first}")
+    elsewhere = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [first]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}}
+    make_pod(world, namespace, "two", on=lost, claims=("share",), affinity={"nodeAffinity": required})
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    second = runs(world, namespace, "two")["spec"]["nodeName"]
+    assert second != first
+    wait(lambda: row_of(world, second, "share"), what="its row")
+
+
+@pytest.mark.promise("operator-scheduler-pool-device-plugin")
+def test_while_the_device_plugin_gives_gpus_away_too_no_share_is_entered(world: World) -> None:
+    node, namespace = pool_of_scheduler(world, "twice", gpus=1).node, world.cluster.namespace("twice")
+
+    def offers(count: int) -> None:
+        amounts = {"nvidia.com/gpu": str(count)}
+        body = {"status": {"capacity": amounts, "allocatable": amounts}}
+        world.api.patch(f"/api/v1/nodes/{node}/status", body)
+
+    offers(2)
+    make_scheduled(world, namespace, "share", time_milli=300)
+    make_pod(world, namespace, "one", on="twice", claims=("share",))
+    world.event(namespace, "share", note="device plugin")
+    assert world.rows(node) == []
+    offers(0)
+    wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin has left")
 
 
 def test_a_share_by_a_class_of_the_administrators_own_begins_and_ends_as_any_other(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Faults of the API server as a whole: it is overloaded, rejects the token, lacks the CRDs, or was restored from
+"""Faults of the API server as a whole: it is away, overloaded, rejects the token, lacks the CRDs, or was restored from
 a backup.
 """
 
@@ -20,8 +20,18 @@ def own() -> Iterator[Weather]:
         yield running
 
 
+@pytest.mark.promise("operator-late-kinds")
+def test_a_minute_of_503_is_outlived(weather: Weather) -> None:
+    report("503 for a minute", server.outage(weather))
+
+
 def test_retry_after_is_honoured(weather: Weather) -> None:
     report("429: later than Retry-After", server.too_many_requests(weather))
+
+
+@pytest.mark.promise("operator-no-second-run")
+def test_writes_whose_answers_are_lost_happen_once(weather: Weather) -> None:
+    report("lost answers and resets", server.lost_answers(weather))
 
 
 def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.weather import watches
-from cluster.weather.world import Weather, report
+from cluster.weather.world import KINDS, Weather, report
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -19,6 +19,17 @@ def test_half_open_watches_are_opened_again(weather: Weather) -> None:
 @pytest.mark.promise("operator-no-blind-placement")
 def test_nothing_is_placed_on_what_a_silent_watch_once_said(weather: Weather) -> None:
     report("silent Nodes and ledgers", watches.stale_belief(weather))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("operator-watch-lost")
+def test_an_error_event_is_followed_by_a_new_list(weather: Weather, kind: str) -> None:
+    report(f"ERROR event, {kind}", watches.error_event(weather, kind))
+
+
+@pytest.mark.promise("operator-watch-lost")
+def test_shares_are_free_when_watches_expire_and_nothing_is_left_to_list(weather: Weather) -> None:
+    report("expired watches, nothing left", watches.expired_and_empty(weather))
 
 
 @pytest.mark.promise("operator-watch-lost")

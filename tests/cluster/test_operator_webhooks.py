@@ -13,6 +13,8 @@ pytestmark = pytest.mark.timeout(300)
 
 _MANY = 60
 """Number of SharePods in a namespace with a webhook: more than the operator's writers (32)."""
+_EVICTIONS_AT_ONCE = 8
+"""Preemptions that the operator carries out at a time."""
 _SHARE = {"request": 0.05, "memory": "64Mi"}
 
 
@@ -84,3 +86,58 @@ def test_a_webhook_for_updates_that_is_slower_than_the_operators_writes_lets_gat
         for number in range(4):
             world.apply(namespace, f"p{number}", _SHARE, on="slow-gate")
         all_run(world, namespace, 4)
+
+
+@pytest.mark.promise("operator-turns")
+def test_a_webhook_that_does_not_answer_for_gates_costs_nobody_else(world: World) -> None:
+    (node,) = world.nodes("gates")
+    namespace = world.cluster.namespace("gates")
+    with Webhook(world.cluster, namespace, operations=["UPDATE"]) as webhook:
+        webhook.hold()
+        for number in range(20):
+            world.apply(namespace, f"p{number}", _SHARE, on="gates")
+        wait(lambda: webhook.count() > 5, what="the webhook to be asked for gates")
+        others_run(world, "gates")
+        assert all(pod["spec"].get("schedulingGates") for pod in world.cluster.pods(namespace))
+        webhook.allow()
+        all_run(world, namespace, 20)
+    wait(lambda: len(world.rows(node)) == 20, what="a row each")
+
+
+@pytest.mark.promise("operator-forbidden")
+def test_a_webhook_that_fails_is_told_and_its_pods_run_once_it_answers(world: World) -> None:
+    world.nodes("failing")
+    namespace = world.cluster.namespace("failing")
+    with Webhook(world.cluster, namespace) as webhook:
+        webhook.fail()
+        for number in range(4):
+            world.apply(namespace, f"p{number}", _SHARE, on="failing")
+        message = world.condition(namespace, "p0", "PodReady", status="False", reason="PodForbidden")
+        assert "failed calling webhook" in message
+        others_run(world, "failing")
+        webhook.allow()
+        all_run(world, namespace, 4)
+
+
+@pytest.mark.promise("operator-turns")
+def test_a_webhook_that_does_not_answer_for_evictions_keeps_nobody_elses_preemption_waiting(world: World) -> None:
+    count = 12  # more evictions than the operator carries out at the same time
+    world.nodes("evict", count // 2)
+    world.nodes("elsewhere")
+    slow, other, high = (world.cluster.namespace(f"evict-{name}") for name in ("slow", "other", "high"))
+    most = {"request": 0.5, "memory": "12Gi"}
+    for number in range(count):
+        world.apply(slow, f"p{number}", most, on="evict", restartPolicy="Always")
+    for number in range(2):
+        world.apply(other, f"p{number}", most, on="elsewhere", restartPolicy="Always")
+    all_run(world, slow, count)
+    all_run(world, other, 2)
+    with Webhook(world.cluster, slow, resources=["pods/eviction"]) as webhook:
+        webhook.hold()
+        for number in range(count):
+            world.apply(high, f"h{number}", most, on="evict", priorityClassName="high")
+        wait(lambda: webhook.count() >= _EVICTIONS_AT_ONCE, what="evictions that are not answered")
+        world.apply(high, "quick", most, on="elsewhere", priorityClassName="high")
+        world.phase(high, "quick", "Running")
+        webhook.allow()
+        all_run(world, high, count + 1)

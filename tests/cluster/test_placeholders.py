@@ -13,8 +13,10 @@ from cluster.operator_world import TIMES, World, wait
 from cluster.plain_world import (
     MEMORY,
     MILLI,
+    container,
     install_plain,
     line_pod,
+    need_mutating_policies,
     serves_mutating_policies,
 )
 from cluster.shared_cluster import SharedCluster
@@ -108,6 +110,22 @@ def test_a_sharepod_without_room_asks_for_a_node_and_asks_no_more_once_it_is_pla
     assert not placeholders(world, namespace)
 
 
+@pytest.mark.promise("operator-placeholder", "operator-placeholder-ends")
+def test_a_plain_pod_asks_with_its_line_and_its_end_ends_that(world: World) -> None:
+    need_mutating_policies(world.api)
+    namespace = world.cluster.namespace("line")
+    full(world, "asked", namespace)
+    body = line_pod(container(milli="500", mib="1024"), name="plain", nodeSelector={"test": "asked"})
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    made = world.api.create(path, body)
+    assert made["metadata"]["labels"]["sharepod.dev/line"] == "true"
+    pod = one_of(world, namespace)
+    assert amounts_of(pod) == {MILLI: "500", MEMORY: "1024"}
+    assert not pod["spec"].get("nodeName")
+    world.api.delete(f"{path}/plain")
+    wait(lambda: not placeholders(world, namespace), what="no placeholder without the Pod")
+
+
 @pytest.mark.promise("operator-placeholder-quota")
 def test_no_quota_of_the_users_namespace_counts_it(world: World) -> None:
     namespace = world.cluster.namespace("counted")
@@ -123,6 +141,23 @@ def test_no_quota_of_the_users_namespace_counts_it(world: World) -> None:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas/all"
     wait(lambda: world.api.get(path)["status"]["used"]["pods"] == "3", what="a quota that counts the user's Pods")
     assert len(world.rows(node)) == 2
+
+
+@pytest.mark.promise("operator-placeholder-limits")
+def test_a_namespace_asks_for_no_more_than_the_setting_says_also_after_a_kill(world: World) -> None:
+    namespace = world.cluster.namespace("many")
+    world.nodes("many")
+    for number in range(5):
+        world.apply(
+            namespace, f"job-{number}", {"request": 1, "count": 2, "memory": "1Gi"}, on="many", restartPolicy="Always"
+        )
+    wait(lambda: len(placeholders(world, namespace)) == 2, what="two placeholders")
+    before = {pod["metadata"]["uid"] for pod in placeholders(world, namespace)}
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    world.start_operator("again")
+    wait(lambda: world.metric("sharepod_operator_placeholders", "again") >= 2, what="the next one looks")
+    assert {pod["metadata"]["uid"] for pod in placeholders(world, namespace)} == before, "it goes on with what it finds"
 
 
 @pytest.mark.promise("security-placeholders")

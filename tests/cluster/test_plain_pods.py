@@ -15,6 +15,8 @@ from cluster.claims_world import (
     allocation,
     claim_made_for,
     claim_path,
+    make_claim,
+    make_pod,
     row_of,
     runs,
 )
@@ -129,6 +131,28 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
     runs(world, namespace, waiting)
 
 
+@pytest.mark.promise("operator-line-claim-again")
+def test_a_claim_that_is_deleted_while_its_pod_waits_is_there_again_and_gets_the_share(world: World) -> None:
+    world.nodes("bereft")
+    namespace = world.cluster.namespace("bereft")
+    for name in ("one", "two"):
+        start(world, namespace, name, container(milli="900"), on="bereft")
+        runs(world, namespace, name)
+    start(world, namespace, "waits", container(milli="900"), on="bereft")
+    world.event(namespace, "waits", "NoRoom")
+    before = claim_made_for(world, namespace, "waits")
+    assert before is not None
+    world.api.delete(claim_path(namespace, before["metadata"]["name"]))
+
+    def again() -> bool:
+        found = claim_made_for(world, namespace, "waits")
+        return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
+
+    wait(again, what="another claim", timeout=10)
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one")
+    runs(world, namespace, "waits")
+
+
 @pytest.mark.promise("operator-line-unmeant-sums")
 def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None:
     world.nodes("sum")
@@ -137,6 +161,60 @@ def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None
     start(world, namespace, "unmeant", on="sum", initContainers=[first])
     world.event(namespace, "unmeant", "Invalid", note="1500 is neither")
     assert not (world.pod(namespace, "unmeant") or {})["spec"].get("nodeName")
+
+
+@pytest.mark.promise("operator-line-forged-claim")
+def test_a_claim_with_a_borrowed_owner_gets_nothing(world: World) -> None:
+    (node,) = world.nodes("forged")
+    namespace = world.cluster.namespace("forged")
+    start(world, namespace, "owner", on="forged")
+    pod = runs(world, namespace, "owner")
+    sizeless = {"devices": {"requests": [{"name": "line", "exactly": {"deviceClassName": "sharepod.dev"}}]}}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": pod["metadata"]["uid"], "controller": True}
+    metadata = {
+        "name": "borrowed",
+        "ownerReferences": [owner],
+        "annotations": {"resource.kubernetes.io/pod-claim-name": "sharepod"},
+    }
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": sizeless}
+    world.api.create(claim_path(namespace), body)
+    thief = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "thief"},
+        "spec": {
+            "nodeSelector": {"test": "forged"},
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "borrowed"}],
+            "containers": [{"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}],
+        },
+    }
+    world.api.create(f"/api/v1/namespaces/{namespace}/pods", thief)
+    world.event(namespace, "borrowed", "Invalid")
+    assert row_of(world, node, "borrowed") is None
+    assert allocation(world.api.get(claim_path(namespace, "borrowed"))) is None
+
+
+@pytest.mark.promise("operator-line-claim-of-another")
+def test_a_pod_cannot_use_the_claim_of_another_pods_line(world: World) -> None:
+    world.nodes("guest")
+    namespace = world.cluster.namespace("guest")
+    start(world, namespace, "host", on="guest")
+    runs(world, namespace, "host")
+    claim = claim_made_for(world, namespace, "host")
+    assert claim is not None
+    guest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "guest"},
+        "spec": {
+            "nodeSelector": {"test": "guest"},
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim["metadata"]["name"]}],
+            "containers": [{"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}],
+        },
+    }
+    world.api.create(f"/api/v1/namespaces/{namespace}/pods", guest)
+    world.event(namespace, "guest", note="not for guest")
+    assert not (world.pod(namespace, "guest") or {})["spec"].get("nodeName")
 
 
 @pytest.mark.promise("operator-line-resize")
@@ -272,6 +350,22 @@ def test_where_time_changes_hands_on_a_full_node_kube_scheduler_evicts_nobody_fo
 
 def _ends(pod: Object | None) -> bool:
     return pod is None or "deletionTimestamp" in pod["metadata"]
+
+
+@pytest.mark.promise("placement-preempt-claims")
+def test_a_pod_with_several_claims_has_room_made_for_all_of_them_on_one_node(world: World) -> None:
+    (node,) = world.nodes("several")
+    namespace = world.cluster.namespace("several")
+    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "several"}, "value": 1000})
+    for name in ("low0", "low1"):
+        start(world, namespace, name, container(milli="600", mib="8192"), on="several")
+        runs(world, namespace, name)
+    for claim in ("first", "second"):
+        make_claim(world, namespace, claim, time_milli=300, memory="12Gi")
+    make_pod(world, namespace, "high", on="several", claims=("first", "second"), priorityClassName="several")
+    runs(world, namespace, "high")
+    assert sorted(row["claim"]["name"] for row in world.rows(node)) == ["first", "second"]
+    assert len({gpu for row in world.rows(node) for gpu in row["gpus"]}) == 2
 
 
 @pytest.mark.promise("placement-move-plain")

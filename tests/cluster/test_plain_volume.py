@@ -99,6 +99,16 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
     assert len(world.rows(node)) == 2
 
 
+@pytest.mark.promise("operator-line-volume-end")
+def test_one_deleted_behind_its_gate_leaves_nothing(world: World) -> None:
+    world.nodes("vgate")
+    namespace = world.cluster.namespace("vgate")
+    start(world, namespace, "unplaced", on="nowhere")
+    world.event(namespace, "unplaced")
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/unplaced")
+    wait(lambda: world.pod(namespace, "unplaced") is None, what="the Pod is deleted")
+
+
 @pytest.mark.promise("operator-line-volume-refused")
 def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
     for name, body in TAKEN.items():
@@ -257,6 +267,22 @@ def test_it_is_preempted_and_its_controller_brings_another_that_waits(world: Wor
     assert sum(row["requestMilli"] for row in world.rows(node)) <= 2000
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/high")
     wait(lambda: sum(bool(pod["spec"].get("nodeName")) for pod in pods()) == 2, what="it gets the room")
+
+
+@pytest.mark.promise("operator-line-volume")
+def test_an_operator_that_dies_between_row_and_gate_leaves_one_row_and_the_next_opens_the_gate(world: World) -> None:
+    (node,) = world.nodes("vkill")
+    namespace = world.cluster.namespace("vkill")
+    for number in range(4):
+        start(world, namespace, f"p{number}", container(milli="500"), on="vkill")
+    wait(lambda: len(world.rows(node)) >= 1, what="a row")
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    world.start_operator("second")
+    for number in range(4):
+        runs(world, namespace, f"p{number}")
+    rows = world.rows(node)
+    assert sorted(row["podName"] for row in rows) == [f"p{number}" for number in range(4)]
 
 
 @pytest.mark.promise("operator-line-volume-resize")

@@ -158,6 +158,26 @@ def test_a_node_goes_from_pool_to_pool_and_back_while_its_sharepods_run_to_their
     world.delete(namespace, "three")
 
 
+@pytest.mark.promise("placement-holder-crash")
+def test_an_operator_that_is_killed_leaves_one_holder_for_a_sharepod_and_none_after_it(world: World) -> None:
+    node = plugin_node(world, "kill")
+    namespace = world.cluster.namespace("kill")
+    world.apply(namespace, "one", {"request": 0.4}, on="kill")
+    for number, seen in enumerate((lambda: holder_pods(world, node), lambda: holders(world, node))):
+        wait(seen, what="a trace of a holder", interval=0.005)
+        assert world.operator is not None
+        world.operator.stop(grace=0)
+        world.start_operator(f"after-{number}")
+    world.phase(namespace, "one", "Running")
+    wait(lambda: [row["state"] for row in holders(world, node)] == ["Held"], what="one holder")
+    world.delete(namespace, "one")
+    wait(lambda: [row["state"] for row in holders(world, node)] == ["Releasing"], what="a release", interval=0.005)
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    world.start_operator("last")
+    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU is returned")
+
+
 @pytest.mark.promise("security-holders")
 def test_nobody_else_makes_or_deletes_holders(world: World) -> None:
     node = plugin_node(world, "guard")

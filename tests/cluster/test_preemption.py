@@ -205,3 +205,27 @@ def test_a_movable_sharepod_is_restarted_on_another_gpu_for_an_equal_that_waits(
     for name in ("mover", "waits"):
         for reason in ("Moving", "Moved"):
             world.event(namespace, name, reason)
+
+
+@pytest.mark.promise("placement-move-crash")
+def test_operators_killed_amid_a_move_move_one_and_over_commit_nothing(world: World) -> None:
+    namespace = scattered(world, "moved")
+
+    def ended() -> bool:
+        pod = world.pod(namespace, "mover")
+        return pod is None or "deletionTimestamp" in pod["metadata"]
+
+    with Audit(world.api, memory=16 * GIB) as audit:
+        world.apply(namespace, "waits", {"request": 0.8, "memory": "1Gi"}, on="moved")
+        wait(ended, what="the mover's end")
+        wait(lambda: world.sharepod(namespace, "mover")["status"].get("movesTo"), what="where it goes")
+        kill_and_start(world)
+        same_gpus = [gpu["uuid"] for gpu in world.sharepod(namespace, "fixed")["status"]["gpus"]]
+        world.apply(namespace, "slips", {"request": 0.4, "memory": "1Gi", "uuids": same_gpus}, on="moved")
+        wait(lambda: world.sharepod(namespace, "mover")["status"].get("podUID") is None, what="the end of its run")
+        kill_and_start(world)
+        for name in ("waits", "mover", "fixed"):
+            world.phase(namespace, name, "Running")
+        assert [restarts(world.sharepod(namespace, name)) for name in ("mover", "fixed", "waits")] == [1, 0, 0]
+        assert "movesTo" not in world.sharepod(namespace, "mover")["status"]
+        assert not audit.over_committed, audit.over_committed

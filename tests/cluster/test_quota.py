@@ -20,7 +20,7 @@ from cluster.claims_world import (
     row_of,
     runs,
 )
-from cluster.operator_world import World, wait
+from cluster.operator_world import World, condition_of, wait
 from cluster.plain_world import MEMORY, MILLI, a_world_of_lines, container, line_pod
 from cluster.shared_cluster import SharedCluster
 from harness.api import ApiError, Object
@@ -136,6 +136,25 @@ def test_a_live_resize_changes_the_share_and_not_the_line_and_kube_scheduler_bel
     wait(lambda: world.row(node, "neighbour") is None, what="its share is free")
     resize(world, namespace, "wide", 1.0)
     wait(lambda: row(world, node, "wide") == 1000, what="the share is raised above the line")
+
+
+@pytest.mark.promise("operator-sharepod-line-counted")
+def test_a_sharepod_that_is_raised_while_it_waits_is_counted_as_raised(world: World) -> None:
+    (node,) = world.nodes("raised")
+    namespace = world.cluster.namespace("raised")
+    for name in ("one", "two"):
+        world.apply(namespace, name, {"request": 1.0}, on="raised")
+        world.phase(namespace, name, "Running")
+    path = quota(world, namespace, milli="2500")
+    world.apply(namespace, "small", {"request": 0.1}, on="raised")
+    world.condition(namespace, "small", "Placed", status="False", reason="NoRoom")
+    resize(world, namespace, "small", 0.4)
+    wait(lambda: used(world, path)[f"requests.{MILLI}"] == "2400", what="its Pod's line equals its request")
+    resize(world, namespace, "small", 0.6)
+    answer = world.condition(namespace, "small", "PodReady", status="False", reason="PodForbidden")
+    assert f"exceeded quota: gpu, requested: requests.{MILLI}=600" in answer
+    world.delete(namespace, "one")
+    wait(lambda: row(world, node, "small") == 600, what="it is placed once it is counted")
 
 
 def refusal(world: World, path: str, body: Object) -> str:
@@ -399,3 +418,25 @@ def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_come
     wait(lambda: len(world.cluster.pods(namespace)) == 4, what="the others' Pods", timeout=90)
     world.delete(namespace, "counted")
     wait(lambda: list(phases(world, namespace).values()).count("Running") == 2, what="two that run")
+
+
+@pytest.mark.promise("operator-forbidden")
+def test_a_quota_that_is_lowered_between_two_runs_keeps_the_next_one_waiting_without_a_share(world: World) -> None:
+    (node,) = world.nodes("between")
+    namespace = world.cluster.namespace("between")
+    path = quota(world, namespace, milli="1000")
+    world.apply(namespace, "one", SHARE, on="between", restartPolicy="Always")
+    world.phase(namespace, "one", "Running")
+    first = (world.pod(namespace, "one") or {})["metadata"]["uid"]
+    set_milli(world, path, "100")
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    wait(
+        lambda: "exceeded quota: gpu" in condition_of(world.sharepod(namespace, "one"), "Placed").get("message", ""),
+        what="a word on the quota",
+    )
+    wait(lambda: not world.rows(node), what="its share is released")
+    set_milli(world, path, "400")
+    world.phase(namespace, "one", "Running", timeout=90)
+    seen = world.sharepod(namespace, "one")["status"]
+    assert seen["podUID"] != first
+    assert seen["lastEnd"]["podUID"] == first

@@ -43,6 +43,7 @@ TENANT_MEMORY = 256 * MIB
 _BESIDE_OTHERS = {
     "doubles/test_libcuda_calls.py",
     "doubles/test_libcuda_memory.py",
+    "doubles/test_libcuda_sharing.py",
     "doubles/test_libnvml.py",
     "test_gpu_kit.py",
     "life/test_randomlife.py",

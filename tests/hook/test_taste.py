@@ -147,6 +147,15 @@ def test_each_of_several_quick_keys_moves_and_edits_stay(screen: _Screen, short:
     assert "limitMilli: 950" in file.read_text()
 
 
+def test_a_refusal_of_one_tenant_stays_while_the_other_changes(screen: _Screen, short: Path) -> None:
+    screen.wait_for(r"alpha +50%")
+    (file,) = short.glob("taste-*/tenants.yaml")
+    wrong = file.read_text().replace("limitMilli: 1000", "limitMilli: 300", 1)
+    file.write_text(wrong.replace("requestMilli: 300", "requestMilli: 200"))
+    screen.wait_for(r"beta +20%")
+    screen.wait_for("not followed.*alpha.*limitMilli 300")
+
+
 def test_a_memory_refusal_is_shown(screen: _Screen) -> None:
     screen.wait_for(r"alpha +50%")
     screen.press("m")

@@ -292,6 +292,27 @@ def test_a_pod_without_reservation_gets_a_message_with_the_remedy(
     bench.await_gone(pod)
 
 
+def test_pods_outlive_their_agent_and_are_unmounted_when_it_returns(
+    bench: Bench, cluster: Cluster, namespace: str
+) -> None:
+    sharepod, row = bench.make_sharepod(namespace, "train")
+    first = bench.start_agent()
+    pod = bench.make_pod(sharepod, row)
+    bench.await_phase(pod, "Running")
+    first.signal(signal.SIGKILL)
+    first.wait(10)
+    assert cluster.api.get(pod)["status"]["phase"] == "Running"
+    assert row["id"] in bench.mounts()
+    cluster.api.delete(f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/sharepods/train")
+    cluster.api.delete(pod, grace=1)
+    bench.await_message(namespace, "Stopping container main")
+    bench.reserve({**row, "state": "Releasing"})
+    bench.start_agent()
+    bench.await_gone(pod)
+    bench.await_tenant(row["id"], drained=True)
+    assert row["id"] not in bench.mounts()
+
+
 def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
     bench: Bench, cluster: Cluster, namespace: str
 ) -> None:

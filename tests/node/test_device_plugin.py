@@ -17,7 +17,7 @@ from harness.device_plugin import report_xid
 from harness.installation import Installation
 from node.gpu_owners import CLOSED_WITHIN_S, GpuOwners
 from node.holder_faults import BACK_WITHIN_S, FAULTS, HolderFaults
-from node.plugin_node import SHAREPODS, PluginNode, plugin_node
+from node.plugin_node import PODS, SHAREPODS, PluginNode, plugin_node
 
 COUNT = 3
 _RATIO = "sharepod_tenant_request_ratio{"
@@ -170,6 +170,31 @@ def test_a_plugin_with_time_slicing_gets_no_holders_and_the_node_reports_why(nod
         node.restart_plugin()
 
 
+@pytest.mark.promise("node-whole-gpus")
+@pytest.mark.parametrize(("strategy", "resource"), [("single", "nvidia.com/gpu"), ("mixed", "nvidia.com/mig-1g.6gb")])
+def test_a_plugin_that_offers_mig_instances_gets_no_holders_and_the_node_reports_why(
+    node: PluginNode, strategy: str, resource: str
+) -> None:
+    try:
+        node.restart_plugin(env={"MIG_STRATEGY": strategy})
+        path = f"/api/v1/nodes/{node.machine.node}"
+        offered = 2 * COUNT
+        node.cluster.wait_for(
+            path,
+            lambda seen: seen and int(seen["status"]["allocatable"].get(resource, 0)) == offered,
+            what=f"{offered} of {resource}",
+            timeout=60,
+        )
+        condition = node.agent_unready("no whole GPUs (MIG-")
+        assert condition["reason"] == "DevicePluginUnusable"
+        node.apply("alpha", 0.5)
+        node.no_room("alpha")
+        assert node.holders() == []
+    finally:
+        node.clear()
+        node.restart_plugin()
+
+
 @pytest.mark.promise("placement-holder-lost")
 def test_tenants_of_a_holder_evicted_by_the_kubelet_get_an_event_and_run_again(node: PluginNode) -> None:
     with node.disk_limit():
@@ -184,6 +209,24 @@ def test_tenants_of_a_holder_evicted_by_the_kubelet_get_an_event_and_run_again(n
             what="the evicted holder removed",
             timeout=60,
         )
+        node.sharepod("alpha", timeout=BACK_WITHIN_S)
+    print(owners.report())
+    assert owners.overlaps == [], owners.report()
+
+
+@pytest.mark.promise("placement-holder-lost")
+def test_tenants_of_a_holder_preempted_by_kube_scheduler_get_an_event_and_run_again(node: PluginNode) -> None:
+    for name in ("one", "two"):
+        node.run_native(name, priority="system-cluster-critical")
+        node.seen_by(name)
+    node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
+    held = node.gpu_of("alpha")
+    with GpuOwners(node.machine) as owners:
+        node.run_native("urgent", priority="system-node-critical")
+        assert node.seen_by("urgent") == [held]
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
+        node.no_room("alpha")
+        node.cluster.api.delete(f"{PODS}/one", grace=1)
         node.sharepod("alpha", timeout=BACK_WITHIN_S)
     print(owners.report())
     assert owners.overlaps == [], owners.report()

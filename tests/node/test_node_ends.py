@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
+from harness.errors import NodeUnavailableError
 from harness.node import BASE_IMAGE, Node
 from harness.node_packages import RECORD
 from harness.node_traces import OWN_DIRECTORIES
@@ -55,6 +56,21 @@ def _gone(pids: list[int], state: Path, before: dict[str, object]) -> None:
         wait_until(lambda: _traces() == before, what=with_what, timeout=10)
     except Exception:
         assert _traces() == before  # if the comparison fails, it shows the difference
+
+
+def test_a_stopped_node_leaves_nothing_behind(cluster: Cluster) -> None:
+    before = _traces()
+    node = Node(cluster)
+    _with_pod(cluster)
+    assert _traces() != before
+    pids = descendants_of(node.services.pid)
+    assert len(pids) >= 5  # containerd, kubelet, a shim, the pod's sandbox, and its program
+    with pytest.raises(NodeUnavailableError, match="running the machine's one real node"):
+        Node(cluster, "second", wait=0)
+    node.stop()
+    _gone([node.services.pid, *pids], node.state, before)
+    assert cluster.pods("default") == []
+    assert cluster.api.get("/api/v1/nodes")["items"] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness.api import Object
+from harness.cluster import wait_until
 from node.claim_system import ClaimSystem
 from sharepod.agent.cluster.device_slice import slice_name
 
@@ -63,3 +64,22 @@ def test_shares_that_kube_scheduler_has_allocated_are_kept_by_the_hook(scheduled
     assert small["gpus"] == large["gpus"], "first fit"
     time.sleep(3)
     scheduled.machine.shares().expect(small=30, large=70)
+
+
+@pytest.mark.promise("operator-scheduler-pool-hold")
+def test_a_forced_deletion_while_the_agent_is_down_assigns_no_share_twice(scheduled: ClaimSystem) -> None:
+    scheduled.apply(template(scheduled, "most", 900))
+    scheduled.apply(*(scheduled.pod(f"pod{number}", template="most") for number in range(2)))
+    for number in range(2):
+        scheduled.await_running(f"pod{number}")
+    scheduled.kill_agent()
+    wait_until(lambda: not published(scheduled), what="the kubelet deletes the slice", timeout=60)
+    scheduled.cluster.kubectl("delete", "pod", "pod0", "-n", "team-c", "--force", "--grace-period=0", timeout=60)
+    scheduled.apply(scheduled.pod("next", template="most"))
+    assert len(scheduled.rows()) == 2
+    scheduled.start_agent()
+    wait_until(lambda: len(published(scheduled)) == 2, what="the agent publishes again", timeout=60)
+    scheduled.await_running("next", timeout=150)
+    taken = [(row["gpus"][0], row["requestMilli"]) for row in scheduled.rows()]
+    assert sorted(milli for _, milli in taken) == [900, 900]
+    assert len({gpu for gpu, _ in taken}) == 2

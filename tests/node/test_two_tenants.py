@@ -12,12 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.api import Object
+from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
-from harness.delivered import await_workloads, deliveries
+from harness.delivered import WORKLOADS, await_workloads, deliveries
 from harness.images import image_with_program
-from harness.installation import POOL_LABEL
+from harness.installation import GROUP, POOL_LABEL
+from harness.installation import NAMESPACE as OURS
+from harness.node import BASE_IMAGE
 from node.whole_system import NAMESPACE, RESTRICTED, System, node_of_two_gpus
+
+_DIALECT = """
+apiVersion: sharepod.dev/v1alpha1
+kind: SharePod
+metadata:
+  name: sharepod1
+  annotations: {"gemini/gpu_request": "0.5"}
+spec:
+  containers:
+    - name: cuda
+      image: nvidia/cuda:12.9.1-base-ubuntu24.04
+      command: ["nvidia-smi", "-L"]
+      resources: {limits: {cpu: "1", memory: "500Mi"}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +98,24 @@ def test_no_byte_is_allocated_over_the_limit_and_the_program_gets_the_error(syst
     assert (line["memory_total"], line["memory_free"]) == (1 << 30, 0)
 
 
+def test_a_manifest_in_an_older_dialect_runs_unchanged(system: System, tmp_path: Path) -> None:
+    system.cluster.namespace("legacy")
+    system.cluster.kubectl("apply", "-n", "legacy", "-f", "-", input=_DIALECT)
+    path = f"{GROUP}/namespaces/legacy/sharepods/sharepod1"
+    # A bare pod with the default restartPolicy is restarted when it ends, so only its first run counts.
+    found = system.cluster.wait_for(
+        path, lambda seen: seen and seen.get("status", {}).get("podUID"), what="a pod", timeout=30
+    )
+    assert found is not None
+    uuid = found["status"]["gpus"][0]["uuid"]
+
+    def printed() -> bool:
+        return uuid in system.cluster.kubectl("logs", "-n", "legacy", "sharepod1", check=False).stdout
+
+    wait_until(printed, what="the GPU in the program's output", timeout=30)
+    system.cluster.kubectl("delete", "sharepod", "sharepod1", "-n", "legacy", timeout=60)
+
+
 @pytest.mark.promise("program-silent", "install-unprivileged")
 def test_a_program_without_cuda_is_preloaded_and_behaves_as_before(system: System, tmp_path: Path) -> None:
     program = Path("/bin/cat").resolve()
@@ -99,3 +133,57 @@ def test_a_program_without_cuda_is_preloaded_and_behaves_as_before(system: Syste
     assert "libcuda" not in log
     assert "Threads:\t1\n" in log
     assert log.endswith("/run/sharepod/libsharepod.so\n")
+
+
+def test_a_share_is_not_reassigned_while_its_pod_is_terminating(system: System) -> None:
+    script = "trap 'sleep 6; exit 0' TERM; while true; do sleep 0.1; done"
+    container = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": RESTRICTED}
+    gpu = {"request": 0.8, "count": 2, "memory": "1Gi"}
+    system.apply("slow", gpu, containers=[container], terminationGracePeriodSeconds=30)
+    system.await_phase("slow", "Running")
+    system.cluster.kubectl("delete", "sharepod", "slow", "-n", NAMESPACE, "--wait=false")
+    system.apply("next", gpu)
+    deadline = time.monotonic() + 40
+    while system.status("next").get("phase") != "Running":
+        rows = system.tenants()
+        left = [pod for pod in system.cluster.pods(NAMESPACE) if pod["metadata"]["name"] == "slow"]
+        if any("running" in each["state"] for pod in left for each in pod["status"]["containerStatuses"]):
+            assert rows["slow"]["gpus"]
+            assert "next" not in rows
+        assert time.monotonic() < deadline, system.status("next")
+        time.sleep(0.2)
+
+
+@pytest.mark.promise("install-standby")
+def test_a_rollout_of_the_agent_disturbs_no_tenant(system: System) -> None:
+    def agents() -> set[str]:
+        pods = system.cluster.pods(OURS)
+        return {pod["metadata"]["uid"] for pod in pods if pod["metadata"]["name"].startswith("sharepod-agent-")}
+
+    system.apply("steady", {"request": 0.5, "memory": "2Gi"}, "--memory", "1G")
+    system.await_phase("steady", "Running")
+    before = agents()
+    system.cluster.kubectl("rollout", "restart", "-n", OURS, WORKLOADS["agent"])
+    await_workloads(system.cluster)
+    wait_until(lambda: not before & agents(), what="the end of the agent before", timeout=40)
+    system.await_agent()
+    system.apply("later", {"request": 0.5, "memory": "2Gi"})
+    system.await_phase("later", "Running", timeout=60)
+    pod = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/steady")
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_an_agent_cannot_speak_for_another_node(system: System) -> None:
+    system.cluster.api.create(
+        f"{GROUP}/gpunodes",
+        {
+            "apiVersion": "sharepod.dev/v1alpha1",
+            "kind": "GPUNode",
+            "metadata": {"name": "elsewhere"},  # the operator deletes it in time, because it belongs to no Node
+            "spec": {"pool": "dedicated"},
+        },
+    )
+    token = system.cluster.service_account_token("sharepod-system", "sharepod-agent", bound_node=system.machine.node)
+    with pytest.raises(ApiError) as refused:
+        system.cluster.api_for(token).patch(f"{GROUP}/gpunodes/elsewhere/status", {"status": {"gpus": []}})
+    assert "elsewhere" in refused.value.message

@@ -30,12 +30,24 @@ def record(*reports: tuple[str, str, float]) -> None:
     recorder.keep()
 
 
+def test_a_duration_is_the_sum_of_set_up_call_and_teardown(kept: Path) -> None:
+    (kept.parent / "a.py").touch()
+    record(("a.py::x", "setup", 2.0), ("a.py::x", "call", 0.25), ("a.py::x", "teardown", 1.0))
+    assert durations.read() == {"a.py::x": 3.25}
+    assert durations.read(metric="setup") == {"a.py::x": 2.0}
+
+
 def test_a_run_replaces_its_own_durations_and_drops_those_of_removed_files(kept: Path) -> None:
     for name in ("a.py", "b.py"):
         (kept.parent / name).touch()
     record(("a.py::x", "call", 1.0), ("b.py::y", "call", 2.0), ("c.py::z", "call", 3.0))
     record(("a.py::x", "call", 4.0))
     assert durations.read() == {"a.py::x": 4.0, "b.py::y": 2.0}
+
+
+def test_folders_are_listed_with_the_longest_first() -> None:
+    seconds = {"tests/unit/a/b/c/test_x.py::x": 1.0, "tests/unit/a/test_y.py::y": 2.0, "tests/hook/test_z.py::z": 9.0}
+    assert durations.by_folder(seconds) == {"tests/hook": (1, 9.0), "tests/unit/a": (2, 3.0)}
 
 
 def test_the_plugin_keeps_the_durations_of_all_workers(tmp_path: Path) -> None:

@@ -112,6 +112,11 @@ def test_each_fault_belongs_to_one_slice() -> None:
     assert all(len(faults) / 4 < len(each) < len(faults) / 2 for each in slices)
 
 
+def test_a_selection_of_nothing_fails(tree: Tree) -> None:
+    tree.declare()
+    assert tree.run("--only", "zzz") == (1, "no fault of python has 'zzz' in its promise or file\n")
+
+
 def test_a_declared_fault_of_a_deleted_file_is_an_error(tree: Tree) -> None:
     tree.declare(file="tests/missing.py")
     status, output = tree.run()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from doubles.gpus import create_state, read_state
-from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, last_report
+from doubles.gpus import create_state, read_state, release_hung_kernels
+from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, MIB, last_report
 from hook.world.agent_node import wait_for
 from hook.world.held_thread import stop
+from hook.world.probe import NOT_READY, OUT_OF_MEMORY, SUCCESS, Probe
+
+CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING = 0, 1
 
 
 @pytest.fixture
@@ -71,6 +75,25 @@ def test_device_time_sleeps(state: Path) -> None:
     assert processor_ns < busy_ns / 4
 
 
+def test_memory_of_a_killed_process_comes_back(state: Path) -> None:
+    process = loop(state, "killed", "--memory", "900M")
+    assert process.stdout is not None
+    process.stdout.readline()
+    probe = Probe(environment(state, "next", PATH="/usr/bin:/bin"))
+    try:
+        probe.start_cuda()
+        assert probe.call("alloc", 500 * MIB).code == OUT_OF_MEMORY
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert probe.call("alloc", 500 * MIB).code == SUCCESS
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        probe.close()
+    assert not read_state(state).client("killed").alive
+
+
 @pytest.mark.parametrize("ahead_ms", [0, 10_000])
 def test_a_stopped_process_has_run_what_its_timeline_is_filled_ahead(state: Path, ahead_ms: int) -> None:
     """Work that the double has already scheduled when the process stops still runs. By default that is almost none, so
@@ -108,3 +131,50 @@ def test_only_visible_devices_are_there(state: Path) -> None:
     output, _ = none.communicate(timeout=20)
     assert none.returncode == 1
     assert "CUDA_ERROR_NO_DEVICE" in output
+
+
+def test_a_launch_into_a_full_queue_waits(state: Path) -> None:
+    probe = Probe(environment(state, "full", PATH="/usr/bin:/bin"))
+    try:
+        probe.start_cuda()
+        probe.ok("stream", "s")
+        waiting = probe.post("launch", "hang", "s", 1500)
+        while sum(usage.submitted for usage in read_state(state).client("full").usage.values()) < 1025:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        assert not waiting.done()
+        assert read_state(state).client("full").usage[GPU_0].submitted == 1025, "1024 queued, one waiting"
+    finally:
+        probe.close()
+
+
+def test_an_event_waits_for_no_more_than_its_stream_and_the_legacy_stream_say(state: Path) -> None:
+    probe = Probe(environment(state, "events", PATH="/usr/bin:/bin"))
+    try:
+        probe.start_cuda()
+        for name, flags in (
+            ("busy", CU_STREAM_DEFAULT),
+            ("other", CU_STREAM_DEFAULT),
+            ("apart", CU_STREAM_NON_BLOCKING),
+        ):
+            probe.ok("stream", name, flags)
+        probe.ok("launch", "hang", "busy")
+        answers = {}
+        # the legacy stream comes last, because it waits for all streams but `apart`
+        for stream in ("busy", "other", "apart", ""):
+            probe.ok("event", f"on {stream}")
+            probe.ok("event_record", f"on {stream}", stream)
+            answers[stream] = probe.call("event_query", f"on {stream}").code
+        assert answers == {"busy": NOT_READY, "other": SUCCESS, "apart": SUCCESS, "": NOT_READY}
+        probe.ok("event_record", "on other", "other")
+        assert probe.call("event_query", "on other").code == NOT_READY, "behind the legacy stream"
+        probe.ok("launch", "noop", "apart")
+        probe.ok("stream_sync", "apart")
+        probe.ok("event_record", "on apart", "apart")
+        probe.ok("event_query", "on apart")
+        release_hung_kernels(state)
+        for stream in answers:
+            probe.ok("stream_sync", stream)
+            probe.ok("event_query", f"on {stream}")
+    finally:
+        probe.close()

@@ -75,6 +75,39 @@ def test_what_goes_to_the_host_takes_time_beside_the_device(state: Path, call: s
     assert (usage.submitted, usage.kernels, usage.copies, usage.busy_ns) == (0, 0, 1, 0)
 
 
+def test_copies_of_boxes_go_by_the_kinds_of_their_sides(state: Path) -> None:
+    usage = (
+        program(
+            state,
+            BUFFERS
+            + """
+class Box(ctypes.Structure):
+    _fields_ = [(n, c_size_t) for n in ("sx", "sy")] + [("skind", c_uint), ("shost", c_void_p), ("sdev", c_uint64),
+        ("sarray", c_void_p), ("spitch", c_size_t), ("dx", c_size_t), ("dy", c_size_t), ("dkind", c_uint),
+        ("dhost", c_void_p), ("ddev", c_uint64), ("darray", c_void_p), ("dpitch", c_size_t), ("width", c_size_t),
+        ("height", c_size_t)]
+
+class Shape(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint)]
+
+array = new("cuArrayCreate_v2", byref(Shape(64, 64, 0x20, 4)))
+sides = dict(skind=2, sdev=a, spitch=1024, width=1024, height=64)
+ok("cuMemcpy2D_v2", byref(Box(dkind=2, ddev=b, dpitch=1024, **sides)))
+ok("cuMemcpy2DAsync_v2", byref(Box(dkind=3, darray=array, **sides)), stream)
+ok("cuMemcpy2DUnaligned_v2", byref(Box(dkind=1, dhost=ctypes.addressof(h), **sides)))
+ok("cuMemcpy2D_v2_ptds", byref(Box(dkind=4, ddev=b, dpitch=1024, **sides)))
+ok("cuMemcpyDtoA_v2", array, 0, a, 64)
+ok("cuMemcpyAtoA_v2", array, 0, array, 0, 64)
+assert call("cuMemcpy2D_v2", byref(Box(dkind=2, ddev=64, **sides))) == 1
+ok("cuCtxSynchronize")
+""",
+        )
+        .client("p")
+        .usage[GPU_0]
+    )
+    assert (usage.submitted, usage.copies) == (5, 1)
+
+
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_async_calls_are_captured_and_synchronous_ones_end_the_capture(state: Path, mode: int) -> None:
     usage = (

@@ -70,6 +70,11 @@ assert other.value != number.value
     program(state, STREAMS + script)
 
 
+def test_in_strict_order_a_device_does_one_thing_at_a_time(state: Path) -> None:
+    after = "assert 39.5 < second - first < 41, (first, second)"
+    program(state, STREAMS + TWO_KERNELS + after, FAKE_CUDA_ORDER="strict")
+
+
 def test_a_stream_of_higher_priority_goes_first(state: Path) -> None:
     program(
         state,
@@ -124,6 +129,21 @@ assert called
     )
 
 
+def test_a_value_that_a_stream_writes_lets_another_go_on(state: Path) -> None:
+    program(
+        state,
+        STREAMS
+        + """
+word = alloc(8)
+ok("cuStreamWaitValue64_v2", one, word, 3, c_uint(0))
+waiting = record(one)
+assert call("cuEventQuery", waiting) == NOT_READY
+ok("cuStreamWriteValue64_v2", other, word, 5, c_uint(0))
+ok("cuEventSynchronize", waiting)
+""",
+    )
+
+
 def test_events_and_streams_die_with_their_context(state: Path) -> None:
     after = program(
         state,
@@ -135,3 +155,29 @@ assert call("cuEventQuery", begun) != 0 and call("cuStreamQuery", one) != 0
 """,
     )
     assert after.client("p").usage[GPU_0].misused == 2
+
+
+def test_a_kernel_of_any_name_runs_and_tells_its_attributes(state: Path) -> None:
+    after = program(
+        state,
+        STREAMS
+        + """
+kernel = new("cuModuleGetFunction", new("cuModuleLoadData", b"x"), b"_Z15ampere_sgemm_nnPfS_")
+registers, blocks, grid, threads = c_int(), c_int(), c_int(), c_int()
+ok("cuFuncGetAttribute", byref(registers), c_int(4), kernel)
+ok("cuFuncSetAttribute", kernel, c_int(8), c_int(100 << 10))
+shared = c_int()
+ok("cuFuncGetAttribute", byref(shared), c_int(8), kernel)
+assert registers.value > 0 and shared.value == 100 << 10
+assert call("cuFuncSetAttribute", kernel, c_int(8), c_int(1 << 20)) != 0
+ok("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(blocks), kernel, c_int(256), 100 << 10)
+assert blocks.value == 2
+ok("cuOccupancyMaxPotentialBlockSize", byref(grid), byref(threads), kernel, None, 0, c_int(0))
+assert threads.value == 1024 and grid.value > 1
+launch(b"_Z15ampere_sgemm_nnPfS_", one)
+ok("cuCtxSynchronize")
+""",
+    )
+    usage = after.client("p").usage[GPU_0]
+    assert usage.kernels == 1
+    assert usage.busy_ns == 10_000

@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from hook.conftest import GPU_0, GPU_1, MIB, TENANT_MEMORY, MakeTenant, Tenant, last_report, terms
+from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, TENANT_MEMORY, MakeTenant, Tenant, last_report, terms
 from hook.world.probe import OUT_OF_MEMORY
 from sharepod.protocol import Release, Reserve
 
@@ -26,6 +26,17 @@ def test_no_byte_over_the_limit_by_any_way_in(tenant: Tenant, resolve: str) -> N
     assert report["allocated"] == 250 * MIB
     assert report["refused_allocations"] == 5
     assert tenant.read().client("tenant").usage[GPU_0].peak == 250 * MIB
+
+
+def test_the_last_byte_of_the_limit_can_be_used(tenant: Tenant) -> None:
+    tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("alloc", TENANT_MEMORY - 3 * GRANULARITY)
+    for _ in range(3):
+        probe.ok("alloc", 1)
+    assert probe.call("alloc", 1).code == OUT_OF_MEMORY
+    assert in_use(tenant) == TENANT_MEMORY
 
 
 @pytest.mark.promise("memory-managed")
@@ -70,6 +81,18 @@ def test_any_sequence_keeps_the_ledger_right(tenant: Tenant) -> None:
         probe.ok("free", address)
     assert in_use(tenant) == 0
     agent.wait(lambda: agent.used(0) <= 32 * MIB, "the idle credits")
+
+
+def test_what_the_driver_refuses_is_rolled_back(make_tenant: MakeTenant) -> None:
+    tenant = make_tenant(terms(memory=2 * DEVICE_MEMORY))
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("alloc", 1000 * MIB)
+    assert probe.call("alloc", 500 * MIB).code == OUT_OF_MEMORY
+    agent.wait(lambda: agent.used(0) <= 1032 * MIB, "the credits that came back")
+    assert probe.call("free", 12345).code != 0
+    assert in_use(tenant) == 1000 * MIB
 
 
 def test_a_failed_free_stays_counted(tenant: Tenant) -> None:
@@ -203,6 +226,30 @@ def test_a_gpu_that_is_not_the_tenants_gives_no_memory(tenant: Tenant) -> None:
     probe.ok("own_context", "foreign", 1)
     assert probe.call("alloc", 1).code == OUT_OF_MEMORY
     assert in_use(tenant, gpu=GPU_1) == 0
+
+
+def test_memory_that_is_not_enforced_is_counted_and_not_refused(make_tenant: MakeTenant) -> None:
+    tenant = make_tenant(terms(enforced=False))
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("alloc", 2 * TENANT_MEMORY)
+    agent.wait(lambda: agent.used(0) == 2 * TENANT_MEMORY, "the bytes to be counted")
+    assert probe.ok("total_memory") == DEVICE_MEMORY
+
+
+def test_threads_that_allocate_at_once_stay_within_the_limit(tenant: Tenant) -> None:
+    tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    names = [f"t{n}" for n in range(8)]
+    for name in names:
+        probe.ok("context_use", thread=name)
+    results = [probe.post("alloc", 10 * MIB, thread=name) for _ in range(5) for name in names]
+    codes = [future.result(20).code for future in results]
+    assert codes.count(0) == 25
+    assert codes.count(OUT_OF_MEMORY) == 15
+    assert in_use(tenant) == 250 * MIB
 
 
 @pytest.mark.promise("memory-agent-away", "install-agent-gap")

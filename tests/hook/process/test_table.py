@@ -10,7 +10,7 @@ import pytest
 from cuda_headers import include_dir
 from hook.conftest import ROOT
 from table import wheels
-from table.classes import ClassError, classify, needs_its_full_name, read_rules
+from table.classes import ClassError, Rule, classify, needs_its_full_name, read_rules
 from table.headers import EntryPoint, read, union
 from table.moves import MOVES_FILE, render_moves
 from table.render import TABLE_FILE, read_table, render
@@ -107,3 +107,21 @@ def test_the_newest_wheel_has_nothing_unclassified() -> None:
 )  # fmt: skip
 def test_what_works_or_allocates_needs_its_full_name(name: str) -> None:
     assert needs_its_full_name(name)
+
+
+def test_a_rule_for_nothing_is_an_error() -> None:
+    entry = EntryPoint("cuMemAlloc_v2", "cuMemAlloc", 3020, "CUdeviceptr *dptr, size_t bytesize", (13050,))
+    rules = (Rule("memory", "cuMemAlloc", "allocations", 1), Rule("gate", "cuMemAloc", "a slip", 2))
+    with pytest.raises(ClassError, match="line 2: no entry point is called cuMemAloc"):
+        classify([entry], rules)
+
+
+def test_older_forms_and_stream_variants_are_told_apart() -> None:
+    rows = {row.symbol: row for row in read_table()}
+    assert [rows[symbol].since for symbol in ("cuMemcpyDtoD", "cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds")] == [
+        2000, 3020, 7000,
+    ]  # fmt: skip
+    assert "failIdx" in rows["cuMemcpyBatchAsync"].parameters
+    assert "failIdx" not in rows["cuMemcpyBatchAsync_v2"].parameters
+    assert rows["cuMemAlloc"].parameters == "CUdeviceptr_v1 *dptr, unsigned int bytesize"
+    assert rows["cuGetProcAddress_v2"].since == 12000

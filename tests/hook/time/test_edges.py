@@ -133,6 +133,15 @@ def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTena
     assert sum(last_report(rank)["share"] for rank in ranks) == pytest.approx(0.3, abs=0.06)
 
 
+def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
+    """Threads arrive at a closed gate one by one. No arrival reduces the tenant's debt."""
+    tenant = make_tenant(terms(request=100))
+    loop = tenant.loop(
+        "--seconds", "5", "--kernel-us", "30000", "--threads", "6", "--streams", "1", "--sync-every", "1"
+    )
+    assert last_report(loop)["share"] == pytest.approx(0.1, abs=0.06)
+
+
 def test_contexts_that_end_leave_no_events_behind(tenant: Tenant) -> None:
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)

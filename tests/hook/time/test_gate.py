@@ -135,6 +135,21 @@ def test_a_holder_with_unfinished_work_is_not_idle(tenant: Tenant) -> None:
     assert agent.next_frame(client, Drained).idle
 
 
+def test_a_hung_kernel_keeps_the_token_until_it_ends(tenant: Tenant) -> None:
+    agent = tenant.agent(grace_ms=20)
+    probe = tenant.probe()
+    probe.start_cuda()
+    launched = probe.post("launch", "hang")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 10, metered=True)
+    assert launched.result(10).code == 0
+    time.sleep(0.15)
+    assert agent.frames(client, Drained) == []
+    release_hung_kernels(tenant.state)
+    assert agent.next_frame(client, Drained).launches == 1
+
+
 @pytest.mark.promise("program-waiting-work")
 def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tenant) -> None:
     """A kernel spins until another kernel has run, and so ends only if that kernel may be launched. When the drain is
@@ -207,6 +222,35 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     agent.wait_asked(client, 2)
     agent.grant(client)
     assert launching.result(10).code == 0
+
+
+@pytest.mark.promise("time-one-token")
+def test_processes_of_a_tenant_share_one_token(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    probes = [tenant.probe(f"rank{rank}") for rank in range(2)]
+    for probe in probes:
+        probe.start_cuda()
+    launched = [probe.post("launch", "spin_us_1000") for probe in probes]
+    clients = [agent.client(index) for index in range(2)]
+    for client in clients:
+        agent.next_frame(client, Want)
+    grant = agent.next_grant(20)
+    for client in clients:
+        agent.send(client, grant)
+    assert [future.result(10).code for future in launched] == [0, 0]
+    assert {agent.next_frame(client, Drained).grant_id for client in clients} == {grant.grant_id}
+
+
+def test_a_killed_holder_is_seen_gone(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    process = tenant.loop("--kernel-us", "1000", "--memory", "8M")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client)
+    tenant.until(lambda: tenant.submitted() > 5, "launches")
+    process.kill()
+    agent.wait(lambda: client.closed, "the end of the connection", 2)
+    tenant.until(lambda: not tenant.read().client("tenant").alive, "the end of the process")
 
 
 def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant) -> None:
@@ -331,3 +375,12 @@ def test_no_launch_slips_through_a_closing_gate(make_tenant: MakeTenant, under: 
         passed += agent.next_frame(client, Drained, turn).launches
         assert tenant.submitted() == passed
     assert passed > 300
+
+
+def test_hello_names_the_build(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.ok("init")
+    hello = agent.next_frame(agent.client(), Hello)
+    assert len(hello.build) == 32
+    assert not hello.no_membarrier

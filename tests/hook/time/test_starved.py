@@ -118,6 +118,22 @@ def _held(node: Node) -> float:
     )
 
 
+@pytest.mark.promise("time-starved")
+def test_a_stopped_holder_is_suspended_and_goes_on_later(tmp_path: Path) -> None:
+    with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5)) as node:
+        stopped, _ = (node.launch(label, "--sync-every", "16") for label in ("a", "b"))
+        # The end of work is not known while a tenant is alone, so the agent would not find it silent.
+        wait_for(lambda: all(node.devices().busy_ns(label) > 200_000_000 for label in ("a", "b")), "turns of both")
+        stop(stopped.process)
+        time.sleep(0.5)
+        try:
+            assert node.shares(2, "b")["b"] >= 0.9
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        assert "preempted" not in node.log(), "it owes nothing"
+        wait_for(lambda: node.shares(1, "a")["a"] > 0.3, "the stopped program's share")
+
+
 def metered(tenant: Tenant, agent: ScriptedAgent, launches: int = 20) -> tuple[Client, Grant]:
     """Let the tenant's program launch under a metered grant of a minute."""
     client = agent.client()

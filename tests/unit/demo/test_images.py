@@ -34,6 +34,21 @@ def test_a_machine_without_a_node_or_images_tries_none(
     assert made(monkeypatch, node=node, images=images) == (node or images, "")
 
 
+@pytest.mark.parametrize(
+    ("missing", "with_roots", "tries"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_roots_that_take_minutes_are_made_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, missing: bool, with_roots: bool, tries: bool
+) -> None:
+    def fails(_source: Path, _into: Path) -> Delivery:
+        raise ImageError("tried")
+
+    monkeypatch.setattr(Delivery, "of", fails)
+    monkeypatch.setattr(playground, "roots_to_make", lambda: missing)
+    found, _ = made(monkeypatch, node=None, images=None, with_roots=with_roots)
+    assert found == ("tried" if tries else playground.NO_ROOTS)
+
+
 @pytest.mark.parametrize("failure", [NotHadError, ImageError])
 def test_images_that_cannot_be_made_are_a_reason_of_one_line(
     monkeypatch: pytest.MonkeyPatch, failure: type[ImageError]

@@ -54,6 +54,11 @@ def test_a_terminal_keeps_the_last_text_of_each_cell_with_its_style(recording: M
     assert rows[1][:3] == (("c", "red"), ("d", ""), (" ", ""))
 
 
+def test_a_terminal_refuses_a_sequence_that_it_does_not_draw(recording: ModuleType) -> None:
+    with pytest.raises(recording.RecordingError, match=r"unknown control sequence ESC\[2J"):
+        recording.Terminal().feed("\x1b[2J")
+
+
 def test_a_reader_of_reduced_motion_sees_one_frame(recording: ModuleType) -> None:
     empty = recording.Terminal().screen()
     screens = [(((str(scene), ""), *empty[0][1:]), *empty[1:]) for scene, _ in enumerate(recording.SCENES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from harness.releases import CONTAINERD, KUBERNETES
@@ -45,6 +46,22 @@ def test_what_is_left_counts_down_within_a_phase_and_never_below_the_phases_to_c
     assert screen.left() == "about 45 s left"
 
 
+def test_the_plan_has_the_duration_of_a_phase_that_takes_longer_the_first_time() -> None:
+    screen = Screen((replace(FIRST, usual_s=200), SECOND), clock=Clock(), out=io.StringIO())
+    screen.begin(FIRST)
+    assert screen.left() == "about 220 s left"
+
+
+def test_another_plan_tells_what_is_left_of_it() -> None:
+    screen, clock = _screen(io.StringIO())
+    screen.begin(FIRST)
+    clock.now += 4
+    screen.follow((SECOND, THIRD))
+    assert screen.left() == "about 0 s left"
+    screen.begin(THIRD)
+    assert screen.left() == "about 30 s left"
+
+
 def test_without_a_terminal_progress_is_lines_and_only_where_it_is_asked_for() -> None:
     out = io.StringIO()
     screen, clock = _screen(out)
@@ -66,6 +83,18 @@ def test_on_a_terminal_the_next_line_takes_the_place_of_the_progress() -> None:
     erase = "\r\x1b[K"
     assert out.getvalue().partition("third\n")[2] == (
         f"{erase}  measured 1 of 2 s; about 30 s left{erase}  measured 2 of 2 s; about 30 s left{erase}shares\nmore\n"
+    )
+
+
+def test_the_end_of_a_run_prints_its_durations() -> None:
+    out = io.StringIO()
+    screen, clock = _screen(out)
+    for phase, seconds in ((FIRST, 3), (SECOND, 4)):
+        screen.begin(phase)
+        clock.now += seconds
+    screen.end()
+    assert out.getvalue().partition("] done\n")[2].split() == (
+        ["PHASE", "TOOK", "first", "3.0", "s", "second", "4.0", "s", "all", "7.0", "s"]
     )
 
 

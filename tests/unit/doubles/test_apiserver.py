@@ -7,17 +7,21 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from doubles.apiserver.errors import Refused
+from doubles.apiserver.errors import Refused, already_exists
+from doubles.apiserver.kinds import Kind
 from doubles.apiserver.patches import apply, json_patch, merge_patch
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
-from sharepod.controller.apiserver.client import GPUNODES, PODS, SHAREPODS, Client
+from sharepod.controller.apiserver.client import EVENTS, GPUNODES, PODS, SHAREPODS, Client
 from sharepod.kube import (
+    AlreadyExistsError,
+    ApiError,
     ConflictError,
     GoneError,
     InvalidError,
     Json,
     NotFoundError,
+    UnavailableError,
 )
 
 GPUNODE: Json = {"metadata": {"name": "node-a"}, "spec": {"pool": "dedicated"}}
@@ -70,6 +74,24 @@ async def test_generation_counts_changes_of_the_spec_alone(client: Client) -> No
     assert [item["metadata"]["generation"] for item in (made, shown, marked, moved)] == [1, 1, 1, 2]
 
 
+async def test_object_and_status_are_written_apart(client: Client) -> None:
+    made = await client.create(SHAREPODS, SHAREPOD | {"status": {"phase": "Running"}}, "n")
+    assert "status" not in made
+    shown = await client.patch_status(
+        SHAREPODS, "one", {"spec": {"gpu": {"request": 1}}, "status": {"phase": "Placed"}}, "n"
+    )
+    assert (shown["spec"], shown["status"]) == (made["spec"], {"phase": "Placed"})
+    kept = await client.replace(SHAREPODS, "one", shown | {"status": {"phase": "Failed"}}, "n")
+    assert kept["status"] == {"phase": "Placed"}
+
+
+async def test_names_are_taken_once(client: Client) -> None:
+    await client.create(PODS, pod(), "n")
+    with pytest.raises(AlreadyExistsError):
+        await client.create(PODS, pod(), "n")
+    await client.create(PODS, pod(), "m")
+
+
 async def test_a_schema_of_the_crds_refuses_and_prunes(client: Client) -> None:
     with pytest.raises(InvalidError, match=r"spec\.pool"):
         await client.create(GPUNODES, {"metadata": {"name": "x"}, "spec": {"pool": "swimming"}})
@@ -113,6 +135,22 @@ async def test_a_json_patch_is_applied_whole_or_not_at_all(client: Client) -> No
 )
 def test_json_patch_is_rfc_6902(operations: list[Json], result: Json) -> None:
     assert json_patch({"l": [1, 2], "a/b": 0}, operations) == result
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "remove", "path": "/missing"},
+        {"op": "replace", "path": "/missing", "value": 1},
+        {"op": "add", "path": "/l/9", "value": 1},
+        {"op": "test", "path": "/l/0", "value": 2},
+        {"op": "test", "path": "/missing", "value": 2},
+        {"op": "add", "path": "/missing/deep", "value": 2},
+    ],
+)
+def test_a_json_patch_that_does_not_fit_is_refused(operation: Json) -> None:
+    with pytest.raises(Refused, match="422"):
+        json_patch({"l": [1]}, [operation])
 
 
 def test_merge_patch_is_rfc_7386() -> None:
@@ -187,6 +225,22 @@ async def test_an_object_with_finalizers_goes_with_the_last_of_them(client: Clie
     await client.patch_json(SHAREPODS, "one", [{"op": "remove", "path": "/metadata/finalizers"}], "n")
     with pytest.raises(NotFoundError):
         await client.get(SHAREPODS, "one", "n")
+
+
+async def test_an_eviction_marks_the_pod_and_a_budget_forbids_it(client: Client, server: ApiServer) -> None:
+    made = await client.create(PODS, pod(node="x"), "n")
+    uid = made["metadata"]["uid"]
+    server.disrupted.add(("n", "one"))
+    with pytest.raises(ApiError) as refused:
+        await client.evict("one", "n", uid=uid)
+    assert refused.value.status == 429
+    server.disrupted.clear()
+    with pytest.raises(ConflictError):
+        await client.evict("one", "n", uid="another")
+    await client.evict("one", "n", uid=uid)
+    evicted = await client.get(PODS, "one", "n")
+    assert evicted["metadata"]["deletionTimestamp"]
+    assert evicted["status"]["conditions"][0]["type"] == "DisruptionTarget"
 
 
 def unread(*_: object) -> None:
@@ -283,3 +337,57 @@ async def test_a_watch_from_a_compacted_version_is_answered_with_410(client: Cli
     server.storage.compact()
     with pytest.raises(GoneError):
         await watched(client, "1", 1)
+
+
+async def test_a_watch_ends_when_the_server_cuts_it(client: Client, server: ApiServer) -> None:
+    made = await client.create(PODS, pod(), "n")
+    watching = asyncio.create_task(watched(client, made["metadata"]["resourceVersion"], 1))
+    while not server.made("watch", "pods") or not server._watches:  # noqa: ASYNC110 - as the server sees it
+        await asyncio.sleep(0)
+    server.cut_watches()
+    assert await asyncio.wait_for(watching, 2) == []
+
+
+async def test_a_lost_answer_leaves_the_write_done(client: Client, server: ApiServer) -> None:
+    server.fail("create", "pods", lose_answer=True)
+    with pytest.raises(UnavailableError):
+        await client.create(PODS, pod(), "n")
+    assert await client.get(PODS, "one", "n")
+
+
+async def test_a_refusal_or_a_held_call_has_no_effect_before_its_time(client: Client, server: ApiServer) -> None:
+    server.fail("create", "events", refusal=already_exists("events", "x"))
+    with pytest.raises(AlreadyExistsError):
+        await client.create(EVENTS, {"metadata": {"name": "x"}}, "n")
+    held = server.fail("create", "pods", hold=asyncio.Event())
+    creating = asyncio.create_task(client.create(PODS, pod(), "n"))
+    while held.times:  # noqa: ASYNC110 - as the server sees it
+        await asyncio.sleep(0)
+    with pytest.raises(NotFoundError):
+        await client.get(PODS, "one", "n")
+    assert held.hold is not None
+    held.hold.set()
+    await creating
+    assert await client.get(PODS, "one", "n")
+
+
+def test_an_admission_hook_may_refuse(server: ApiServer) -> None:
+    def refuse(kind: Kind, before: Json | None, after: Json) -> None:
+        raise Refused(403, "Forbidden", "exceeded quota")
+
+    server.storage.admit = refuse
+    with pytest.raises(Refused, match="403"):
+        server.storage.create(server.kind("pods"), "n", pod())
+    assert server.storage.select(server.kind("pods"), "n") == []
+
+
+async def test_unknown_paths_types_and_methods_are_refused(client: Client, server: ApiServer) -> None:
+    await client.create(PODS, pod(), "n")
+    with pytest.raises(NotFoundError):
+        await client.patch_status(EVENTS, "x", {}, "n")
+    with pytest.raises(InvalidError):
+        await client._call("PATCH", PODS.path("one", "n"), {}, content="application/strategic-merge-patch+json")
+    with pytest.raises(NotFoundError):
+        await client._call("GET", "/apis/nowhere/v1/things")
+    with pytest.raises(UnavailableError):
+        await client._call("POST", PODS.path("one", "n", "eviction") + "s", {})

@@ -60,6 +60,14 @@ async def test_a_gated_pod_is_bound_once_its_gate_is_removed(storage: Storage) -
     assert storage.get(PODS, "n", "one")["spec"]["nodeName"] in ("node-0", "node-1")
 
 
+async def test_a_deleted_pod_goes(storage: Storage) -> None:
+    pod(storage, "one")
+    await settle()
+    storage.delete(PODS, "n", "one")
+    await settle()
+    assert storage.select(PODS, "n") == []
+
+
 async def test_an_agent_reports_a_changed_ledger_and_that_a_released_row_is_drained(storage: Storage) -> None:
     def released(state: str) -> Json:
         spec = {"pool": "dedicated", "tenants": [{**ROW, "state": state}]}

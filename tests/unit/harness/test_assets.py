@@ -61,6 +61,12 @@ def test_what_setup_envtest_does_not_bring_is_built_and_said_in_one_line(folder:
     )
 
 
+def test_only_a_real_node_needs_a_kubelet(folder: MakeFolder) -> None:
+    where = folder(*REQUIRED, "kube-controller-manager", "kube-scheduler")
+    assert found(where).lacking == ("kubelet",)
+    assert found(where, kubelet=False).lacking == ()
+
+
 @pytest.mark.parametrize(
     ("version", "emulated"), [("1.33.0", "1.33"), ("1.35.9", "1.35"), ("1.36.0", None), ("1.37.0", None)]
 )
@@ -140,3 +146,26 @@ def test_folder_and_built_programs_stand_side_by_side(
         assert {name: (programs.bin / name).readlink().parent for name in releases.PROGRAMS} == {
             name: own if name in ("kube-controller-manager", "kubelet") else where for name in releases.PROGRAMS
         }
+
+
+def test_a_folder_with_all_programs_is_used_where_it_is(
+    folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHAREPOD_CACHE", str(tmp_path / "cache"))
+    where = folder(*SIX)
+    monkeypatch.setenv(VARIABLE, str(where))
+    assert build.programs().bin == build.programs().bin == where
+    assert capsys.readouterr().err.count(str(where)) == 1
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "printed"),
+    [
+        (10, 30.0, ""),
+        (500, 60.0, ", about 4 min left"),
+        (1900, 250.0, ", about a minute left"),
+        (2000, 300.0, ", about a minute left"),
+    ],
+)
+def test_a_build_prints_the_remaining_time(done: int, seconds: float, printed: str) -> None:
+    assert build.time_left(done, 2000, seconds) == printed

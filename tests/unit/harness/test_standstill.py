@@ -26,3 +26,9 @@ def test_only_time_in_which_the_clock_was_not_looked_at_is_lost() -> None:
     clock.now += 0.05
     standstill.look()
     assert standstill.seconds == pytest.approx(7)
+
+
+def test_its_thread_ends() -> None:
+    with Standstill() as standstill:
+        assert standstill._thread.is_alive()
+    assert not standstill._thread.is_alive()

@@ -306,6 +306,13 @@ async def test_descriptors_of_frames_that_were_not_sent_are_closed_with_the_link
         assert _descriptors(_file(file.fileno())) == 1
 
 
+async def test_a_link_works_after_any_amount_of_traffic(ends: tuple[Line, Far]) -> None:
+    near, _far = ends
+    text = "x" * (3 << 20)
+    for _ in range(24):
+        assert len((await near.call(ECHO, text))[0]) == len(text)
+
+
 async def test_answers_that_are_not_read_are_bounded_by_their_number_too() -> None:
     ours, theirs = socket.socketpair()
     far = Far()

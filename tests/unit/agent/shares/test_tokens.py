@@ -346,6 +346,29 @@ async def test_a_preempted_tenant_waits_no_longer_for_its_disconnected_processes
     assert other.grants()[-1] != first, "every process that received a's second grant has drained"
 
 
+async def test_a_lowered_limit_bounds_the_turn_of_the_holder_at_once(tokens: Tokens) -> None:
+    add(tokens, "a")
+    one = Process(1)
+    tokens.want("a", one)
+    [unlimited] = one.frames
+    assert isinstance(unlimited, protocol.Grant)
+    assert unlimited.quantum_ns == 0
+    add(tokens, "a", limit_milli=500)
+    bounded = one.frames[-1]
+    assert isinstance(bounded, protocol.Grant)
+    assert bounded.grant_id == unlimited.grant_id
+    assert 0 < bounded.quantum_ns <= Parameters().quantum_max_ns
+
+
+async def test_a_raised_limit_grants_to_a_tenant_that_waits_at_once(tokens: Tokens) -> None:
+    add(tokens, "a", limit_milli=0)
+    one = Process(1)
+    tokens.want("a", one)
+    assert one.grants() == [], "its limit leaves it no time"
+    add(tokens, "a", limit_milli=1000)
+    assert len(one.grants()) == 1
+
+
 async def test_a_timer_that_comes_early_comes_again(clock: Clock) -> None:
     tokens = Tokens(Parameters(quantum_max_ns=10 * MS, grace_ns=5 * MS), clock)
     add(tokens, "a", "b")
@@ -654,6 +677,16 @@ async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tok
     assert (one.grants(), late.grants()) == ([first], [])
     tokens.drained("a", sibling, protocol.Drained(first))
     assert (len(one.grants()), len(late.grants())) == (2, 1)
+
+
+async def test_a_tenant_that_comes_to_a_closed_gpu_gets_no_token(tokens: Tokens) -> None:
+    tokens.set_open(frozenset())
+    add(tokens, "a")
+    one = Process(1)
+    tokens.want("a", one)
+    assert one.grants() == []
+    tokens.set_open(None)
+    assert len(one.grants()) == 1
 
 
 async def test_a_grant_that_a_closed_gpu_has_ended_is_not_given_on_new_terms(tokens: Tokens) -> None:

@@ -9,6 +9,8 @@ from sharepod.api.units import TenantId
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from unit.controller.preempting_world import playing
 
+_GIB = 1 << 30
+
 
 @pytest.mark.promise("placement-preempt-keeps")
 async def test_time_changes_hands_once_the_ledger_says_so_and_nobody_slips_in() -> None:
