@@ -158,6 +158,9 @@ def test_a_release_takes_over_what_kustomize_has_applied(bare: Cluster, helm: He
     assert "kubectl" not in {each["manager"] for each in operators(bare)["metadata"]["managedFields"]}
     helm.run("upgrade", *RELEASE, charts / "sharepod", "--set", "operator.replicas=1")
     assert operators(bare)["spec"]["replicas"] == 1
+    helm.run("uninstall", *RELEASE)
+    bare.kubectl("apply", "--server-side", "-k", str(MANIFESTS), timeout=60)
+    assert uids(bare)["sharepod"] == before["sharepod"], "kustomize installs over the definitions that Helm keeps"
 
 
 def test_an_upgrade_keeps_the_certificates_that_the_operator_has_written(

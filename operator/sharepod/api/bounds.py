@@ -32,8 +32,9 @@ MAX_RESOURCES = 16
 MAX_NODE_RESOURCES = 64
 """Most resources that a node has, by name."""
 
-MAX_BYTES = 1 << 60
-"""Most bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits."""
+MAX_BYTES = 1_152_921_504_606_847_000
+"""Most bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits. Rounded up as an API server
+returns it: server-side apply by another manager conflicts on a schema that is returned changed."""
 
 MAX_COUNT = (1 << 31) - 1
 """Largest index or count: 32 bits."""

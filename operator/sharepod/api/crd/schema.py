@@ -129,7 +129,8 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
     if isinstance(node.get("additionalProperties"), Mapping):
         schema["additionalProperties"] = _structural(node["additionalProperties"], definitions)
     elif node.get("type") == "object":
-        schema["properties"] = {name: _structural(value, definitions) for name, value in node["properties"].items()}
+        if fields := {name: _structural(value, definitions) for name, value in node["properties"].items()}:
+            schema["properties"] = fields
         if node.get("required"):
             schema["required"] = list(node["required"])
     return schema

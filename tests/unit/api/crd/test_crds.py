@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_a_crd_has_one_version_and_no_conversion_webhook(name: str) -> None:
     spec = yaml.load((ROOT / "crds" / f"{name}.yaml").read_text(), Loader=_LOADER)["spec"]
     assert [(entry["name"], entry["served"], entry["storage"]) for entry in spec["versions"]] == [(VERSION, True, True)]
     assert spec.get("conversion", {"strategy": "None"}) == {"strategy": "None"}
+
+
+@pytest.mark.parametrize("name", ["sharepods", "gpunodes", "gpustatements", "gpubudgets"])
+def test_an_api_server_returns_each_schema_as_it_was_applied(name: str) -> None:
+    """Else server-side apply of the same file by another manager, such as Helm after kubectl, is a conflict."""
+    crd = yaml.load((ROOT / "crds" / f"{name}.yaml").read_text(), Loader=_LOADER)
+    for path, schema in nodes(schema_of(crd)):
+        assert schema.get("properties") != {}, f"{path}: API servers drop an empty map"
+        for bound in ("minimum", "maximum"):
+            if bound in schema:
+                kept = int(Decimal(repr(float(schema[bound]))))
+                assert schema[bound] == kept, f"{path}: API servers keep bounds as 64-bit floats"
 
 
 def test_a_stale_file_is_named(tmp_path: Path) -> None:
