@@ -278,6 +278,9 @@ def doctor(kubectl: Kubectl) -> Page:
     except ForbiddenError:
         operators = []
         notes.append("You may not list Deployments, so the operators are not checked.")
+    else:
+        if not operators:
+            lines.append(["", "no Deployment sharepod-operator: apply SharePod's manifests or chart again"])
     for item in operators:
         if not (whole(mapping(item.get("status")).get("readyReplicas")) or 0):
             name = f"{text(item, 'metadata', 'namespace')}/{text(item, 'metadata', 'name')}"

@@ -162,12 +162,14 @@ class Kubectl:
         return KubectlError(f"cannot run {self.program}: {error.strerror}; install kubectl, or add it to PATH")
 
 
+UNKNOWN_KIND = "could not find the requested resource"
+"""Part of kubectl's message about a kind that the API server does not serve."""
 _ERRORS: dict[str, type[KubectlError]] = {
     "(Forbidden)": ForbiddenError,
     "(NotFound)": NotFoundError,
     "(Conflict)": ConflictError,
     "the object has been modified": ConflictError,
-    "could not find the requested resource": NotFoundError,
+    UNKNOWN_KIND: NotFoundError,
 }
 """Parts of kubectl's messages, and the error type that each one stands for."""
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")

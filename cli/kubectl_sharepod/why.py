@@ -12,9 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, NotFoundError, UsageError, both, path
+from kubectl_sharepod.kubectl import (
+    UNKNOWN_KIND,
+    ForbiddenError,
+    Json,
+    Kubectl,
+    NotFoundError,
+    UsageError,
+    both,
+    path,
+)
 from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
-from kubectl_sharepod.reading import NODES_HIDDEN, gpus_if_allowed
+from kubectl_sharepod.reading import NODES_HIDDEN, NotInstalledError, gpus_if_allowed
 from kubectl_sharepod.views import (
     WHOLE_MILLI,
     Gpu,
@@ -244,6 +253,8 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
     try:
         item = kubectl.get(path("sharepods", namespace, name))
     except NotFoundError as error:
+        if UNKNOWN_KIND in str(error):
+            raise NotInstalledError("SharePod is not installed in this cluster: it has no SharePods") from None
         raise NotFoundError(f"{error}; for a Pod write pod/{name}, for a claim claim/{name}") from None
     status, spec = mapping(item.get("status")), mapping(mapping(item.get("spec")).get("gpu"))
     lines = [
@@ -251,6 +262,8 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         for one in rows(status.get("conditions"))
         if text(one, "status") == "False" and text(one, "type") != "Ready"
     ]
+    if not status:
+        lines = ["  The operator has not answered yet. If this lasts: kubectl sharepod doctor"]
     if status.get("endTime"):
         ready = condition(status, "PodReady")
         return _Found(False, (), None, instead=f"has ended: {text(ready, 'reason')}: {text(ready, 'message')}")

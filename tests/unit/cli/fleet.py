@@ -104,7 +104,7 @@ def cluster(**changes: Any) -> Memory:
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods": {"items": [sharepod("train", 0.5), waiting]},
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large": waiting,
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train": sharepod("train", 0.5),
-        "/apis/apps/v1/deployments": {"items": []},
+        "/apis/apps/v1/deployments": {"items": [{"status": {"readyReplicas": 2}}]},
         "/version": {"gitVersion": "v1.36.3"},
     }
     return Memory(**({"objects": objects} | changes))

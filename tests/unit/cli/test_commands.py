@@ -356,6 +356,23 @@ def test_the_beginning_of_every_uuid_names_no_gpu(place: str) -> None:
         commands.find([only, replace(only, uuid=UUIDS[0][:-1] + "9")], UUIDS[0][:5])
 
 
+def test_why_of_a_sharepod_without_an_answer_names_the_operator() -> None:
+    kubectl = cluster()
+    item = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large"]
+    assert "The operator has not answered" not in printed(why(kubectl, TEAM, "sharepod", "large"))
+    kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large"] = item | {"status": {}}
+    assert "The operator has not answered yet" in printed(why(kubectl, TEAM, "sharepod", "large"))
+
+
+def test_why_without_the_crds_says_that_sharepod_is_not_installed(tmp_path: Path) -> None:
+    script = tmp_path / "kubectl"
+    message = "Error from server (NotFound): the server could not find the requested resource"
+    script.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
+    script.chmod(0o755)
+    with pytest.raises(KubectlError, match="SharePod is not installed in this cluster"):
+        why(Kubectl(program=str(script)), TEAM, "sharepod", "large")
+
+
 def test_a_missing_sharepod_is_sought_among_pods_and_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFoundError, match="for a Pod write pod/notebook, for a claim claim/notebook"):
         why(cluster(), TEAM, "sharepod", "notebook")
@@ -451,6 +468,13 @@ def test_doctor_without_the_right_to_list_deployments_checks_the_rest(monkeypatc
     page = commands.doctor(cluster(denied=("/apis/apps/v1/deployments",)))
     assert "the agent does not renew its Lease" in printed(page, 400)
     assert "operators are not checked" in page.notes[0]
+
+
+def test_doctor_reports_a_cluster_without_an_operator() -> None:
+    kubectl = cluster()
+    assert "no Deployment sharepod-operator" not in printed(commands.doctor(kubectl), 400)
+    kubectl.objects["/apis/apps/v1/deployments"] = {"items": []}
+    assert "no Deployment sharepod-operator: apply SharePod's manifests" in printed(commands.doctor(kubectl), 400)
 
 
 def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
