@@ -34,7 +34,7 @@ static bool per_thread_uncovered(const struct known_stream *row) {
  * the legacy stream orders the program's streams (D4), but if the driver has no cuCtxRecordEvent, only this event shows
  * the end of launches of threads without a queue. */
 static bool record_behind(struct streams *streams, const struct known_stream *row) {
-    bool behind_all = row->stream == NULL || row->held || !streams_wait(streams, row->context);
+    bool behind_all = row->stream == NULL || row->held || !streams_wait(streams, row->context, NULL);
     if (behind_all && streams_record_context(streams, row, row->event))
         return true;
     return row->stream == NULL && !row->held && !HAS(cuCtxRecordEvent) && row->unmetered &&
@@ -219,10 +219,10 @@ static bool finished(struct streams *streams, struct known_stream *row) {
     struct program_wait *wait = row->unmetered ? NULL : streams_oldest_wait(streams, row);
     if (wait != NULL && streams_crossed(row, wait))
         wait = NULL;
-    if (wait != NULL && row->stream == STREAM_ORPHAN)
-        return true;
     if (wait != NULL && (wait->fences || wait->unseen))
         return waits_reached(row, wait);
+    if (wait != NULL && row->stream == STREAM_ORPHAN)
+        return true;
     prefer_fences(row);
     if (row->unseen) /* a capture may have ended */
         begin_stream(streams, row);
@@ -258,7 +258,7 @@ bool drain_poll(struct streams *streams) {
         bool over = finished(streams, row);
         if (over && row->waits == NULL)
             streams_forget(streams, row, true);
-        all = over || (row->left && streams_wait(streams, row->context));
+        all = over || (row->left && streams_wait(streams, row->context, row));
     }
     unlock(&streams->lock);
     own_calls_end(mode);

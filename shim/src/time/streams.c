@@ -208,6 +208,7 @@ static struct program_wait *note_wait(struct streams *streams, struct known_stre
                                   .behind = wait->behind,
                                   .fences = fences && !full,
                                   .unseen = fences && full,
+                                  .number = ++streams->noted,
                                   .thread = self,
                                   .others = launched_by_others(row, self)};
     fences &= !full;
@@ -400,9 +401,26 @@ bool streams_record_context(const struct streams *streams, const struct known_st
     return streams_records_context(streams) && DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
 }
 
-bool streams_wait(struct streams *streams, const struct known_context *known) {
+/* Return whether a wait of the program is left in the row's stream. A wait behind which nothing was launched has no
+ * event: the stream itself shows whether the wait is over. */
+static bool row_waits(struct streams *streams, struct known_stream *row) {
+    const struct program_wait *wait = streams_oldest_wait(streams, row);
+    CUcontext popped;
+    if (wait == NULL || wait->call != NULL || wait->marked || row->stream == STREAM_ORPHAN)
+        return wait != NULL;
+    if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
+        return true;
+    bool idle = is_idle(streams, row);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    if (idle && atomic_load(&streams->holding) == 0)
+        streams_note_idle(streams, row);
+    return !idle;
+}
+
+bool streams_wait(struct streams *streams, const struct known_context *known, const struct known_stream *fence) {
     for (struct known_stream *row = known->streams; row != NULL; row = row->next)
-        if (streams_oldest_wait(streams, row) != NULL)
+        if (row != fence && row->waits != NULL && (fence == NULL || row->waits->number <= fence->number) &&
+            row_waits(streams, row))
             return true;
     return false;
 }
@@ -453,13 +471,14 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && is_idle(streams, row);
         bool may_block = waits || (row->held && context->held);
-        bool behind_all = may_block || row->stream == NULL || (few && !streams_wait(streams, context));
+        bool behind_all = may_block || row->stream == NULL || (few && !streams_wait(streams, context, NULL));
         recorded = !over && ((behind_all && streams_record_context(streams, row, event)) ||
                              (!may_block && streams_record(streams, row, event)));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
         fence->event = event;
+        fence->number = streams->noted;
         fence->waiting = recorded;
         streams_set_busy(streams, fence, true);
         if (recorded && waits && reaches_wait(row))

@@ -59,6 +59,7 @@ struct program_wait {
     bool fenced;
     bool unseen;     /* such launches exist, without an event */
     bool marked;     /* `behind` is recorded */
+    uint64_t number; /* number of waits of the program up to this one */
     int thread;      /* thread that put the wait, or that records `behind` as the first to launch behind the wait */
     uint64_t others; /* number of launches into the stream by other threads, when `thread` was set */
     bool crossed;    /* the row has no queues any more, and such launches may be on either side of the wait */
@@ -119,6 +120,7 @@ struct known_stream {
     uint64_t launched_before; /* number of launches, of all its queues, before the last of them */
     uint32_t places;          /* number of events of these waits that may be in the stream */
     bool crowded;             /* a thread has waited unsuccessfully for room for such events */
+    uint64_t number;          /* in a row with STREAM_ORPHAN: number of waits of the program before `event` */
     bool left;                /* the last drain has left launches behind these waits */
     bool covering;            /* a thread records `event` without the lock */
     uint8_t flags;            /* FLAGS_UNKNOWN, FLAGS_BLOCKING or FLAGS_NON_BLOCKING */
@@ -217,6 +219,7 @@ struct streams {
     struct known_stream *busy, *orphans;
     _Atomic bool holds;       /* the program has put a wait for something other than an event into a stream */
     _Atomic uint32_t holding; /* number of calls under way between streams_hold and streams_held */
+    uint64_t noted;           /* number of waits of the program so far */
     struct rows captures;     /* array of struct open_capture, without gaps; gate.captures is its length */
     struct lock primaries_lock;
     struct primary primaries[STREAMS_DEVICES]; /* guarded by primaries_lock */
@@ -314,8 +317,9 @@ bool streams_may_block(const struct streams *streams, const struct known_stream 
  * stream. Return false if the event cannot be recorded. */
 bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event);
 /* Return whether a stream of the context waits for the program. An event behind all work of the context may then pass
- * only after the end of that wait. */
-bool streams_wait(struct streams *streams, const struct known_context *known);
+ * only after the end of that wait. `fence`: row whose event this is, so that only older waits of other streams count;
+ * NULL: all waits count. */
+bool streams_wait(struct streams *streams, const struct known_context *known, const struct known_stream *fence);
 /* Query the driver about this stream of the row, whose context is current. Return the driver's answer;
  * CUDA_ERROR_NOT_READY: the stream has unfinished work. Return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without a query if
  * a capture forbids it that is open or may begin. */

@@ -219,3 +219,29 @@ def test_a_drain_waits_for_launches_that_only_another_threads_event_is_behind(te
     agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 404, "all launches drained")
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 404, "DRAINED comes when the work has ended"
+
+
+def test_a_drain_waits_for_a_destroyed_stream_next_to_a_wait_that_is_over(tenant: Tenant) -> None:
+    """Nothing was launched behind the other stream's wait, so no event of the hook shows that it is over."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("computes", "loads", "third"):
+        probe.ok("stream", name)
+    for name in ("loads", "computes"):
+        probe.ok("launch", "noop", name)
+        probe.ok("stream_sync", name)
+        probe.ok("hold", name, name)
+    probe.ok("launch", "spin_us_300000", "computes")
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 3, "a drain next to the waits")
+    probe.ok("stream_destroy", "computes")
+    probe.ok("release", "loads")
+    probe.ok("stream_sync", "loads")
+    probe.ok("launch", "spin_us_300000", "third")
+    probe.ok("release", "computes")
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 4, "all launches drained")
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 4
+    assert usage.last_end <= agent.times(client, Drained)[-1], "DRAINED comes when the work has ended"
