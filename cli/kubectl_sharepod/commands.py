@@ -15,7 +15,7 @@ from typing import Any
 from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, UsageError, path
 from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
 from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, published_free, workloads
-from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, mapping, rows, text, whole
+from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, condition, mapping, rows, text, whole
 
 
 def top(scope: Scope) -> Page:
@@ -284,7 +284,9 @@ def doctor(kubectl: Kubectl) -> Page:
     for item in operators:
         if not (whole(mapping(item.get("status")).get("readyReplicas")) or 0):
             name = f"{text(item, 'metadata', 'namespace')}/{text(item, 'metadata', 'name')}"
-            lines.append(["", f"the operator {name} has no ready replica; read kubectl logs and describe of its Pods"])
+            failure = text(condition(mapping(item.get("status")), "ReplicaFailure"), "message")
+            advice = failure or "read kubectl logs and describe of its Pods"
+            lines.append(["", f"the operator {name} has no ready replica; {advice}"])
     unique = sorted({tuple(line) for line in lines})
     return Page(
         columns=[Column("NODE"), Column("PROBLEM", grows=True)],

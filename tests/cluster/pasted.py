@@ -13,13 +13,17 @@ from harness.installation import MANIFESTS
 _INSTALL = MANIFESTS.parent / "docs" / "install.md"
 
 
-def paste_uninstall(cluster: Cluster, overlay: Path, printed: Path) -> subprocess.Popen[bytes]:
-    """Start the commands of the page that uninstall SharePod, in the folder of an overlay. Each command must succeed.
-    Their output goes to the file `printed`."""
+def paste_uninstall(
+    cluster: Cluster, overlay: Path, printed: Path, *, strict: bool = True, first: int = 0
+) -> subprocess.Popen[bytes]:
+    """Start the commands of the page that uninstall SharePod, in the folder of an overlay, from the block `first` on.
+    Their output goes to the file `printed`. `strict`: end at the first command that fails, unlike a terminal."""
     section = _INSTALL.read_text().partition("\n## Uninstall\n")[2].partition("\nThen remove `/var/lib")[0]
     blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
     assert len(blocks) == 2
-    script = "set -e\n" + "".join(line[4:] for block in blocks for line in block.splitlines(keepends=True))
+    script = ("set -e\n" if strict else "") + "".join(
+        line[4:] for block in blocks[first:] for line in block.splitlines(keepends=True)
+    )
     environment = {
         **os.environ,
         "KUBECONFIG": str(cluster.kubeconfig),

@@ -74,10 +74,27 @@ def test_the_printed_commands_wait_for_shares_of_every_door_name_them_and_leave_
                 what="the SharePod's share is released, both others named",
                 timeout=PATIENCE_S,
             )
+            half = paste_uninstall(cluster, tmp_path, tmp_path / "half", strict=False, first=1)
+            try:
+                wait(
+                    lambda: f"not deleted yet: gpunode.sharepod.dev/{node}" in (tmp_path / "half").read_text(),
+                    what="the second block alone to wait for the shares",
+                    timeout=PATIENCE_S,
+                )
+            finally:
+                half.kill()
+                half.wait()
             cluster.kubectl("delete", "pods", "--all", "-n", team, timeout=60)
             wait(lambda: script.poll() is not None, what="the commands to end", timeout=PATIENCE_S)
         finally:
             script.kill()
         assert script.wait() == 0, printed.read_text()
         assert left_over(cluster) == []
+        again = paste_uninstall(cluster, tmp_path, printed, strict=False)
+        try:
+            wait(lambda: again.poll() is not None, what="the same commands to end once more", timeout=PATIENCE_S)
+        finally:
+            again.kill()
+            again.wait()
+        assert "still hold a share" not in printed.read_text()
         assert MILLI not in cluster.api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"]

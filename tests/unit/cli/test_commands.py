@@ -477,6 +477,13 @@ def test_doctor_reports_a_cluster_without_an_operator() -> None:
     assert "no Deployment sharepod-operator: apply SharePod's manifests" in printed(commands.doctor(kubectl), 400)
 
 
+def test_doctor_shows_why_the_operators_pods_cannot_be_created() -> None:
+    kubectl = cluster()
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "pods is forbidden: exceeded quota"}
+    kubectl.objects["/apis/apps/v1/deployments"] = {"items": [{"status": {"conditions": [failure]}}]}
+    assert "has no ready replica; pods is forbidden: exceeded quota" in printed(commands.doctor(kubectl), 400)
+
+
 def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
     command = [sys.executable, "-m", "kubectl_sharepod", "explain"]
     with Path("/dev/full").open("w") as full:
