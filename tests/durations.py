@@ -1,7 +1,7 @@
 """Pytest plugin: durations of tests, printed by folder and kept in build/results/durations.json.
 
-| - The duration of a test is the time in seconds that its setup, call and teardown took. A setup of more than
-`LEAST_SETUP_S` is stored as a separate figure, because it starts processes for all tests of a file.
+- The duration of a test is the time in seconds that its setup, call and teardown took. A setup of more than
+  `LEAST_SETUP_S` is stored as a separate figure, because it starts processes for all tests of a file.
 - A run replaces the durations of its own tests. Other durations stay while their test file exists.
 """
 

@@ -1,8 +1,7 @@
 """`support`: a bundle for a problem report, without the secrets of users.
 
 Guarantees:
-- Values of environment variables, commands, arguments, headers of probes and annotations are left out; so are managed
-  fields.
+- Commands, arguments, annotations, probe headers, managed fields and the values of environment variables are left out.
 - The bundle names each part that cannot be read, with the reason, and contains all others.
 """
 

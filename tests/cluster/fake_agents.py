@@ -1,4 +1,4 @@
-"""Player of the agents of all fake nodes in one process: it writes only what an agent writes to the API server.
+"""Fake agents of all fake nodes, in one process. They write only what an agent writes to the API server.
 
 A present agent renews its Lease, reports its inventory and applies its node's ledger (`observedGeneration`). It reports
 a releasing tenant as drained, unless the test leaves a part of it (`leave_behind`). On a node of pool `device-plugin`
@@ -32,8 +32,8 @@ def gpu_uuid(node: str, index: int) -> str:
 
 
 class FakeAgents:
-    """Players of the agents. Each added node has `gpus` GPUs of `memory` bytes. `pace`: least seconds between two
-    writes of one agent; 1 s for a real agent. Use it in a `with` block."""
+    """Fake agents, for a `with` block. Each added node has `gpus` GPUs of `memory` bytes. `pace`: least seconds between
+    two writes of one agent; a real agent has 1 s."""
 
     def __init__(
         self,

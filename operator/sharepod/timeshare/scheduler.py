@@ -80,7 +80,7 @@ class Scheduler:
         self._sharing: dict[str, Sharing] = {}
         """For each GPU: its sharing, if it differs from the parameters."""
         self._surcharged: dict[str, int] = {}
-        """For each surcharged tenant: the moment from which it may co-run again."""
+        """For each tenant with a recent surcharge: the moment from which it may co-run again, in nanoseconds."""
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""

@@ -66,7 +66,7 @@ _faults.addFilter(_is_ours)
 
 @dataclass(eq=False)
 class _Connection:
-    """Accepted connection. `address`: of the client."""
+    """Accepted connection. `address`: the client's."""
 
     address: str
     sock: socket.socket
@@ -85,7 +85,7 @@ class _Connection:
         return self.handed_over and (self.transport is None or self.transport.is_closing())
 
     def drop(self) -> None:
-        """Close it unanswered."""
+        """Close the connection without an answer."""
         if self.transport is not None:
             self.transport.abort()
         elif not self.handed_over:  # its transport is still being created, and closes it when ready

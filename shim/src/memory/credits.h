@@ -38,8 +38,8 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used);
  * runs. `refresh`: see struct memory. */
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session,
                      bool (*refresh)(int place, bool wait));
-/* Return credits to the agent that were idle for CREDITS_LOOK_NS. Return the time of the next call. Only the hook
- * thread calls this. */
+/* Send credits that were idle for CREDITS_LOOK_NS back to the agent. Return the time at which the hook thread must call
+ * this again; no other thread calls it. */
 uint64_t credits_step(uint64_t now);
 
 #endif

@@ -96,7 +96,7 @@ def test_a_pool_that_would_grow_over_the_limit_is_trimmed_again(make_check: Make
     before = check.same()
     assert probe.call("alloc_async", MIB, "s").code == OUT_OF_MEMORY, "the pool takes 32 MiB or nothing"
     check.same()
-    probe.ok("stream_sync", "s")  # memory is freed in the order of the stream
+    probe.ok("stream_sync", "s")  # the undone allocation is freed once the stream reaches it
     assert check.same() == before
 
 

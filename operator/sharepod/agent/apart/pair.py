@@ -1,7 +1,7 @@
 """Supervisor of the agent's two processes: forks both, connects them by a socket pair, and restarts a process that is
 killed.
 
-| - While the privileged process is away, the worker keeps the connections.
+- While the privileged process is away, the worker keeps the connections.
 - While the worker is away, the privileged process keeps the tenants' listening sockets; the supervisor has copies.
 - If a process exits by itself, the supervisor ends all processes and exits with that exit status. It does the same
   after `MOST_KILLED` kills within `WITHIN_S`.

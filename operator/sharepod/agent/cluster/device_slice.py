@@ -34,10 +34,9 @@ def slice_name(node: str) -> str:
 
 
 def slice_names(node: str, node_uid: str | None) -> list[str]:
-    """Return the possible names of a node's ResourceSlice: its own name, and a second name for the case that another
-    slice has its own name.
+    """Return the names of a node's ResourceSlice: the preferred name, and a name to use if that is taken.
 
-    The second name of one node is never the own name of another.
+    The second name of a node is never the preferred name of another.
     """
     return [slice_name(node), *([f"{SCHEDULER_DRIVER}.{node_uid}-{node}"] if node_uid else [])]
 
@@ -49,9 +48,7 @@ def is_of_node(found: Mapping[str, Any], node: str) -> bool:
 
 
 def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
-    """Return the spec of a node's slice. `generation`: generation of the slice's pool. kube-scheduler uses the slices
-    of the highest generation.
-    """
+    """Return the spec of a node's ResourceSlice. kube-scheduler uses only the pool's highest `generation`."""
     rows = MAX_TENANTS // max(1, len(gpus))
     return {
         "driver": SCHEDULER_DRIVER,
@@ -62,7 +59,7 @@ def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
 
 
 def slice_body(node: str, node_uid: str, spec: Json, name: str | None = None) -> Json:
-    """Return the slice to create, whose owner is the Node. `name`: None for the node's own name."""
+    """Return the ResourceSlice to create, owned by the Node. `name`: None for the preferred name."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
     return {
         "apiVersion": API_VERSION,

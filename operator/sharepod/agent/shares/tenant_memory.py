@@ -97,8 +97,7 @@ class TenantMemory:
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
             unread: GPUs without figures.
-                        absent: Processes for which a missing entry in `memory_of` means that they use no memory on that
-                        GPU.
+            absent: Processes that use no memory on a GPU where `memory_of` lacks them.
         """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):
             if gpu in unread:
@@ -114,7 +113,7 @@ class TenantMemory:
         self._handover.add(client.pid)
 
     def declared(self, client: MemoryClient) -> None:
-        """Close the client's handover: it has declared its memory from earlier connections."""
+        """End the client's handover: it has declared all memory of earlier connections. Free its other kept credits."""
         client.handover_open = False
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):

@@ -165,9 +165,7 @@ class TenantToken:
             yield None if client.heartbeat is None else client.heartbeat.read(clock), sent_at
 
     def beats(self) -> list[protocol.Beat]:
-        """Return the addresses of the signs of life of all clients with a grant. Empty if one of these clients gives
-        none.
-        """
+        """Return the address of each granted client's sign of life. Empty if one of these addresses is unknown."""
         patience_ns = self.silence.patience_ns
         beats = [
             client.heartbeat.beat(sent_at, patience_ns, AHEAD_NS)

@@ -577,8 +577,8 @@ class Tokens:
             self._looks.by(self._clock() + PATIENCE_MOST_NS)
 
     def _beats(self, tenant_id: str) -> list[protocol.Beat]:
-        """Return the addresses of the signs of life of a tenant that holds. Empty if one of its processes gives
-        none."""
+        """Return the addresses of a holding tenant's signs of life. Empty if the address of one of its processes is
+        unknown."""
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return []

@@ -57,7 +57,7 @@ def listen(arguments: Sequence[str], environment: Mapping[str, str]) -> EarlySoc
 
 
 def _state_dir(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the state directory from the settings, where they are given in the usual way."""
+    """Return the state directory by the environment variable, else by the file of settings, else the default."""
     given = environment.get("SHAREPOD_AGENT_STATE_DIR")
     if given is not None:
         return given

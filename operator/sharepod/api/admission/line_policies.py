@@ -92,7 +92,7 @@ def _rules(group: str, version: str, operations: list[str], *resources: str) -> 
 
 
 def _translation() -> dict[str, Any]:
-    """Add one claim from the namespace's template, name it in each container with a line, and label the Pod."""
+    """Return the spec of the policy that adds a claim, names it in each container with a line, and labels the Pod."""
     labelled = f"metadata: Object.metadata{{labels: {{{text(LINE_LABEL)}: 'true'}}}}"
 
     def with_claim(field: str, containers: str) -> str:
@@ -140,7 +140,7 @@ def line_pods(of_no_sharepod: str = OF_NO_SHAREPOD) -> list[dict[str, str]]:
 
 
 def _refused_without_claim() -> dict[str, Any]:
-    """Refuse invalid lines and annotations, and Pods with a line that have no claim for it."""
+    """Return the spec of the policy that refuses invalid lines and annotations, and lines without a claim."""
     from_template = (
         "object.spec.?resourceClaims.orValue([]).exists(r, "
         f"r.?resourceClaimTemplateName.orValue('') == {text(LINE_CLAIM)})"
@@ -149,12 +149,12 @@ def _refused_without_claim() -> dict[str, Any]:
 
 
 def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dict[str, Any]:
-    """Return the policy that refuses invalid lines and annotations.
+    """Return the spec of a policy that refuses invalid lines and annotations.
 
     Args:
         or_also: CEL expression of Pods that are checked although they have no line.
         made_with: The annotation with the GPUs of a new Pod.
-        attached: Refusals of Pods that are not attached as required.
+        attached: Validations of the way in which the Pod is attached.
     """
     ours = f"k.startsWith({text(PREFIX)})"
     with_line = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
@@ -224,7 +224,7 @@ def limit_field(name: str, container: str) -> str:
 
 
 def _lines() -> list[Validation]:
-    """Refuse lines that are invalid within a single container."""
+    """Return the validations of lines within a single container."""
     unknown = f"k, k.startsWith({text(PREFIX)}) && !(k in {texts(RESOURCES)})"
     here = f"c.?resources.?limits.orValue({{}}).exists({unknown})"
     bad = f"variables.containers.filter(c, {here})"

@@ -103,8 +103,8 @@ class AgentLeases:
         return lease is not None and lease.changed is not None and now < lease.changed + lease.duration
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Return, sorted, the given nodes whose agents have become alive or away since the last call. Nodes for which
-        `alive` returned another answer in between are included."""
+        """Return, sorted, the given nodes whose agent became alive or away since the last call. This includes a short
+        change that only an answer of `alive` has shown."""
         nodes, now = set(nodes), self._clock()
         alive = {node for node in nodes if self._alive_at(node, now)}
         turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))

@@ -5,7 +5,7 @@ The prices balance supply and demand: while there is room, the holes of the clus
 it will arrive. They are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from one estimate
 to the next.
 
-| - Requests that are too rare to fill all remaining slivers of time give these slivers no value.
+- Requests that are too rare to fill all remaining slivers of time give these slivers no value.
 - A size that arrives more often than there are holes for it has a price below zero.
 - A GPU's free memory bounds the value of its hole: time without memory is worth nothing.
 """
@@ -43,7 +43,7 @@ _COMMON = 0.95
 
 
 class ShadowPrices:
-    """Prices of request sizes in thousandths of a GPU, as of the last estimate."""
+    """Price of each request size, as of the last estimate. Sizes and prices in thousandths of a GPU's time."""
 
     def __init__(self) -> None:
         self._prices: dict[int, float] = {}
@@ -52,8 +52,8 @@ class ShadowPrices:
         """Find the prices in slices, and return the value of holes of 0 to 1000 thousandths, of shape (1001,).
 
         Args:
-            shares: of all arrivals, by class.
-            free: thousandths of each GPU that takes shares.
+            shares: Part of each class in all arrivals.
+            free: Free thousandths of each GPU that takes shares.
         """
         wanted: dict[int, float] = {}
         for known, share in shares.items():

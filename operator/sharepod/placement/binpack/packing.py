@@ -129,7 +129,7 @@ class Packing:
                     break
             else:
                 yield from usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
-            # 4. Sums with the new weights.
+            # 4. Sums over the GPUs of each node, with the new weights.
             weighing.reweigh()
             everywhere = np.arange(nodes if columns.started_over == started_over else 0, dtype=np.int64)
             for _ in weighing.slices(everywhere):
@@ -145,7 +145,7 @@ class Packing:
         else:
             self._scorer.take(weighing)
             self._scorer.sum_gpus(np.flatnonzero(columns.changed_at > began).astype(np.int64))
-        # 6. Scores with the new weights, for the most recently decided classes first.
+        # 6. Scores by the new weights, for the most recently decided classes first.
         work = _RENEWAL_WORK
         for key, scores in sorted(self._scores.items(), key=lambda item: -item[1].seen):
             yield

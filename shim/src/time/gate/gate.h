@@ -93,8 +93,8 @@ struct gate {
     _Atomic uint64_t undrained;    /* time of the last check that found this work unfinished; 0: no such check */
     _Atomic uint32_t slot_count;   /* number of slots used so far */
     _Atomic uint32_t next_claim;   /* where the next search for the slot of an exited thread starts */
-    /* The shared slot of threads beyond GATE_SLOTS. shared_threads: ids of threads inside a launch; 0: free.
-     * shared_inside: number of threads inside a launch that found no free place. shared_passed: launches passed. */
+    /* Slot that all threads beyond GATE_SLOTS share. shared_threads: ids of its threads inside a launch; 0: free place.
+     * shared_inside: number of its threads inside a launch that have no place. shared_passed: launches passed. */
     _Atomic int shared_threads[SHARED_PLACES];
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];

@@ -30,7 +30,7 @@
     (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, \
      CUstream stream, void **parameters, void **extra)
 
-/* Wrapper `function` of cuLaunchKernel, in one form of the call. */
+/* Define `function` as the wrapper of cuLaunchKernel or cuLaunchKernel_ptsz (`per_thread`). */
 #define LAUNCH_KERNEL(linkage, function, symbol, per_thread)                                                    \
     linkage CUresult function KERNEL_PARAMETERS {                                                               \
         THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra); \

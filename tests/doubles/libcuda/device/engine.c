@@ -141,7 +141,7 @@ static void put_on_timeline(struct op *op, uint64_t end) {
     }
 }
 
-/* Record that the function of the stream's next operation has returned. */
+/* End the stream's next operation, a host function that has returned, and wake the threads that wait. */
 static void function_returned(struct stream *stream) {
     stream->calling = false;
     put_on_timeline(next_op(stream), fake_now());

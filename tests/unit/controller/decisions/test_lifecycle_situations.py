@@ -55,7 +55,7 @@ _SHAREPODS = st.none() | st.builds(
     lambda phase, uid, valid, deleting, policy, last: sharepod(
         status={
             "phase": phase,
-            # the same write sets one of the two fields and empties the other
+            # one write fills lastEnd and empties podUID, so they never name the same Pod
             **({"podUID": uid} if uid and uid != last else {}),
             **({"lastEnd": {**ENDED, "podUID": last}} if last else {}),
         },

@@ -269,7 +269,7 @@ async def test_until_when_others_come_first_is_told_anew_once_it_is_no_longer_so
         await world.want("second", 0.5, memory="4Gi")
         await world.later(1)
         assert "2026-02-01T00:00:00Z" in world.why("second")
-        # the loop does not search for tenants that block requests
+        # without a search for blocking tenants, only the changed order renews the reason
         monkeypatch.setattr(world.loop._explanations, "_next_look", float("inf"))
         standing = replace(standing, refill_at="2026-02-01T00:10:00Z")
         world.loop.order_changed()

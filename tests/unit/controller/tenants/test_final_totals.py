@@ -56,7 +56,7 @@ async def test_a_refused_status_keeps_no_share(world: World, status: int) -> Non
     for _ in range(20):
         world.server.fail("patch", "sharepods", refusal=Refused(status, "Invalid", "a policy does not like it"))
     for _ in range(3):
-        with suppress(ApiError):  # the status write itself is retried
+        with suppress(ApiError):  # of the refused write, which the next call tries again
             await world.look()
     await world.until(lambda: world.tenant not in world.rows())
 
