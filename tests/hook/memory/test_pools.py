@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
-from hook.conftest import GPU_0, MIB, TENANT_MEMORY
+from hook.conftest import BUILD, GPU_0, MIB, TENANT_MEMORY, Tenant
 from hook.world.ledger_check import PAGE, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
 
@@ -153,6 +155,15 @@ def test_a_pool_of_the_programs_own_counts_until_its_last_allocation_is_gone(mak
     another = probe.ok("pool_create")
     probe.ok("alloc_async", 200 * MIB, "s", another)
     assert check.same() == 200 * MIB
+
+
+def test_threads_that_together_hold_half_of_the_limit_are_not_refused(tenant: Tenant) -> None:
+    """Each call charges the growth that it may cause, 32 MiB, before the driver reuses memory of the pool."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    for _ in range(4):
+        program = [str(BUILD / "programs" / "poolthreads"), "16", "60"]
+        subprocess.run(program, env=tenant.environment(), check=True, timeout=60)
 
 
 def test_threads_that_use_one_pool_at_once_stay_within_the_limit(make_check: MakeCheck) -> None:

@@ -46,6 +46,11 @@ static bool step_known(void) {
     return memory_state()->pool_chunk > 0 && memory_state()->pool_surplus >= memory_state()->pool_chunk / 2;
 }
 
+/* Return whether only the expected growth may be reserved, not the least. With the lock. */
+static bool is_exact(const struct pool_call *call) {
+    return !call->learns || call->memory->origin == POOL_SHAREABLE;
+}
+
 /* Reserve the expected growth. Unless `exact`, the driver's step is not known yet, and the smallest possible growth is
  * reserved if the agent refuses more. */
 static bool reserve_new(struct pool_call *call, bool exact) {
@@ -58,11 +63,12 @@ static bool reserve_new(struct pool_call *call, bool exact) {
     return credits_reserve(call->memory->place, least);
 }
 
-/* Wait, for at most TURN_TIME, until no call has exclusive use of the pool, or, if `alone`, until no call is under way.
+/* Wait, for at most TURN_TIME, until no call has exclusive use of the pool, and, if `alone`, no call is under way or
+ * about to begin.
  * Return false after TURN_TIME. With the lock, which is released during the wait. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
-    while (memory->alone || (alone && memory->busy > 0)) {
+    while (memory->alone || (alone && (memory->busy > 0 || memory->charging > 0))) {
         uint32_t calls = memory->calls;
         now = sys_now();
         deadline = deadline ? deadline : now + (memory->pool == NULL ? GRAPH_TURN_TIME : TURN_TIME);
@@ -76,37 +82,58 @@ static bool await_turn(struct pool_memory *memory, bool alone) {
     return true;
 }
 
-/* End a call's exclusive use of the pool, and wake the threads that wait for the pool. With the lock. */
-static void leave_turn(struct pool_call *call) {
-    struct pool_memory *memory = call->memory;
-    if (call->alone)
-        memory->alone = call->alone = false;
+/* Wake the threads that wait for the pool. With the lock. */
+static void wake(struct pool_memory *memory) {
     memory->calls++;
     if (memory->awaited)
         sys_wake_all(&memory->calls);
     memory->awaited = false;
 }
 
+/* End a call's exclusive use of the pool. With the lock. */
+static void leave_turn(struct pool_call *call) {
+    if (call->alone)
+        call->memory->alone = call->alone = false;
+    wake(call->memory);
+}
+
+/* Note that the call has no growth reserved. With the lock. */
+static void end_charge(struct pool_call *call) {
+    call->charging = false;
+    call->memory->charging--;
+    wake(call->memory);
+}
+
 /* Begin a call without a charge. Return whether memory of the pool can serve it. The call then has exclusive use of the
- * pool, so that no other call takes that memory (C8). */
-static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
+ * pool, so that no other call takes that memory (C8). If the pool has no such memory, reserve `wanted` bytes, if other
+ * calls reserve growth now or have done so since memory->calls was `calls`: they have then returned unused growth. */
+static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse, uint64_t wanted, uint32_t calls) {
     struct pool_memory *memory = call->memory;
     uint64_t there;
     call->reserved = 0;
     if (may_reuse == REUSE_SURE)
         return true;
     memory_lock();
+    bool again = memory->busy > 0 || memory->charging > 1 || memory->calls != calls;
+    end_charge(call);
     if (await_turn(memory, true))
         memory->alone = call->alone = true;
-    bool overgrown = memory->overgrown;
+    bool overgrown = memory->overgrown, exact = is_exact(call);
     memory_unlock();
     if (!overgrown && (could_reuse(memory, call->bytes) ||
                        (may_reuse == REUSE_LIKELY && pool_figure(memory, false, &there) && there >= call->bytes)))
         return true;
+    bool reserved = false;
+    if (call->alone && again) {
+        pool_settle_alone(memory);
+        call->reserved = wanted;
+        reserved = reserve_new(call, exact);
+    }
     memory_lock();
-    leave_turn(call);
+    if (!reserved)
+        leave_turn(call);
     memory_unlock();
-    return false;
+    return reserved;
 }
 
 /* Charge a call, or find memory of the pool for it. In the order of their cost:
@@ -114,20 +141,23 @@ static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
  * 2. Memory of the pool, if the agent is absent or has recently refused.
  * 3. Credits of the agent.
  * 4. Credits of the agent after a trim of the pool.
- * 5. Memory of the pool. */
+ * 5. Memory of the pool, or growth that other calls have returned. */
 static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     memory_lock();
     call->learns = memory->pool != NULL && !step_known();
-    bool exact = !call->learns || memory->origin == POOL_SHAREABLE;
+    bool exact = is_exact(call);
     uint64_t until = memory->overgrown ? 0 : memory->refused_until, wanted = step(memory, call->bytes);
+    uint32_t calls = memory->calls;
+    memory->charging++;
+    call->charging = true;
     memory_unlock();
     call->reserved = wanted;
     if (credits_take(memory->place, call->reserved)) /* 1 */
         return true;
     bool reuse = may_reuse == REUSE_SURE || could_reuse(memory, call->bytes);
     if (reuse && (!atomic_load(&memory_state()->session->ready) || sys_now() < until)) /* 2 */
-        return reuse_alone(call, may_reuse);
+        return reuse_alone(call, may_reuse, wanted, calls);
     if (reserve_new(call, exact)) { /* 3 */
         memory_lock();
         memory->overgrown = false;
@@ -140,7 +170,7 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     memory_lock();
     memory->refused_until = sys_now() + REFUSED_TIME;
     memory_unlock();
-    return reuse_alone(call, may_reuse); /* 5 */
+    return reuse_alone(call, may_reuse, wanted, calls); /* 5 */
 }
 
 /* Update the driver's step from the growth of one call. The growth is a multiple of the step, and the growth beyond the
@@ -174,6 +204,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     memory_lock();
     if (!call->alone)
         await_turn(memory, false);
+    memory->charging -= call->charging;
     memory->busy++;
     memory->calls++;
     call->calls = memory->calls;

@@ -57,17 +57,18 @@ struct pool_memory {
     enum pool_origin origin;
     enum pool_state state;
     _Atomic uint32_t readers; /* number of threads that read the driver's figures now, without the lock (C9) */
-    uint32_t busy;            /* number of calls under way */
-    _Atomic uint32_t calls;   /* number of calls begun plus number of calls ended; a futex for threads that wait for the
-                                 end of a call */
-    bool alone;               /* one call, for which nothing was charged, has exclusive use of the pool (C8) */
-    bool awaited;             /* a thread waits for a call to end */
-    bool overgrown;           /* the pool grew over the limit in a call that could not be undone (C11) */
-    uint32_t trims;           /* number of trims of the graph pool that the hook has seen */
-    uint64_t counted;         /* bytes of credits in use for the pool */
-    uint64_t pending;         /* bytes of `counted` that were charged for calls under way */
-    uint64_t most;            /* bytes: maximum that the program has set for the pool; 0: none */
-    uint64_t refused_until;   /* sys_now() until which no request is sent to the agent for this pool */
+    uint32_t charging;      /* number of calls that reserve their growth, or have reserved it and are about to begin */
+    uint32_t busy;          /* number of calls under way */
+    _Atomic uint32_t calls; /* number of calls begun plus number of calls ended; a futex for threads that wait for the
+                               end of a call */
+    bool alone;             /* one call has exclusive use of the pool (C8) */
+    bool awaited;           /* a thread waits for a call to end */
+    bool overgrown;         /* the pool grew over the limit in a call that could not be undone (C11) */
+    uint32_t trims;         /* number of trims of the graph pool that the hook has seen */
+    uint64_t counted;       /* bytes of credits in use for the pool */
+    uint64_t pending;       /* bytes of `counted` that were charged for calls under way */
+    uint64_t most;          /* bytes: maximum that the program has set for the pool; 0: none */
+    uint64_t refused_until; /* sys_now() until which no request is sent to the agent for this pool */
 };
 
 /* One call that may make a pool grow, from pool_call_begin to pool_call_end. */
@@ -77,7 +78,8 @@ struct pool_call {
     uint64_t reserved;          /* bytes charged for the call before it was made */
     uint64_t before;            /* bytes: the driver's figure before the call; only if `learns` */
     uint32_t calls;             /* memory->calls at the beginning of this call */
-    bool alone;                 /* nothing is charged for the call, and it has exclusive use of the pool (C8) */
+    bool charging;              /* the call is one of memory->charging */
+    bool alone;                 /* the call has exclusive use of the pool (C8) */
     bool learns;                /* the growth of the pool by this call shows the step in which the driver grows pools */
 };
 
@@ -128,6 +130,8 @@ void pool_call_close(struct pool_call *call);
 /* Count the bytes by the driver's present figure. Growth is counted only while no call is under way, and then even over
  * the limit (C5). */
 void pool_settle(struct pool_memory *memory);
+/* Return charged bytes that the pool does not have, for a call that has exclusive use of the pool. */
+void pool_settle_alone(struct pool_memory *memory);
 /* Destroy a pool of the program. A pool with allocations left lingers, and is counted, until it is empty. Return the
  * driver's answer. */
 CUresult pool_destroy(struct pool_memory *memory);

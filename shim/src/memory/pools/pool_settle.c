@@ -70,12 +70,27 @@ bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now) {
     return true;
 }
 
-uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now) {
-    if (memory->calls != calls || memory->alone)
-        return 0;
+/* Lower `counted` to the driver's figure plus the possible growth of calls under way. Return the difference. With the
+ * lock. */
+static uint64_t lower(struct pool_memory *memory, uint64_t now) {
     uint64_t most = now + memory->pending, less = memory->counted > most ? memory->counted - most : 0;
     memory->counted -= less;
     return less;
+}
+
+uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now) {
+    return memory->calls != calls || memory->alone ? 0 : lower(memory, now);
+}
+
+void pool_settle_alone(struct pool_memory *memory) {
+    uint32_t calls;
+    uint64_t now;
+    if (!pool_read(memory, &calls, &now))
+        return;
+    memory_lock();
+    uint64_t less = memory->calls == calls ? lower(memory, now) : 0;
+    memory_unlock();
+    credits_return(memory->place, less);
 }
 
 void pool_settle(struct pool_memory *memory) {
