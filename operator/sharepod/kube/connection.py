@@ -1,14 +1,15 @@
 """Connection to the API server under one identity.
 
 Guarantees:
-- Bodies and answers are plain dicts; every call names its content type.
+- Bodies and answers are plain dicts.
 - Every call ends within its timeout; a watch ends at the latest `WATCH_GRACE_S` after its requested duration.
-- A page of a list may take ten timeouts while more of it arrives within each. So a page of large objects from a busy
-  server is read to its end, instead of again from its beginning.
+- A page of a list may take ten timeouts, provided that more of it arrives within each. So a page of large objects from
+  a busy server is read to its end, and not requested again from its beginning.
 - Every failure is an `ApiError`.
-- Of callers whose answers arrive at the same time, a few continue in each round of the event loop.
+- If many answers arrive at the same time, only some of their callers continue in one round of the event loop, so other
+  tasks are not delayed.
 - An object that cannot be read (too deep, too large) ends neither its list nor its watch.
-- Proxies of the environment are looked up once, when the connection is created.
+- The environment is searched for a proxy once, when the connection is created.
 - New connections use the certificates that the configuration's files have at that time.
 """
 
@@ -56,12 +57,12 @@ APPLY_PATCH = "application/apply-patch+yaml"
 CALL_TIMEOUT_S = 10.0
 """Default timeout of a call, in seconds."""
 _PAGE_TIMEOUTS = 10
-"""Timeouts of one call that a page of a list may take, while more of it arrives within each."""
+"""Longest time for a page of a list, in timeouts of one call. Within each timeout, more of the page must arrive."""
 CONNECT_TIMEOUT_S = 5.0
 """Timeout in seconds for opening a connection, and for the first answer of a watch."""
 WATCH_S = (20, 25)
 """Requested duration of a watch in seconds, at random within these bounds. An API server sends bookmarks only about
-once a minute. So only the end of a watch without events shows that the server is still connected."""
+once a minute. So on a watch without events, only its timely end shows that the connection still works."""
 WATCH_GRACE_S = 3.0
 """Seconds beyond its requested duration after which a watch counts as dead."""
 _TURN_S = 0.005
@@ -69,11 +70,11 @@ _TURN_S = 0.005
 _COMPARE_CLOCKS_S = 10.0
 """Seconds between two comparisons of this machine's clock with the API server's."""
 _QUERIES = 64
-"""Most queries of calls whose text is cached: each kind of write has one."""
+"""Largest number of cached query strings: each kind of write uses one."""
 
 
 class Connection:
-    """Connection to the API server. Every call may raise `ApiError`. Close it at the end."""
+    """Connection to the API server. Every call may raise `ApiError`. Call `close` at the end."""
 
     def __init__(self, config: Configuration, user_agent: str) -> None:
         self._config = config
@@ -91,13 +92,16 @@ class Connection:
         self._rejected_since: float | None = None
         self._clock_compared_at = float("-inf")
         self.clock_behind_s = 0.0
-        """Seconds by which this machine's clock is behind the API server's, by its last answers, to about a second."""
+        """Seconds by which this machine's clock is behind the API server's, to about a second, from the header Date of
+        answers."""
         self.answered_at: float | None = None
-        """Monotonic time in seconds of the last answer other than "try again later"; None: none yet."""
+        """Monotonic time in seconds of the last answer other than a server error (5xx) or 429; None before the
+        first."""
 
     @classmethod
     async def open(cls, kubeconfig: Path | None, user_agent: str) -> Connection:
-        """Return a connection by a kubeconfig file, or as the pod's ServiceAccount. Raise `NoApiServerError`."""
+        """Return a connection that uses a kubeconfig file; without one, the pod's ServiceAccount. Raise
+        `NoApiServerError`."""
         return cls(await configuration(kubeconfig), user_agent)
 
     async def close(self) -> None:
@@ -108,8 +112,8 @@ class Connection:
 
     @property
     def rejected_for_s(self) -> float:
-        """Seconds since the API server began to reject the credentials or its certificate was not trusted; 0 if both
-        are accepted."""
+        """Seconds since the API server began to reject the credentials, or since its certificate was not trusted; 0 if
+        neither is the case."""
         return 0.0 if self._rejected_since is None else time.monotonic() - self._rejected_since
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
@@ -123,7 +127,7 @@ class Connection:
     async def patch(
         self, path: str, body: Json | list[Json], content: str, *, timeout_s: float = CALL_TIMEOUT_S
     ) -> Json:
-        """Patch the object at `path`; return it as patched. `content` is the patch's content type."""
+        """Patch the object at `path`; return the patched object. `content` is the patch's content type."""
         return await self.call("PATCH", path, body, content=content, timeout_s=timeout_s)
 
     async def call(
@@ -136,7 +140,7 @@ class Connection:
         content: str = JSON,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Json:
-        """Make a call; return its answer."""
+        """Make a call; return the JSON object of its answer."""
         call = f"{method} {path}"
         try:
             async with asyncio.timeout(timeout_s):
@@ -159,8 +163,8 @@ class Connection:
     ) -> Json:
         """Read one page of a list, item by item as it arrives; return the list's metadata.
 
-        `heard`: called with each piece that arrives. `timeout_s`: longest silence; the page as a whole may take ten
-        times as long.
+        `heard`: called for each chunk that arrives. `timeout_s`: longest time without a chunk; the whole page may take
+        ten times as long.
         """
         call, now = f"LIST {path}", asyncio.get_running_loop().time
         reader, decoder = ListText(), codecs.getincrementaldecoder("utf-8")("replace")
@@ -206,7 +210,7 @@ class Connection:
             path: path of the collection.
             query: selectors.
             since: resourceVersion.
-            heard: called when the watch is answered, and with each piece that arrives.
+            heard: called when the watch is answered, and for each chunk that arrives.
             unreadable: takes the objects that cannot be read; None: the first one ends the watch (`UnavailableError`).
         """
         lasts = random.randint(*WATCH_S)  # noqa: S311 - spreads load, nothing secret
@@ -247,7 +251,7 @@ class Connection:
             raise self._unavailable(call, error) from error
 
     def _check(self, call: str, status: int, headers: Mapping[str, str], answer: bytes) -> None:
-        """Record that the server has answered. Raise the error of a refusal."""
+        """Record the time of an answer; raise the error that its status stands for."""
         if status != 401:
             self._rejected_since = None
         if status < 500 and status != 429:
@@ -285,8 +289,7 @@ class Connection:
     async def _exchange(
         self, method: str, path: str, body: Json | list[Json] | None, query: Mapping[str, str], content: str
     ) -> Answer:
-        """Make a call over a kept connection. If a proxy is configured, use the general client, which supports
-        proxies."""
+        """Make a call over a kept connection. With a proxy, use aiohttp, which supports proxies."""
         if self._proxied:
             response = await self._send(method, path, body, query, content)
             async with response:
@@ -346,7 +349,7 @@ def _session(*, trust_env: bool) -> aiohttp.ClientSession:
 
 
 def _proxy_of_environment(url: str) -> bool:
-    """Return whether the environment has a proxy for this URL, which aiohttp would look up for every call."""
+    """Return whether the environment has a proxy for this URL. aiohttp would search the environment at each call."""
     parts = urlsplit(url)
     return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
 
@@ -365,8 +368,8 @@ class _SilenceError(Exception):
 async def _lines(
     response: aiohttp.ClientResponse, ends: float, heard: Callable[[], None]
 ) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield the lines of a response, each with whether it is complete. Of a line longer than `OBJECT_LIMIT`, only its
-    beginning is yielded.
+    """Yield (line, whether it is complete) for each line of a response. A line longer than `OBJECT_LIMIT` is cut off
+    there, and is not complete.
 
     Raise `_SilenceError` if the response has not ended at `ends`, on the clock of the event loop.
     """
@@ -394,7 +397,6 @@ async def _lines(
 
 
 def _of_event(call: str, event_body: Json) -> ApiError:
-    """Return the error of an ERROR event."""
     code = event_body.get("code")
     error = refusal(call, code if isinstance(code, int) else 500, json.dumps(event_body).encode())
     if isinstance(error, GoneError):

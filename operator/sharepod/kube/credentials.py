@@ -1,8 +1,8 @@
 """Credentials of the API server: from a kubeconfig, or the pod's ServiceAccount; read again as they are rotated.
 
 Guarantees:
-- Credentials are read again at most each `_PERIOD_S`, and as soon as the API server has rejected them. The clock is
-  monotonic, so a clock that is set back delays nothing.
+- Credentials are read again at most once in `_PERIOD_S`, or in `_AFTER_REJECTION_S` if the API server has rejected
+  them. The clock is monotonic, so a clock that is set back delays nothing.
 - While the credentials cannot be read, the former credentials stay in use.
 """
 
@@ -29,7 +29,7 @@ class NoApiServerError(ConnectionError):
 
 
 class Rereading:
-    """Hook of a `Configuration` that reads the credentials again when they are due. `load` reads them."""
+    """Refresh hook of a `Configuration`: before a call, `load` reads the credentials again if they are due."""
 
     def __init__(self, load: Callable[[Any], Awaitable[None]]) -> None:
         self._load = load

@@ -41,31 +41,32 @@ class ApiError(Exception):
 
     @property
     def was_not_begun(self) -> bool:
-        """True if the server has not begun the call and names a time for the retry: a write has had no effect."""
+        """True if the server refused the call before processing it, and names a time for the retry. So a write had no
+        effect."""
         return self.retry_after_s is not None and self.status in (429, 503)
 
     @property
     def was_not_answered(self) -> bool:
-        """True if the server may have received the call, and has not answered in time."""
+        """True if the call timed out: the server may have received and processed it."""
         return self.status == 0 and self.reason == "TimeoutError"
 
     @property
     def of_resource(self) -> bool:
-        """True if the server does not serve the resource, so that the error concerns no object. A CRD is served only
-        some seconds after the API server has started, and not while it is deleted and applied again. A 404 without a
-        reason also counts, because a load balancer sends such answers. An API server gives a reason for each object
-        that it does not find."""
+        """True if the server does not serve the resource, so the error is not about one object. A CRD is not served in
+        the first seconds after the API server's start, nor between its deletion and its creation. A 404 without a
+        reason also counts: a load balancer sends such answers, and an API server gives a reason for each missing
+        object."""
         return self.status == 404 and (not self.reason or self.message.startswith(_NOT_SERVED))
 
     @property
     def of_admission(self) -> bool:
-        """True if a policy or a webhook has denied the call, or a webhook could not be called. It may be allowed later,
-        whatever its HTTP status."""
+        """True if a policy or a webhook has denied the call, or a webhook could not be called. Whatever the HTTP
+        status, a retry may be allowed."""
         return any(words in self.message for words in _ADMISSION)
 
     @property
     def of_object(self) -> bool:
-        """True if the server calls the object itself invalid: another attempt will be refused too."""
+        """True if the server finds the object itself invalid, so that a retry would be refused too."""
         if self.of_admission:
             return False
         return (self.status == 422 and self.names_fields) or (self.status == 400 and self.reason == "BadRequest")
@@ -80,7 +81,7 @@ class ForbiddenError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """404."""
+    """404: the object does not exist, or the resource is not served (`of_resource`)."""
 
 
 class ConflictError(ApiError):
@@ -88,7 +89,7 @@ class ConflictError(ApiError):
 
 
 class AlreadyExistsError(ApiError):
-    """409 on create."""
+    """409 on create: an object of this name exists."""
 
 
 class GoneError(ApiError):
@@ -109,11 +110,11 @@ class ErrorEventError(UnavailableError):
 
 
 class SilentError(UnavailableError):
-    """The server has not ended a watch in time: its connection is half open."""
+    """The server has not ended a watch in time, so its connection counts as broken."""
 
 
 LONGEST_MESSAGE = 1024
-"""Longest message of the server that is kept, in characters: it may quote an object of a user."""
+"""Characters of a server's message that are kept. The message may quote an object of a user, of any length."""
 
 
 def refusal(call: str, status: int, answer: bytes, retry_after: str | None = None, date: str | None = None) -> ApiError:
@@ -148,8 +149,8 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
 
 
 def _seconds(retry_after: str | None, date: str | None) -> float | None:
-    """Return the seconds of a header Retry-After. If that is a date, it is compared with the date of the answer,
-    independent of this machine's clock."""
+    """Return the seconds of a header Retry-After. A date there is compared with `date`, the server's own time of the
+    answer, so this machine's clock does not matter. None if either cannot be read."""
     if retry_after is None:
         return None
     if retry_after.isdecimal():

@@ -1,11 +1,11 @@
-"""HTTP/1.1 exchanges of one request and one answer over kept connections, without the overhead of a general client
-(docs/decisions/0057-calls-without-a-general-client.md has the reasons).
+"""HTTP/1.1 client: one request and one answer at a time over kept connections. A general client costs more time per
+call (docs/decisions/0057-calls-without-a-general-client.md).
 
 Guarantees:
 - A connection carries one exchange at a time; a connection whose exchange was not completed is closed.
-- A request is sent once. Exception: if a kept connection turns out to be closed before any part of the answer, a
-  repeatable request (`_REPEATABLE`) is sent once more, over a new connection.
-- A connection that has been idle for `_IDLE_S`, or was opened with another trust, is not used again.
+- A request is sent once, with one exception. If a kept connection turns out to be closed before any part of the answer
+  arrives, a repeatable request (`_REPEATABLE`) is sent again, over a new connection.
+- A connection that has been idle for `_IDLE_S`, or was opened with another TLS context, is not used again.
 - Every failure is an `OSError`; timeouts are the caller's.
 """
 
@@ -25,13 +25,13 @@ import httptools
 _IDLE_S = 15.0
 """Seconds for which an idle connection is kept: shorter than servers and load balancers keep it."""
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
-"""Methods whose repetition has the effect of one call."""
+"""Methods that have the same effect once and twice, so a request may be sent again."""
 _NO_BODY = (204, 304)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of the server. `headers`: by their names in lower case."""
+    """Answer of the server. `headers`: value by name in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -42,7 +42,7 @@ class Exchanges:
     """Exchanges with one server.
 
     Args:
-        url: The server; a path in it precedes that of each request.
+        url: Address of the server. A path in it is put before the path of each request.
         trust: Returns the TLS context of new connections; None: plain HTTP.
         server_name: Name that the server's certificate must be for; None: that of the URL.
         connect_timeout_s: Timeout in seconds of opening a connection.
@@ -69,7 +69,8 @@ class Exchanges:
             self._idle.pop().abort()
 
     async def exchange(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
-        """Send a request; return its answer. Raises `OSError`, `ValueError` for a header that cannot be sent."""
+        """Send a request; return its answer. Raises `OSError`, or `ValueError` if a header contains the end of a
+        line."""
         request = self._request(method, path, headers, body)
         channel, kept = self._kept(), True
         while True:
@@ -99,7 +100,7 @@ class Exchanges:
         return head.encode() + b"\r\n\r\n" + (body or b"")
 
     def _kept(self) -> _Channel | None:
-        """Return the connection that was used last, if it can be used again."""
+        """Return the connection that was used last and can be used again; close the others. None: there is none."""
         trust, now = self._trust(), time.monotonic()
         while self._idle:
             channel = self._idle.pop()
@@ -134,7 +135,7 @@ class _StaleError(ConnectionError):
 
 
 class _Channel(asyncio.Protocol):
-    """One connection. `trust`: the trust that it was opened with."""
+    """One connection. `trust`: the TLS context with which it was opened."""
 
     def __init__(self, trust: SSLContext | None) -> None:
         self.trust = trust
@@ -145,18 +146,19 @@ class _Channel(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._begun = False
-        """True once a part of the answer has come."""
+        """True once the first bytes of the answer have arrived."""
         self._to_the_end = False
-        """True if the body has no length of its own and ends with the connection."""
+        """True if the answer gives no length of its body, which therefore ends when the server closes the
+        connection."""
         self.is_reusable = True
 
     @property
     def is_open(self) -> bool:
-        """True while the server has not closed it."""
+        """True while the connection is open."""
         return self._transport is not None and not self._transport.is_closing()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -173,11 +175,11 @@ class _Channel(asyncio.Protocol):
     # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Store the connection's transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse a piece of the answer."""
+        """Feed received bytes to the parser."""
         if self._answer is None or self._answer.done():  # no request is pending
             self.is_reusable = False
             self.abort()
@@ -189,11 +191,11 @@ class _Channel(asyncio.Protocol):
             self._fail(ConnectionError(f"the answer is not HTTP: {error}"))
 
     def eof_received(self) -> bool:
-        """Let the connection close."""
+        """Let asyncio close the connection when the server has closed its side."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Complete an answer that ends with the connection, or fail."""
+        """Complete an answer whose body ends with the connection; fail any other pending exchange."""
         self._transport = None
         if self._answer is None or self._answer.done():
             return
@@ -207,25 +209,25 @@ class _Channel(asyncio.Protocol):
     # Callbacks of the parser
 
     def on_message_begin(self) -> None:
-        """Begin an answer, or an informational one (100, 103)."""
+        """Clear headers and body: an informational answer (100, 103) may have come before."""
         self._headers, self._body = {}, []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Store a header."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Record how the body ends."""
+        """Determine whether the body ends only with the connection."""
         known = "content-length" in self._headers or "transfer-encoding" in self._headers
         status = self._parser.get_status_code()
         self._to_the_end = not known and status >= 200 and status not in _NO_BODY
 
     def on_body(self, piece: bytes) -> None:
-        """Take a piece of the body."""
+        """Store a part of the body."""
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
-        """Deliver the answer, unless it is informational."""
+        """Deliver the answer, unless it is informational (100, 103)."""
         if self._parser.get_status_code() >= 200:
             self._complete()
 

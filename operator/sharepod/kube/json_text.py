@@ -1,11 +1,11 @@
-"""JSON of the API server as text: read piece by piece, safe against any content that a user can write.
+"""Parser of an API server's JSON, fed in chunks of text, and safe against any content that a user can write.
 
 Guarantees:
-- An object that cannot be read (nested too deep, too large, a number too long) affects no other object. An `Unreadable`
-  stands for it, and the objects around it are read.
-- managedFields that nest too deep, which any user may write into any object, are dropped; the rest of the object is
-  read.
-- At most one object of a list, and the piece that has just arrived, are held as text.
+- An object that cannot be read (nested too deep, too large, a number too long) is replaced by an `Unreadable`, and the
+  objects before and after it are read.
+- managedFields that nest too deep are dropped, and the rest of the object is read. Any user may write such fields into
+  an object.
+- At most one object of a list, and the chunk that arrived last, are kept as text.
 - The work is linear in the length of the text: a part of an object is parsed at most twice.
 """
 
@@ -21,18 +21,21 @@ from typing import Any
 from .bodies import loads
 
 OBJECT_LIMIT = 1 << 22
-"""Longest object that is read, in characters of JSON, 4 MiB: etcd stores at most 1.5 MiB. Parsing it takes 40 ms."""
+"""Longest object that is read, in characters of JSON: 4 MiB, as etcd stores at most 1.5 MiB. Parsing 4 MiB takes 40
+ms."""
 _TOO_LARGE = f"is larger than {OBJECT_LIMIT >> 20} MiB"
 _HEAD = 1 << 20
 """Characters of an unreadable object that are searched for its metadata, 1 MiB: the metadata precedes spec and
 status."""
 _TRY_AGAIN = 1 << 16
-"""Length in characters from which an unfinished object is parsed again only once it has doubled."""
+"""Length in characters above which an unfinished object is parsed again only after its text has doubled. So the work
+stays linear."""
 _IDENTITY = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
     "labels", "annotations", "ownerReferences",
 )  # fmt: skip
-"""Fields of the metadata that are read of an unreadable object; managedFields nest as deep as the object does."""
+"""Fields of the metadata that are read of an unreadable object. managedFields are not among them, as they may be what
+nests too deep."""
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -44,8 +47,8 @@ _STRING = re.compile(rf'"{_IN_STRING.pattern}"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rf'(?:[^"]++|{_STRING.pattern})*+', re.DOTALL)
 """Pattern of text up to its end, or up to a string that the end of the text cuts off."""
 _STRETCH = 1 << 14
-"""Characters that are skipped in one step, 16 KiB. Without steps, the brackets of a long text would take up to 5 ms
-each time."""
+"""Characters that are skipped in one step, 16 KiB. In one step, the brackets of a long text would take up to 5 ms each
+time."""
 _STEPS = bytes(1 if byte in b"{[" else 255 for byte in range(256))
 """Change of the depth by each kind of bracket: 1 for an opening bracket, -1 (in eight bits) for a closing one."""
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"{}[]")
@@ -53,7 +56,8 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"{}[]")
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Object of which at most the metadata can be read. `why`: text for its owner, after "the object"."""
+    """Object of which at most the metadata can be read. `why`: cause as the end of a sentence that begins "the
+    object"."""
 
     metadata: dict[str, Any]
     why: str
@@ -75,7 +79,7 @@ class ListText:
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
-        """Metadata of the list: complete after `close`."""
+        """Metadata of the list. Complete only after `close`, as they may follow the items."""
         self._has_items = False
         self._text = ""
         self._at = 0
@@ -84,14 +88,14 @@ class ListText:
         self._skipped: _Skipped | None = None
 
     def feed(self, text: str) -> Iterator[dict[str, Any] | Unreadable]:
-        """Add text; yield the items that are complete now. Raise `NotAListError`."""
+        """Add text; yield the items that are complete by now. Raise `NotAListError`."""
         self._text += text
         if self._skipped is None and len(self._text) < self._try_at:
             return
         yield from self._read(last=False)
 
     def close(self) -> Iterator[dict[str, Any] | Unreadable]:
-        """Yield the remaining items. Raise `NotAListError`."""
+        """Yield the remaining items. Raise `NotAListError` if the text is not a complete list."""
         yield from self._read(last=True)
         if self._next != self._done:
             raise NotAListError("the list ends in the middle")
@@ -164,7 +168,7 @@ class ListText:
             self._skipped = _Skipped(_why(error), keep=OBJECT_LIMIT)
             return self._skip()
         begin, self._at = self._at, at
-        if at - begin > OBJECT_LIMIT:  # the whole object came in one piece
+        if at - begin > OBJECT_LIMIT:  # the whole object came in one chunk
             return Unreadable(item_metadata(self._text[begin : begin + _HEAD]), _TOO_LARGE)
         return item if isinstance(item, dict) else Unreadable({}, "is not an object")
 
@@ -218,8 +222,8 @@ def item_metadata(text: str) -> dict[str, Any]:
 
 
 def _without_managed_fields(text: str, at: int) -> dict[str, Any] | None:
-    """Return the object of a text, without the managedFields of the object at `at`; None if that cannot be read either,
-    or is incomplete."""
+    """Parse `text` as if the managedFields of the object at `at` were empty. Return None if that object has none, or
+    the text is incomplete or still cannot be read."""
     for name in ("metadata", "managedFields"):
         found = next((begin for key, begin in _positions(text, at) if key == name), None)
         if found is None:
@@ -237,7 +241,8 @@ class _Incomplete(Exception):  # noqa: N818 - no fault: more text is needed
 
 
 class _Skipped:
-    """Value that is skipped, whatever its depth and length; `keep` characters of its beginning are kept."""
+    """Skips one value of any depth and length, chunk by chunk. `head` keeps the first `keep` characters of the
+    value."""
 
     def __init__(self, why: str, *, keep: int = _HEAD) -> None:
         self.why = why
@@ -248,7 +253,8 @@ class _Skipped:
         self._escaped = False
 
     def feed(self, text: str, at: int) -> tuple[int, bool]:
-        """Skip the value from `at` on; return where it, or the text, ends, and whether the value has ended."""
+        """Skip the value, or the next part of it, from `at` on. Return the position where the value or the text ends,
+        and whether the value has ended."""
         begin = at
         if not self.head and (number := _NUMBER.match(text, at)):
             return number.end(), True
@@ -297,7 +303,7 @@ class _Skipped:
         return end, end
 
     def _turn(self, character: str) -> None:
-        """Update the depth, or enter a string, by this character."""
+        """Change the depth by a bracket, or enter a string at a quotation mark."""
         if character == '"':
             self._in_string = True
         elif character in "{[":
@@ -307,8 +313,7 @@ class _Skipped:
 
 
 def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
-    """Yield the key of each member of the object at `at`, with the position of its value. Ends at the end of the
-    text."""
+    """Yield (key, position of its value) for each member of the object at `at`, as far as the text goes."""
     at = blank(text, at)
     if not text.startswith("{", at):
         return
@@ -334,7 +339,7 @@ def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
 
 
 def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield the members of the object at `at` that can be read, among the keys in `only`."""
+    """Yield (key, value) of each readable member of the object at `at` whose key is in `only`."""
     for key, begin in _positions(text, at):
         if key in only:
             try:

@@ -1,12 +1,12 @@
-"""Rounds of the event loop: bounds the part of a round for tasks whose answers have arrived.
+"""Fair rounds of the event loop: limits the time per round for callers of the API server whose answers have arrived.
 
-A round runs all ready tasks, and only then polls the sockets again. If 32 writers get their answers at once, and each
-runs for a millisecond, any other caller waits for all of them. It does so up to three times: for the connection, the
+A round of asyncio runs all ready tasks, and only then polls the sockets again. If 32 writers get their answers at once,
+and each runs for a millisecond, any other caller waits 32 ms. It waits up to three times: for the connection, the
 request and the answer.
 
 Guarantees:
-- Tasks that `enter` take no more of a round together than the budget and one step.
-- They continue in the order in which they came.
+- In one round, tasks that have called `enter` run together for at most the budget and one more step.
+- Tasks continue in the order of their calls of `enter`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 _BUDGET_S = 0.005
-"""Budget in seconds of a round: equal to the time that a watch spends on events before others get a turn."""
+"""Budget of a round in seconds: the same time after which a watch lets other tasks run."""
 
 
 class LoopRounds:
@@ -26,10 +26,10 @@ class LoopRounds:
         self._clock = clock
         self._budget_s = budget_s
         self._ends: float | None = None
-        """Time at which the budget of this round is used up; None: no task has entered in it."""
+        """Time at which the budget of this round is used up. None: no task has called `enter` in this round."""
 
     async def enter(self) -> None:
-        """Continue at once while there is time left in this round, else in a later one."""
+        """Return at once while this round has time left, else in a later round."""
         while self._ends is not None and self._clock() >= self._ends:  # noqa: ASYNC110 - a round is no event
             await asyncio.sleep(0)
         if self._ends is None:

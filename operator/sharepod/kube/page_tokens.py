@@ -1,6 +1,6 @@
-"""Tokens of the pages of a list, by which the list is read to its end.
+"""Continue tokens of a list, which is read page by page.
 
-Guarantee: a list whose pages repeat ends with an error; any other list is read to its end, whatever its length.
+Guarantee: a list that repeats a token raises an error. Any other list is read to its end, whatever its length.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from .errors import UnavailableError
 
 
 class PageTokens:
-    """Tokens `continue` of one list. `path`: of the list."""
+    """Continue tokens of one list so far. `path`: path of the list."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._given: set[str] = set()
 
     def after(self, page: Json) -> str:
-        """Return the token of the page after this one, whose metadata is given; empty after the last.
+        """Return the token for the next page, from the metadata of `page`; empty after the last page.
 
         Raises `UnavailableError` if an earlier page had the same token.
         """

@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 from kubernetes.aio.client import Configuration
 
 _PERIOD_S = 60.0
-"""Seconds between two checks of the files: the kubelet itself brings a changed ConfigMap to a pod within two
-minutes."""
+"""Seconds between two readings of the files. The kubelet takes up to two minutes to bring a changed ConfigMap to a pod,
+so a shorter period would gain little."""
 _AFTER_DOUBT_S = 1.0
-"""Shortest time in seconds between two checks of the files after a certificate of the API server was not trusted."""
+"""Shortest time in seconds between two readings of the files after the API server's certificate was not trusted."""
 
 
 class Trust:
-    """Trust by a `Configuration`, whose files are read again as they change."""
+    """TLS trust that a `Configuration` describes. Its files are read again while the process runs."""
 
     def __init__(self, config: Configuration) -> None:
         self._config = config
@@ -35,9 +35,10 @@ class Trust:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection; None for plain HTTP. A different object means a different trust.
+        """Return the context for a new connection; None for plain HTTP. Compare by identity: a changed trust is a new
+        object.
 
-        Raises `OSError` if the files cannot be read, and never could.
+        Raises `OSError` if the files cannot be read and there is no former context.
         """
         if not self._secure:
             return None
@@ -53,7 +54,7 @@ class Trust:
         return self._context
 
     def invalidate(self) -> None:
-        """Record that a certificate was not trusted: the files are checked before the next connection."""
+        """Record that a certificate was not trusted, so that the files are read before the next connection."""
         self._doubted = True
 
     def _look(self) -> None:
