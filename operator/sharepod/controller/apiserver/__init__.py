@@ -1,1 +1,1 @@
-"""The API server, as the operator speaks to it: client, watches, lists, Lease, Events, work queue."""
+"""The operator's connection to the API server: client, watches and lists, leader election, Events, work queue."""

@@ -4,8 +4,8 @@ Guarantees, in addition to the guarantees of `kube`:
 - While `may_write` returns False, every write, and every retry of a write, raises `NotLeadingError` and is not sent.
 - While the API server does not serve a SharePod resource (CRD not installed), a GET fails with `UnavailableError`. So
   an object of that kind never counts as missing.
-- A call that the API server refused before it began (429, or 503 with Retry-After) is retried after the server's pause
-  plus a random delay. An eviction is not retried, because there 429 reports a PodDisruptionBudget.
+- A call that the API server refused before processing it (429, or 503 with Retry-After) is retried after the requested
+  pause plus a random delay. An eviction is not retried, because for it 429 means that a PodDisruptionBudget forbids it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from sharepod.kube import (
 T = TypeVar("T")
 
 _TRIES = 4
-"""Most tries of a call that the API server asks to retry. After the last one the call fails."""
+"""Largest number of tries of a call that the API server asks to retry. After the last try the call fails."""
 _OTHER_HISTORY = "the API server's versions went back since it was asked"
 _TOO_MANY = 429
 """HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 LONGEST_WAIT_S = 30.0
-"""Longest Retry-After, in seconds, that a call waits for. With a longer one the call fails at once."""
+"""Longest Retry-After, in seconds, that a call waits for. If the server asks for more, the call fails at once."""
 
 
 class NotLeadingError(Exception):
@@ -93,11 +93,13 @@ GPUBUDGETS = Resource(f"/apis/{objects.API_VERSION}", gpubudget.PLURAL)
 GPUSTATEMENTS = Resource(f"/apis/{objects.API_VERSION}", statement.STATEMENT_PLURAL)
 
 _MISSED = (f"{SHAREPODS.prefix}/", f"{PODS.prefix}/")
-"""Paths of objects whose absence has consequences, so that a 404 for an unserved resource must not count as absence."""
+"""Paths of SharePod's objects and of Pods. The operator acts on their absence, so a 404 because the resource is not
+served must not count as absence."""
 
 
 class Client:
-    """Client of one API server. Every method raises an `ApiError`; writing methods also raise `NotLeadingError`.
+    """Client of one API server. Every method that calls the server may raise an `ApiError`; a write may also raise
+    `NotLeadingError`.
 
     Args:
         config: How to reach the API server.
@@ -105,7 +107,7 @@ class Client:
         write_timeout: Seconds for one write.
         page_size: Objects in one page of a list.
         may_write: Returns True while this process may write. Called before each write.
-        tries: Most tries of a call that the server asks to retry.
+        tries: Largest number of tries of a call that the server asks to retry.
     """
 
     def __init__(
@@ -137,12 +139,12 @@ class Client:
         self._forgotten += 1
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Json:
-        """Return one object, read live."""
+        """Return one object, read from the API server instead of the cache."""
         return await self._call("GET", resource.path(name, namespace))
 
     @property
     def answered_s(self) -> float | None:
-        """Seconds since the API server's last answer other than "try again later". None if there was none."""
+        """Seconds since the API server's last answer other than a server error (5xx) or 429. None if there was none."""
         return None if self._api.answered_at is None else time.monotonic() - self._api.answered_at
 
     def hangs_alone(self, error: ApiError) -> bool:
@@ -172,7 +174,7 @@ class Client:
         limit: int | None = None,
         take: Callable[[Json], None],
     ) -> None:
-        """Read a whole list, page by page. Unreadable items are skipped. For the arguments see `page`."""
+        """Read a whole list, page by page. Skip unreadable items. Arguments: see `page`."""
         tokens, token = PageTokens(resource.path(namespace=namespace)), ""
         while True:
             listed = await self.page(
@@ -203,10 +205,10 @@ class Client:
             namespace: None: all.
             labels: Label selector.
             fields: Field selector.
-            limit: Most objects; None: the size of a page.
+            limit: Largest number of objects in the page; None: the client's `page_size`.
             token: Start of the page: `continue` of the page before.
-            timeout_s: Longest silence in seconds; None: the timeout of reads.
-            heard: Called with each piece that arrives.
+            timeout_s: Longest time in seconds without a chunk of the answer; None: the timeout of reads.
+            heard: Called for each chunk that arrives.
             take: Called with each object.
             unreadable: Called with the readable part of each unreadable object.
         """
@@ -244,7 +246,7 @@ class Client:
         *,
         timeout_s: float | None = None,
     ) -> Json:
-        """Apply a JSON Patch. A failed `test` raises `InvalidError`, as does a malformed patch.
+        """Apply a JSON Patch. Raise `InvalidError` if a `test` operation fails or the patch is malformed.
 
         `timeout_s`: seconds; None: the timeout of writes.
         """
@@ -252,15 +254,17 @@ class Client:
         return await self._call("PATCH", path, operations, content=JSON_PATCH, timeout_s=timeout_s)
 
     async def patch_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """Merge a patch into the status. uid and resourceVersion in `metadata` are preconditions (`ConflictError`)."""
+        """Merge a patch into the status. Raise `ConflictError` if the stored object has another uid or resourceVersion
+        than `metadata` in `body`."""
         return await self._call("PATCH", resource.path(name, namespace, "status"), body, content=MERGE_PATCH)
 
     async def patch_merge(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """Merge a patch into an object. uid and resourceVersion in `metadata` are preconditions (`ConflictError`)."""
+        """Merge a patch into an object. Preconditions as for `patch_status`."""
         return await self._call("PATCH", resource.path(name, namespace), body, content=MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """Write the status by server-side apply. Fields in `body` are set, and the fields of other managers stay."""
+        """Write the status by server-side apply. Fields in `body` are set; fields that other field managers set
+        stay."""
         query = {"fieldManager": "sharepod-operator", "force": "true"}
         return await self._call(
             "PATCH", resource.path(name, namespace, "status"), body, query=query, content=APPLY_PATCH
@@ -289,9 +293,8 @@ class Client:
     async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
         """Evict the pod with this uid by the Eviction API. `dry_run`: only check whether the eviction is allowed now.
 
-        Raises `UnavailableError` with status 429 if a PodDisruptionBudget or a webhook forbids the eviction. Two
-        budgets that select one pod also forbid it; the API server then answers 201 with a Status of failure, which
-        raises the same error.
+        Raises `UnavailableError` with status 429 if a PodDisruptionBudget or a webhook forbids the eviction. If two
+        budgets select the pod, the API server answers 201 with a Status of failure; this raises the same error.
         """
         options: Json = {"preconditions": {"uid": uid}}
         if dry_run:
@@ -328,7 +331,7 @@ class Client:
         the watch.
 
         Raise `GoneError` if the version is too old, `SilentError` if the server does not end the watch in time.
-        `heard` is called when the watch is answered, and with each piece that arrives; `unreadable` takes the objects
+        `heard` is called when the watch is answered, and for each chunk that arrives; `unreadable` takes the objects
         that cannot be read.
         """
         events = self._api.watch(
@@ -374,7 +377,7 @@ class Client:
         return await self._made(verb or _VERBS[method], call)
 
     async def _made(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, retry it while the server asks for that, at most `tries` times, and record its duration."""
+        """Make a call and record its duration. Retry a call that the server asks to retry, up to `tries` tries."""
         tries = 1 if verb == "evict" else self._tries
         while True:
             began = time.perf_counter()
@@ -396,15 +399,13 @@ _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DE
 
 
 def jittered(seconds: float) -> float:
-    """Return the server's pause plus a random part, so that clients do not all retry at once."""
+    """Return a pause of the server plus up to a fifth at random, so that clients do not all retry at once."""
     return seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load, nothing secret
 
 
 @cache
 def _seconds(verb: str) -> Histogram:
-    """Return the histogram of a verb. It is cached, because a look-up for each call takes as long as the observation
-    itself.
-    """
+    """Return the duration histogram of a verb. It is cached, because `labels()` takes as long as an observation."""
     return metrics.API_SECONDS.labels(verb)
 
 

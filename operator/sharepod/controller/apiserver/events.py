@@ -1,10 +1,10 @@
-"""Event recorder: writes Events, as `kubectl describe` shows them.
+"""Event recorder: writes Kubernetes Events, as `kubectl describe` shows them.
 
 Guarantees:
 - Writing an Event never delays the work that the Event reports, and never makes it fail.
 - An Event with the same object, reason and note is written again only after ten minutes.
-- Per object and reason, at most `_BURST` Events are written at once, and after that one a minute.
-- If the queue is full, new Events are dropped and counted. One namespace may use a quarter of the queue.
+- About one object and with one reason, at most `_BURST` Events are written without a pause, then one a minute.
+- If the queue is full, new Events are dropped and counted. One namespace may fill a quarter of the queue.
 - Namespaces take turns, so a slow admission webhook of one namespace delays only the Events of that namespace.
 """
 
@@ -30,22 +30,22 @@ from .client import EVENTS, Client
 from .workqueue import WorkQueue
 
 _WAITING = 1000
-"""Most Events in the queue: as many as the API server accepts in about 10 s."""
+"""Largest number of Events in the queue: as many as the API server accepts in about 10 s."""
 _WAITING_OF_ONE = _WAITING // 4
-"""Most Events of one namespace in the queue."""
+"""Largest number of Events of one namespace in the queue."""
 _WRITERS = 4
 """Number of Events that are written at the same time."""
 _REPEAT_S = 600.0
-"""Seconds until an Event with the same object, reason and note is written again. The API server keeps an Event for an
-hour."""
+"""Seconds until an Event with the same object, reason and note is written again. The API server deletes an Event after
+an hour, so a lasting state stays visible."""
 _REMEMBERED = 10_000
-"""Most written Events, and most rate limiters, that are remembered: about 1 MB for each kind."""
+"""Largest number of written Events that are remembered to find repetitions; also of rate limiters. About 1 MB each."""
 _BURST = 10
 """Most Events of one reason about one object that are written without a pause."""
 _PERIOD_S = 60.0
 """Seconds per Event of one reason about one object, after the burst."""
 _VERSIONS = {"Pod": "v1", claims.KIND: claims.API_VERSION}
-"""API versions of the objects of Events, except SharePod's own."""
+"""API version by kind of the objects that Events are about. Kinds that are missing here are SharePod's own."""
 _NOTE_LIMIT = 1024
 """Longest note in bytes that events.k8s.io/v1 accepts."""
 
@@ -65,7 +65,7 @@ class _Event:
 
 
 class Events:
-    """Recorder of Events. `identity`: name of this process in the Events. `clock`: monotonic seconds."""
+    """Recorder of Events. `identity`: name of this operator process in the Events. `clock`: monotonic seconds."""
 
     def __init__(self, client: Client, identity: str, clock: Callable[[], float]) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Queue of keys whose owners take turns (round robin); the keys of one owner are first in, first out."""
+"""Queue of keys, each with an owner. Owners take turns (round robin); the keys of one owner are first in, first out."""
 
 from __future__ import annotations
 

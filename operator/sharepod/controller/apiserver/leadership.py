@@ -5,14 +5,14 @@ Guarantees:
   which also counts suspension.
 - A released Lease is taken as soon as the watch shows its release. The Lease of a dead process is taken as soon as it
   has ended.
-- The Lease of another process has ended once this process has seen no change of it for the duration that the Lease
-  names.
-- If the Lease is deleted, the acting process creates it again. Any other process that has seen the Lease waits until it
-  has been missing for its duration.
-- This process stops acting once the *beginning* of its last successful renewal is longer ago than the renew deadline.
-  `acting` then returns False even if no task runs.
-- If a leader stops acting and then renews its Lease, `on_lost` and `on_gained` are called. So it reconsiders all work
-  that it dropped.
+- The Lease of another process counts as ended once this process has seen no change of it for the `leaseDurationSeconds`
+  in it.
+- If the Lease is deleted, the acting process creates it again. Any other process that has seen the Lease first waits
+  until it has been missing for a Lease duration.
+- Leadership counts from the *beginning* of the last successful renewal. Once that is longer ago than the renew
+  deadline, `acting` returns False, even if no task runs.
+- If a process stops acting and then renews its Lease, `on_lost` and `on_gained` are called. So the work that was
+  dropped while its writes were refused is done again.
 - The renew deadline is before the Lease's end by at least the timeout of one write (checked in `settings.py`).
 """
 
@@ -35,14 +35,15 @@ NAME = "sharepod-operator"
 """Name of the operator's Lease."""
 
 _END_S = 0.02
-"""Seconds from the end of another process's Lease until this process tries to take it."""
+"""Seconds after the computed end of another process's Lease at which this process tries to take it."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """Lease of another process: its latest resourceVersion, and the time at which that was first seen."""
+    """Lease of another process: its latest resourceVersion, and the time at which this process first saw that
+    version."""
 
     version: str
     at: float
@@ -56,7 +57,7 @@ class Leadership:
     """Leader elector.
 
     Args:
-        client: The API server. This client must also write while this process does not lead.
+        client: The API server. It must be a client that may write before this process leads.
         namespace: Namespace of the Lease.
         identity: Name of this process in the Lease.
         duration: Seconds after its last renewal at which the Lease ends.
@@ -90,7 +91,7 @@ class Leadership:
         self._on_lost = on_lost
         self._clock = clock
         self._renewed: float | None = None
-        """Time at which the last successful renewal began. None without leadership."""
+        """Time at which the last successful renewal began. None if this process does not lead."""
         self._led = False
         self._observed: ObservedLease | None = None
         self._ends: float | None = None
@@ -152,7 +153,7 @@ class Leadership:
             log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=repr(error))
             held = self.acting()
         else:
-            # this also concerns a process that still holds the Lease: its writes were refused while it did not act
+            # This process may still hold the Lease, but its writes were refused: report the loss first.
             if not self.acting():
                 self._turn(False)
             self._renewed = began if held else None
@@ -210,8 +211,8 @@ class Leadership:
         return self._clock() > self._ends
 
     def _observe(self, version: str, *, later: bool = False) -> ObservedLease:
-        """Record a version of another process's Lease. `later`: True: only if this version is later than the known
-        version.
+        """Record a version of another process's Lease; return the version that now counts, with the time of its
+        arrival. `later`: if True, ignore a version that is not later than the known version.
         """
         known = self._observed
         if known is None or (_is_later(version, known.version) if later else version != known.version):

@@ -1,4 +1,4 @@
-"""Reflector: list and watch of one kind of object, which keep a store up to date.
+"""Reflector: keeps a local store of one kind of object up to date by a list and a watch.
 
 Guarantees:
 - After a list the store holds each object that existed when the list began and still exists, and no deleted object.
@@ -6,14 +6,14 @@ Guarantees:
   breaks, the watch resumes at its last version.
 - Before a watch resumes, a list of one object shows whether the API server's versions went back (etcd restored
   from a backup). If so, everything is listed again and the store replaced.
-- An unreadable object affects only itself: it is skipped and counted, and its owner is notified if known. If an event
-  does not name its object, everything is listed once the watch ends, because the affected object is unknown.
+- An unreadable object affects only itself: it is skipped and counted, and its owner is notified if known. If a watch
+  event does not name its object, everything is listed after the watch has ended, to find the affected object.
 - Objects are recorded one by one as they arrive, so no whole page is in memory.
 - If a page arrives late or breaks off after `_LONG_PAGE_S`, a smaller page is requested at the same place in the list,
   down to one object. Pages grow again while they arrive fast.
 - A Retry-After is obeyed up to `LONGEST_WAIT_S`, so that an error page of a load balancer does not stop a watch for
   hours.
-- A resource that is not served yet is requested every `_NOT_SERVED_S`, or `_OPTIONAL_S`.
+- A resource that is not served yet is requested again every `_NOT_SERVED_S`, or `_OPTIONAL_S`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ noticed."""
 _NOT_SERVED_S = 2.0
 """Seconds between two tries while the resource is not served, as its CRD may be applied at any time."""
 _OPTIONAL_S = 15.0
-"""The same for a kind that placement does not need. An older API server may never serve it."""
+"""The same, in seconds, for a kind that placement does not need. An older API server may never serve it."""
 _TURN_S = 0.005
 """Seconds of recording events or removing deleted objects before other tasks get a turn."""
 _STEADY_S = 5.0
-"""Seconds after which a watch counts as steady: its next failure counts as the first. Longer than the pauses."""
+"""Seconds after which a watch counts as steady, so that its end causes no back-off. Longer than the longest pause."""
 _CHECK_TIMEOUT_S = 5.0
 """Timeout, in seconds, of the list of one object before a watch: equals the timeout for a watch's first answer."""
 _PAGE_STEP = 4
@@ -66,9 +66,9 @@ after 60 s, proxies earlier. A connection that breaks earlier has another cause.
 _PAGE_GROWS_WITHIN = 1 / 4
 """Pages grow if the next larger page is expected to arrive within this part of the read timeout."""
 _LOG_S = 10.0
-"""Least seconds between two log lines about a failure that lasts."""
+"""Shortest time in seconds between two log lines about the same failure."""
 _LOG_OPTIONAL_S = 3600.0
-"""The same for a kind that placement does not need."""
+"""The same, in seconds, for a kind that placement does not need."""
 _LONGEST_WHY = 300
 """Longest kept reason of an unreadable object, in characters. An exception may quote the whole object."""
 
@@ -85,7 +85,8 @@ class Mirror(Protocol):
         """Record an object of which only this metadata is readable."""
 
     def drop(self, uid: str, version: int, last: Json | None, /) -> None:
-        """Remove an object that was deleted at a version; `last`: its last state on the watch."""
+        """Remove a deleted object. `version`: resourceVersion of the deletion. `last`: the object's last state, from
+        the DELETED event; None if a list revealed the deletion."""
 
     def versions(self) -> Mapping[str, int]:
         """Return the version of each known object by uid."""
@@ -106,8 +107,9 @@ class Reflector:
         labels: Label selector.
         fields: Field selector.
         needed: True if placement needs this kind.
-        on_listing: Called before everything is listed. Changes since the last watch event were not seen one by one.
-        on_replaced: Called before the store is replaced because the API server's versions went back.
+        on_listing: Called before everything is listed. Changes between the last watch event and the list are not seen
+            one by one.
+        on_replaced: Called when the API server's versions went back, before the store is invalidated.
         clock: Monotonic seconds.
     """
 
@@ -138,14 +140,14 @@ class Reflector:
         self._on_replaced = on_replaced
         self._clock = clock
         self._since: str | None = None
-        """Version from which the watch resumes; None: list everything."""
+        """resourceVersion from which the watch resumes; None: list everything first."""
         self._seen = 0
-        """Highest version of a list or an event."""
+        """Highest resourceVersion of a list or an event. A lower one shows that etcd was restored from a backup."""
         self._heard_at = clock()
         self._arrived_at: float | None = None
         """Time at which a part of a list last arrived. None before the first."""
         self._opened_at: float | None = None
-        """Time at which the API server answered the present or last watch."""
+        """Time at which the API server answered the present watch, or the last one."""
         self._followed_at = float("-inf")
         """Time at which the API server last answered a watch, however long that watch lasted."""
         self._failures = 0
@@ -153,18 +155,20 @@ class Reflector:
         self._failed_at = self._told_at = clock()
         self._unreadable_log = UnreadableLog(clock)
         self._page: int | None = None
-        """Objects per page while pages are reduced because a page did not arrive in time. None: the usual number."""
+        """Objects per page, reduced because a page did not arrive in time. None: the client's page size."""
         self._watching: asyncio.Task[None] | None = None
         self._reopening = False
         self._missed = False
-        """True after an event that did not name its object."""
+        """True after an event that did not name its object, so that the next step is a list."""
         self._histories = 0
-        """Number of times that this reflector or another found that the versions went back."""
+        """Number of times that any reflector found that the versions went back. A list that spans a change is not
+        used."""
         self.listed = False
-        """True once everything was listed. False again from when the versions went back until the next list."""
+        """True once everything was listed. False while the resource is not served, and from when the versions went back
+        until the next list."""
 
     def freshness(self) -> WatchFreshness:
-        """Return the present freshness."""
+        """Return the freshness of this watch at this moment."""
         now = self._clock()
         return WatchFreshness(
             self.kind,
@@ -178,7 +182,7 @@ class Reflector:
 
     def followed_since(self, moment: float) -> bool:
         """Return True if everything was listed and the API server has answered a watch at `moment` or later. An
-        answered list does not count.
+        answered list does not count, as events may be older than it.
         """
         return self.listed and self._followed_at >= moment
 
@@ -229,7 +233,8 @@ class Reflector:
             self.reopen()
 
     def reopen(self) -> None:
-        """Open the watch again at its last version. The API server then sends all events since that version at once."""
+        """Open the watch again at the version that it has reached. The API server then sends all later events at
+        once."""
         if self._watching is not None:
             self._reopening = True
             self._watching.cancel()
@@ -258,7 +263,7 @@ class Reflector:
         """Read the list page by page, then remove the objects that it does not contain. Return the list's version. If
         the list expires midway (410), begin again, at most twice.
 
-        `history`: value of `_histories` at the start. If it changes while the list is read, no object is removed.
+        `history`: value of `_histories` at the start. If it changes before the end, the remaining objects stay.
         """
         self._on_listing()
         for last in (False, False, True):
@@ -319,8 +324,8 @@ class Reflector:
                 return version
 
     def _shrink_page(self, error: UnavailableError, took: float) -> bool:
-        """Reduce the page size if a page was late or broke off after `took` seconds. Return True if a smaller page may
-        be requested, and False if the error has another cause.
+        """Reduce the page size if a page was late, or broke off after `took` >= `_LONG_PAGE_S` seconds. Return True if
+        the caller may request the smaller page; False if the error has another cause or the page had one object.
         """
         size = self._page or self._client.page_size
         too_large = "Timeout" in error.reason or took >= _LONG_PAGE_S
@@ -331,8 +336,8 @@ class Reflector:
         return True
 
     def _grow_page(self, took: float) -> None:
-        """Increase the page size again if a larger page will arrive in time. The time of an answer is proportional to
-        the page size.
+        """Increase the page size again if a larger page is expected in time. A page arrived in `took` seconds, and the
+        time is proportional to the size.
         """
         if self._page is not None and took * _PAGE_STEP <= self._client.read_timeout * _PAGE_GROWS_WITHIN:
             larger = self._page * _PAGE_STEP

@@ -1,4 +1,4 @@
-"""Freshness of watches: whether they are fresh enough for placement, readiness and health. Pure.
+"""Freshness of watches: whether the cache is recent enough to place by, and the process ready and healthy. Pure.
 
 Guarantees:
 - Nothing is placed while a needed watch has been silent for more than `BELIEF_S`.
@@ -28,12 +28,12 @@ class WatchFreshness:
     listed: bool
     """True once everything was listed, unless the versions went back since then."""
     silent_s: float
-    """Seconds since the last byte of the watch, its last opening, or the last page of a list. Before the first of
-    these: since the start."""
+    """Seconds since the last bytes of the watch, since it was opened, or since the last page of a list, whichever is
+    latest. Before any of these: since the start. """
     failure: ApiError | None = None
     """Error of the last try, if it failed."""
     failed_s: float = 0.0
-    """Seconds since the last failed try."""
+    """Seconds since the last failed try. Has a meaning only with `failure`."""
     needed: bool = True
     """True if placement needs the kind."""
     arriving: bool = False
@@ -52,9 +52,8 @@ def stale(freshness: Iterable[WatchFreshness]) -> list[str]:
 
 
 def blind(freshness: Iterable[WatchFreshness], answered_s: float | None) -> str | None:
-    """Return why the process gets no events of a kind, if a restart can help. None if the process is healthy.
-
-    `answered_s`: seconds since the API server has answered any call; None if it never has.
+    """Return a message about a watch that brings no events, if a restart may help. None if the process is healthy.
+    `answered_s`: seconds since the API server last answered any call; None if it never has.
     """
     away = answered_s is None or answered_s > BELIEF_S
     for watch in freshness:

@@ -1,10 +1,10 @@
-"""Watches of the operator: one reflector for each kind, which updates the cluster state.
+"""Watches of the operator: one reflector for each kind of object. Together they keep the cluster state up to date.
 
 Guarantees:
 - Each kind is listed and watched once in this process, whether it leads or stands by.
-- Freshness is reported by kind: `unready`, `stale`, `blind`.
+- Freshness is reported by kind: `unready` (not listed yet), `stale` (too old to place by), `blind` (unhealthy).
 - If the versions of one kind went back, every kind is listed again and its store replaced.
-- For the metric apply_to_pod_seconds, a SharePod is timed from its arrival on the watch until its Pod has a share.
+- The metric apply_to_pod_seconds measures from the arrival of a new SharePod until the arrival of its Pod with a share.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .reflector import Reflector
 from .watch_freshness import WatchFreshness
 
 _OTHER_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of the pods that use resources of a node, or wait for a node with a claim."""
+"""Field selector of unfinished pods without a tenant label: they use a node's resources, or wait with a claim."""
 _REPLAY_S = 0.1
-"""Seconds from the answer to a watch until all older events count as recorded. The API server sends these events at
+"""Seconds from the answer to a watch until all events before the answer count as recorded. The API server sends them at
 once."""
 _POLL_S = 0.02
 """Seconds between two checks whether all watches are open."""
@@ -37,7 +37,8 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """Mirror composed of functions, because the cluster state is the store of several kinds."""
+    """Store of one kind, composed of functions: the cluster state stores several kinds, and their methods differ by
+    name."""
 
     put: Callable[[Json], None]
     drop: Callable[[str, int, Json | None], None]
@@ -54,7 +55,7 @@ class Watches:
         client: The API server.
         namespace: Namespace of the Leases.
         on_lease: Called with each Lease of that namespace.
-        on_replaced: Called before a kind is replaced because the API server's versions went back.
+        on_replaced: Called after all stores were invalidated because the API server's versions went back.
         clock: Monotonic seconds.
     """
 
@@ -72,9 +73,10 @@ class Watches:
         self._client = client
         self._clock = clock
         self._arrived: dict[str, float] = {}
-        """For each uid of a new SharePod whose Pod has no share yet: time at which the watch brought it."""
+        """For each uid of a new SharePod whose Pod has no share yet: time at which the SharePod arrived on the
+        watch."""
         self._believed_until = -math.inf
-        """Time until which no check of the watches is needed, because all are fresh until then."""
+        """Time until which every needed watch is known to be fresh, so that `believed` need not check."""
 
         unreadable = UnreadableObjects(state)
 
@@ -83,7 +85,7 @@ class Watches:
             on_lease(raw)
 
         def replaced() -> None:
-            # A kind with few events may not notice that the versions went back, because later writes raise them again.
+            # Every kind is listed again: one with few events may not notice, because later writes raise the versions.
             self._believed_until = -math.inf
             client.forget()
             for kind in self.all:
@@ -217,7 +219,8 @@ class Watches:
         return watch_freshness.unready(self.freshness())
 
     def stale(self) -> list[str]:
-        """Return the kinds whose watch has been silent for too long, so that nothing may be placed."""
+        """Return the needed kinds whose watch has been silent for too long. While there are any, nothing may be
+        placed."""
         return watch_freshness.stale(self.freshness())
 
     def believed(self) -> bool:
@@ -235,9 +238,7 @@ class Watches:
         return watch_freshness.blind(self.freshness(), self._client.answered_s)
 
     async def catch_up(self) -> None:
-        """Wait until each kind is listed, and its watch was opened after this call and has delivered all older
-        events.
-        """
+        """Open every watch again, and wait until the needed ones have delivered all events from before this call."""
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()

@@ -1,16 +1,14 @@
-"""Worker lanes: decide which owners' work may begin now, so that slow work delays only its own owner. An owner is a
-namespace.
-
-Work waits for the API server, which may wait for the admission webhook of one namespace. A waiting worker uses hardly
-any processor time, so further work may begin in its place.
+"""Worker lanes: decide whose work may begin now, so that slow work delays only its own owner (a namespace). A piece of
+work is the handling of one key. It waits for the API server, which may wait for the admission webhook of one namespace.
+A waiting worker uses hardly any processor time, so further work may begin in its place.
 
 Guarantees:
 - At most `workers` pieces of work are in the quick lane, and no owner has more than three quarters of it.
 - Work that has lasted `SLOW_S` moves from the quick lane to the slow lane, which holds `_SLOW_LANE` times `workers`
   pieces. So a quick owner waits for at most `SLOW_S`, however many other owners become slow at once.
-- An owner with slow work is slow until `FORGIVEN_S` after its last slow work: its new work begins in the slow lane. New
-  work of slow owners begins only while that lane has fewer than `workers` pieces, and one slow owner has at most half
-  of `workers`.
+- An owner with slow work counts as slow until `FORGIVEN_S` after its last slow work.
+- New work of slow owners begins in the slow lane, while that lane has fewer than `workers` pieces. One slow owner has
+  at most half of `workers` pieces under way.
 """
 
 from __future__ import annotations
@@ -22,21 +20,20 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 SLOW_S = 1.0
-"""Seconds after which work is slow: ten times a write's time on a busy API server."""
+"""Seconds after which work counts as slow: ten times the duration of a write on a busy API server."""
 FORGIVEN_S = 30.0
-"""Seconds for which an owner stays slow after its last slow work. So an owner whose work is slow only at times gains
-nothing."""
+"""Seconds for which an owner stays slow after its last slow work. So an owner with only some slow work does not regain
+the quick lane between them."""
 
 _SLOW_LANE = 6
-"""Size of the slow lane, in multiples of the quick lane: more work than can become slow within the timeout of a
-write."""
+"""Size of the slow lane as a multiple of `workers`: more work than can become slow within the timeout of a write."""
 
 
 class WorkerLanes(Generic[Key]):
-    """Lanes of `workers` workers. Times are monotonic seconds.
+    """Quick and slow lane of a queue with `workers` workers. Times are monotonic seconds.
 
     Args:
-        workers: Places of the quick lane.
+        workers: Size of the quick lane.
         owned: True if work has owners. Without owners, all work may use every worker and is never slow.
     """
 
@@ -87,7 +84,7 @@ class WorkerLanes(Generic[Key]):
                     self._is_slow(owner, now)
 
     def settle(self, now: float) -> None:
-        """Move slow work to the slow lane, as far as it has room, and let owners count as quick again."""
+        """Move slow work to the slow lane while that lane has a free place. Drop owners that count as quick again."""
         for owner, until in list(self._slow_until.items()):
             if now < until:
                 break

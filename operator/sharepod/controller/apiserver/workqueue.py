@@ -1,12 +1,13 @@
-"""Work queue: keys to work on, deduplicated, retried with back-off (as client-go's rate-limiting queue).
+"""Work queue of keys: each is worked on once for several additions, and retried with back-off if the work fails. The
+model is client-go's rate-limiting queue.
 
 Guarantees:
 - A key is never worked on twice at the same time.
-- A key added during the work on it is worked on again afterwards, unless that work has read the whole state after the
-  addition (`caught_up`).
+- A key that is added while it is worked on is worked on again, unless the work calls `caught_up` after the addition. By
+  that call the work reports that it has only now read the state.
 - A key added several times before its turn is worked on once.
 - A key whose work fails is retried after growing pauses, up to a limit.
-- Changed keys come before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn takes a key of the
+- Changed keys precede the unchanged keys of a resync. While both wait, every `_RESYNC_SHARE`th turn takes a key of the
   resync.
 - If keys have owners, the owners take turns. Slow work or much work of some owners does not delay the keys of other
   owners (`worker_lanes.py`).
@@ -36,7 +37,7 @@ _BACKOFF = Backoff(0.2, 30.0)
 """Pause after failed work, in seconds: first and longest. The longest pause bounds how late a reachable API server is
 noticed."""
 _RESYNC_SHARE = 8
-"""One of this many turns takes a key of the resync while changed keys wait. So a resync of 10,000 keys ends under any
+"""While changed keys wait, one of this many turns takes a key of the resync. So a resync of 10,000 keys ends under any
 load."""
 
 log = structlog.get_logger(__name__)
@@ -48,7 +49,7 @@ class WorkQueue(Generic[Key]):
     Args:
         name: Name of the queue in logs and metrics.
         work: Works on one key.
-        workers: Most keys worked on at a time, apart from slow work.
+        workers: Largest number of keys worked on at a time, apart from slow work (`worker_lanes.py`).
         owner: Returns the owner of a key, such as its namespace. None: keys have no owners.
     """
 
@@ -68,9 +69,9 @@ class WorkQueue(Generic[Key]):
         """Keys of a resync. None of these keys is in `_waiting`."""
         self._turns = 0
         self._running: WorkerLanes[Key] = WorkerLanes(workers, owned=owner is not None)
-        """Keys that are worked on."""
+        """Keys that are worked on now."""
         self._settling: asyncio.TimerHandle | None = None
-        """Timer of the next check for slow work, while keys wait."""
+        """Timer of the next check for slow work. None if no key waits."""
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -96,7 +97,7 @@ class WorkQueue(Generic[Key]):
             self._ready.set()
 
     def add_resync(self, key: Key) -> None:
-        """Enqueue an unchanged key, after changed keys."""
+        """Enqueue an unchanged key behind the changed keys."""
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting and key not in self._resyncs:
@@ -104,7 +105,7 @@ class WorkQueue(Generic[Key]):
             self._ready.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Enqueue a key after a number of seconds. An earlier time that is already set for the key stays."""
+        """Enqueue a key after this many seconds, or at the time that was set for it before, whichever is earlier."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, seconds)
         timer = self._timers.get(key)
@@ -121,7 +122,7 @@ class WorkQueue(Generic[Key]):
         self._again.discard(key)
 
     def clear(self) -> None:
-        """Drop all waiting keys; work in progress continues."""
+        """Drop all waiting keys, timers and failure counts; work in progress continues."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -154,8 +155,8 @@ class WorkQueue(Generic[Key]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _next(self) -> tuple[Key, str] | None:
-        """Take the next key with its owner (see `owner`). Return None if no key waits, or every owner with waiting keys
-        has reached its limit in the worker lanes."""
+        """Take the next key; return it with its owner. Return None if no key waits, or every owner of a waiting key has
+        reached its limit in the worker lanes."""
         resync_first = (self._turns + 1) % _RESYNC_SHARE == 0
         for line in (self._resyncs, self._waiting) if resync_first else (self._waiting, self._resyncs):
             if (taken := line.take(self._running.may_begin)) is not None:
@@ -164,7 +165,8 @@ class WorkQueue(Generic[Key]):
         return None
 
     def _settle_later(self) -> None:
-        """Schedule the next check, for the time at which work that blocks waiting keys becomes slow."""
+        """Set the timer of the next check: the time at which work that keeps waiting keys from beginning becomes
+        slow."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None
