@@ -1,1 +1,1 @@
-"""Decisions on one tenant, as pure functions over snapshots."""
+"""Decisions on one tenant: pure functions from a snapshot of its objects to the next step, status and Events."""

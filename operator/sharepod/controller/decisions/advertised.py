@@ -1,19 +1,18 @@
-"""Amounts of the line's resources that a node advertises, so that kube-scheduler can bind a Pod where its share is.
-Pure.
+"""Advertised amounts: capacity of the resource line's two resources that a node shows to kube-scheduler. Pure.
 
-kube-scheduler adds up the lines of a node's Pods and does not know the ledger. It must not refuse a Pod that has a row
-in the ledger. After a restart the kubelet must admit every Pod that runs on the node again.
+kube-scheduler adds up the resource lines of a node's Pods, and does not know the ledger. It must be able to bind each
+Pod to the node where its row is. After a restart the kubelet must admit all Pods of the node again.
 
 Guarantees:
 - The advertised amount is never less than the sum of the lines of the Pods bound to the node.
-- Without lowered shares the amount equals the capacity of the node's GPUs: it is written once, not with each Pod.
-- If a share was lowered, or a Pod has lost its row, the ledger has room that the Pod's line still occupies. This amount
-  is advertised in addition.
-- A raised share changes nothing: its Pod's line is smaller than its row, and the ledger itself refuses requests beyond
-  its room.
+- While no share was lowered, the amount is the capacity of the node's GPUs, so it is not written again for each Pod.
+- After a share was lowered, or a Pod has lost its row, the ledger has free capacity that the Pod's line still occupies.
+  This amount is advertised in addition.
+- A raised share changes nothing. Its Pod's line is smaller than its row, and the ledger refuses requests beyond its
+  capacity.
 
-A Pod's gate opens only once its node advertises enough. Otherwise kube-scheduler would preempt Pods of lower priority
-for the Pod's line.
+A Pod's scheduling gate opens only once its node advertises enough. Otherwise kube-scheduler would preempt Pods of lower
+priority to fit the Pod's line.
 """
 
 from __future__ import annotations
@@ -31,20 +30,21 @@ SOON_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LineOnNode:
-    """Line of a Pod that is bound to a node or has a row there. `row`: the Pod's row; None if it has lost its row."""
+    """Resource line of a Pod that is bound to a node or has a row there. `row`: the Pod's row; None if it has lost
+    it."""
 
     carried: Carried
     row: Tenant | None
 
     @property
     def beyond(self) -> Carried:
-        """Amounts by which the line exceeds the row."""
+        """Amounts by which the resource line exceeds the row."""
         row = _reserved(self.row)
         return Carried(max(0, self.carried.milli - row.milli), max(0, self.carried.mib - row.mib))
 
     @property
     def at_least(self) -> Carried:
-        """Amounts of the line or of the row, whichever is larger, per resource."""
+        """For each resource: amount of the resource line or of the row, whichever is larger."""
         row = _reserved(self.row)
         return Carried(max(self.carried.milli, row.milli), max(self.carried.mib, row.mib))
 
@@ -52,8 +52,8 @@ class LineOnNode:
 def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bool) -> Mapping[str, int]:
     """Return the amount of each resource that a node advertises.
 
-    `in_force`: True if the cluster turns each Pod's line into a claim or refuses the Pod. If False, only the lines of
-    bound Pods are advertised: otherwise kube-scheduler could bind a Pod with a line that gets no GPU.
+    `in_force`: True if the cluster turns the resource line of each Pod into a claim, or refuses the Pod. If False, only
+    the lines of bound Pods are advertised. Otherwise kube-scheduler could bind a Pod whose line gets no GPU.
     """
     some = list(lines)
     least = _sum(line.carried for line in some)
@@ -61,7 +61,7 @@ def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bo
         known = list(gpus)
         whole = Carried(WHOLE_GPU * len(known), sum(gpu.memory // MIB for gpu in known))
         enough = _sum((whole, *(line.beyond for line in some)))
-        # the report may lack a GPU, and the lines of bound Pods must fit
+        # The agent's report may lack a GPU, but the lines of bound Pods must fit in any case.
         least = Carried(max(least.milli, enough.milli), max(least.mib, enough.mib))
     return {MILLI: least.milli, MEMORY: least.mib}
 

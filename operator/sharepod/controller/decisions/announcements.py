@@ -1,9 +1,9 @@
-"""Events for a change of a SharePod's status. Pure.
+"""Events that a change of a SharePod's status causes. Pure.
 
 Guarantees:
 - An Event with the same message is repeated only after its cause had ended.
 - When a SharePod reaches a terminal phase, only the Event about its end is written.
-- A run that starts without obstacles causes one Event, at its start. An immediate placement causes none.
+- A run that starts without obstacles causes one Event, at its start. A placement without a wait causes none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sharepod.placement.state.types import Refusal
 from .steps import Ending, Finish
 
 _SILENT = ("Waiting", "Releasing", "BackOff")
-"""Reasons of the condition Placed that cause no Event, because the end of the run before was already announced."""
+"""Reasons of the condition Placed that cause no Event: the Event about the end of the former run has reported them."""
 
 
 _FINDINGS = tuple(str(reason) for reason in FindingReason)
@@ -58,9 +58,9 @@ def announcements(
     Args:
         written: The status just written, from `status.compose`.
         finish: End of the SharePod or its run that this status records; None if it records no end.
-        seen: The agent's report of the tenant.
-        announced: By condition type or finding: message of the last Event.
-        refusals: Refusals in the conditions: their Events are brief.
+        seen: The agent's report of the tenant; None without one.
+        announced: Message of the last Event, by condition type or finding.
+        refusals: Refusals behind the conditions. The Event of such a condition has the refusal's brief text.
     """
     known = dict(announced)
     if finish is not None and not isinstance(finish, Finish):
@@ -95,7 +95,7 @@ def announcements(
 
 
 def _started(written: Mapping[str, Any]) -> str:
-    """Return the Event's text at the start of a run: its place, and how its Pod is reached."""
+    """Return the Event's text at the start of a run: node, GPUs, and the Pod's name for kubectl."""
     gpus = written.get("gpuIndexes") or ""
     place = f"{written.get('node')}, {'GPUs' if ',' in gpus else 'GPU'} {gpus}"
     return f"runs on {place}; kubectl logs, exec and port-forward take pod {written.get('podName')}"
@@ -122,8 +122,8 @@ def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool)
 
 
 def announced_before(written: SharePodStatus, seen: TenantStatus | None) -> dict[str, str]:
-    """Return the first value of `announced` in a new process: the Events that a former process wrote, as derived from
-    the stored status.
+    """Return the first value of `announced` in a new process, from the stored status: the Events that former processes
+    have written.
 
     A finding counts as announced if the condition Enforced names it.
     """

@@ -1,12 +1,12 @@
-"""Attachment of GPUs to SharePods' Pods: by claims, or by the runtime class and CSI. Pure.
+"""Way in which GPUs are attached to SharePods' Pods: by ResourceClaims, or by the runtime class and a CSI volume. Pure.
 
-A Pod's way of attachment is fixed at its creation, before it has a node. CSI works on every node of the pool. Claims
-work only where the container runtime supports CDI. So `auto` uses claims if every node can attach them, else CSI.
+The way is fixed when a Pod is created, before the Pod has a node. CSI works on every node of the pool. Claims work only
+where the container runtime supports CDI. So the setting `auto` chooses claims if every node can attach them, else CSI.
 
 Guarantees:
 - `auto` uses claims only if no node of the pool is known to be unable to attach them.
-- A node whose agent starts or is away does not change the choice. A node whose self-test has not yet attached a claim's
-  devices counts as unable to attach them.
+- A node whose agent starts or is away does not change the choice. A node counts as unable until its self-test has
+  attached the devices of a claim.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Atta
 def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
     """Return (whether a node attaches GPUs by claims, the reason if it does not).
 
-    The first value is None while the node's agent or its self-test starts. It is also None for a node that takes no
-    SharePods: an unreadable node, a node of pool `scheduler`, or a node without shareable GPUs.
+    The first value is None while the node's agent or its self-test starts, and for a node that takes no SharePods: an
+    unreadable node, a node of pool `scheduler`, or a node without shareable GPUs.
     """
     if node.error is not None or node.spec.pool is Pool.SCHEDULER or not any(gpu.shareable for gpu in node.status.gpus):
         return None, ""

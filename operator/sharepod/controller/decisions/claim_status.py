@@ -1,9 +1,9 @@
-"""Status of a claim: its allocation, the share in `status.devices`, and Events for its owner. Pure.
+"""Status of a claim: its allocation, the share in `status.devices`, and the Events for its owner. Pure.
 
 Guarantees:
 - The allocation names one node, and one device for each GPU of the row, in the row's order.
 - Objects are plain JSON with sorted keys, because the API server compares parts of them byte by byte.
-- An Event with the same message is not repeated while its cause lasts. The Event recorder ensures this.
+- An Event with the same message is not repeated while its cause lasts: the caller's Event recorder drops it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 CONDITION_GRANTED = "Granted"
 CONDITION_RESIZED = "Resized"
 LOST = "ReservationLost"
-"""Reason of the Event about a Pod that is bound to a node and has no share there."""
+"""Reason of the Event about a Pod that is bound to a node but has no share there."""
 
 _CONDITION_MESSAGE = 32768
 
@@ -46,8 +46,8 @@ class Note:
 
 
 def allocation(node: str, row: Tenant, names: Sequence[str], now: str) -> Json:
-    """Return `status.allocation` for a row. `names`: for each GPU of the row, the name of the claim's device request.
-    `now`: RFC 3339, in whole seconds."""
+    """Return `status.allocation` for a row. `names`: name of the claim's device request for each GPU of the row. `now`:
+    RFC 3339, in whole seconds."""
     results = [
         {"device": device_name(uuid), "driver": CLAIM_DRIVER, "pool": node, "request": name}
         for name, uuid in zip(names, row.gpus, strict=True)
@@ -67,7 +67,7 @@ def devices(node: str, row: Tenant, resize: Refusal | SpecError | None, before: 
         node: Name of the node.
         row: The row in the ledger.
         resize: Refusal of a requested change of the share, or the error of an unreadable request; None if neither.
-        before: The present entries. A condition that stays the same keeps its time.
+        before: The present entries. A condition whose status stays the same keeps its transition time.
         now: RFC 3339, in whole seconds.
     """
     known = {
@@ -121,7 +121,7 @@ def without_times(entries: Sequence[Any]) -> list[Json]:
 
 
 def unlisted(snapshot: ClaimSnapshot) -> Note | None:
-    """Return the Event for a Pod that has the share while none of its containers lists the claim. None otherwise."""
+    """Return the Event about a claim whose waiting Pod lists it in no container, so no container would get its GPUs."""
     claim = snapshot.claim
     if claim is None or not (claim.ours or claim.scheduled) or claim.deleting:
         return None
@@ -140,10 +140,10 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
 
     Args:
         snapshot: The claim.
-        refusal: Last refusal of a place for this claim, or for the claim that requests the places of its Pod. None if
-            there is none.
-        blocked: Reason for which no place is requested although a Pod waits; None if a place is requested.
-        waited: True if the owner was notified that there is no place.
+        refusal: Last refusal of a place, for this claim or for the claim that leads its Pod's claims. None if there is
+            none.
+        blocked: Reason why no place is requested although a Pod waits; None if a place is requested.
+        waited: True if an Event has reported that there is no place.
     """
     claim = snapshot.claim
     if claim is not None and claim.scheduled:
@@ -179,7 +179,7 @@ def _notes_of_scheduled(claim: ClaimFacts, not_entered: str | None, *, lives: bo
 
     Args:
         claim: The claim.
-        not_entered: Reason for which its allocation has no row in the ledger; None if it has a row.
+        not_entered: Reason why its allocation has no row in the ledger; None if it has a row.
         lives: True if a Pod on a node uses the claim.
     """
     given = claim.allocation.scheduled if claim.allocation is not None else None

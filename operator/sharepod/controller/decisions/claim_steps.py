@@ -1,7 +1,7 @@
-"""The next step for one claim. Pure: maps a snapshot to one step.
+"""The next step for one claim, from a snapshot of the claim, its Pods and its ledger rows. Pure.
 
 The order of steps:
-1. A Pod that uses the claim waits for a node. Only then a place is requested.
+1. A Pod that uses the claim waits for a node. Before that, no place is requested.
 2. The claim's row is written to the ledger of a node.
 3. The allocation is written to the claim. It names the node, so kube-scheduler binds the Pod there.
 
@@ -10,13 +10,13 @@ Guarantees, in any order of events:
   for it.
 - A2 one place at a time: a place is requested only while no ledger has a row of the claim.
 - A3 no share of a live process is released: a row is removed in one step only if this process decided the row and has
-  seen no Pod on a node use the claim. Every other row is removed in two steps: it becomes Releasing, and is removed
-  once the agent confirms that no process is left.
+  seen no Pod on a node use the claim. Any other row becomes Releasing first. It is removed once the agent confirms that
+  no process is left.
 - A4 an allocation is removed only while no Pod in the claim's `status.reservedFor` can be on a node.
 - A5 an unreadable row blocks every decision about its claim.
-- A6 no idle allocation: an allocation is removed if no Pod uses it or waits for it. It is also removed if its node is
-  deleted while its Pod waits.
-- A7 no eviction for a line: a claim for a Pod's resource line is allocated only once the node advertises enough for the
+- A6 no idle allocation: an allocation is removed if no Pod uses it or waits for it, or if its node is deleted while its
+  Pod waits.
+- A7 no eviction for a resource line: the claim of a line is allocated only once the node advertises enough for the
   lines of all shares there, including lowered shares.
 """
 
@@ -34,8 +34,8 @@ from .snapshot import ReservationSnapshot
 from .steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 
 _CLAIMS = re.compile("cannot allocate all claims|resourceclaim", re.IGNORECASE)
-"""Text in kube-scheduler's message for a Pod that stays unbound because of its claims. No field of the Pod contains
-this fact."""
+"""Text in kube-scheduler's message for a Pod that stays unbound because of its claims. No field of the Pod states this
+cause, so the message is searched."""
 
 
 def names_claims(refusal: str) -> bool:
@@ -52,20 +52,21 @@ class ClaimSnapshot:
     """Pods that use the claim, waiting Pods first."""
     reserved: tuple[ReservationSnapshot, ...] = ()
     leads: bool = False
-    """True if a Pod waits for the claim, and this claim requests the places of all claims of that Pod."""
+    """True if a Pod waits for the claim, and the places of all claims of that Pod are requested through this claim."""
     unused: bool = False
     """True if this process decided the row and has since seen no Pod that uses the claim or is in its
     `status.reservedFor`."""
     allocated: bool = False
     """True if this process has written the allocation of the claim's row."""
     give_up: bool = False
-    """True if another claim of its Pod has lost its place on the same node, so this claim must give up its place."""
+    """True if another claim of its Pod has lost its place on the same node. This claim must then leave that node
+    too."""
     due: float = float("inf")
-    """Time at which the allocation is removed if no Pod was bound with it until then."""
+    """Time at which the allocation is removed if no Pod was bound by then."""
     overdue: str = ""
-    """Reason for the removal at `due`, as text that follows "the node"."""
+    """Reason for the removal at `due`, as the rest of a message that begins "the node"."""
     unseen: bool = False
-    """True if the reason is that no scheduler has handled the Pod. Another node would not help then."""
+    """True if the removal at `due` is because no scheduler has handled the Pod. Another node would not help then."""
     unreadable_row: bool = False
     """True if a row of the claim is unreadable."""
     namespace_ends: bool = False
@@ -93,28 +94,28 @@ class ClaimSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Write the allocation of the claim: the GPUs of this row."""
+    """Write the allocation of the claim: node and GPUs of its row."""
 
     claim: ClaimFacts
     node: str
     row: Tenant
     consumer: ClaimPodFacts | None = None
-    """Pod that `status.reservedFor` must name; None leaves it to kube-controller-manager. That controller adds each
-    bound Pod of an allocated claim, and deallocates a claim whose last listed Pod has ended, so the list must not name
-    only ended Pods."""
+    """Pod to enter in `status.reservedFor`. None leaves the entry to kube-controller-manager, which adds each bound Pod
+    of an allocated claim. That controller deallocates a claim whose listed Pods have all ended, so a list of ended Pods
+    needs a live Pod added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deallocate:
-    """Remove the allocation. If `status.reservedFor` names a waiting Pod, that entry is removed first, so that
+    """Remove the allocation. An entry of `status.reservedFor` for a waiting Pod is removed first, so that
     kube-scheduler cannot bind the Pod in between."""
 
     claim: ClaimFacts
     node: str | None
-    """Node that the claim must avoid for a while. None if there is none."""
+    """Node that the claim must avoid for some time. None if there is none."""
     message: str
     unseen: bool = False
-    """True if no scheduler has handled the Pod. The claim then gets no other place for a while."""
+    """True if no scheduler has handled the Pod. The claim then gets no other place for some time."""
 
 
 ClaimStep = Forget | Wait | Place | Allocate | Deallocate | Unreserve | BeginRelease | RemoveRow
@@ -143,9 +144,9 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
     if mine is not None and mine.forced and not snapshot.lives:
         return RemoveRow(mine.node, RemovalReason.FORCED)
     if snapshot.in_use or claim.deleting or not allocation.ours:
-        return Wait()  # kube-controller-manager removes the allocation with the last Pod
+        return Wait()  # in use or being deleted: kube-controller-manager removes the allocation with the last Pod
     if mine is None:
-        return Deallocate(claim, None, "the ledger has no share for it")  # A4: the caller names this version
+        return Deallocate(claim, None, "the ledger has no share for it")  # A4: names this version
     if snapshot.give_up:
         return Deallocate(claim, mine.node, "another claim of its pod has lost its place there")
     if not snapshot.waited_for:
@@ -158,7 +159,8 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
 
 
 def holds(reserved: ReservationSnapshot, allocation: Allocation) -> bool:
-    """Return True if a written row has the node and the GPUs that an allocation names."""
+    """Return True if the ledger has stored this row, not Releasing, with the node and GPUs that the allocation
+    names."""
     row = reserved.written
     return row is not None and not reserved.releasing and is_of_row(allocation, reserved.node, row)
 
@@ -196,7 +198,7 @@ def _release(snapshot: ClaimSnapshot) -> ClaimStep | None:
 
 def drop(snapshot: ClaimSnapshot, reserved: ReservationSnapshot) -> Unreserve | BeginRelease | RemoveRow | None:
     """Return the next step towards the removal of a row. None while a write of the ledger or the agent's confirmation
-    is awaited.
+    is pending.
     """
     if reserved.written is None:
         return Unreserve(reserved.node)

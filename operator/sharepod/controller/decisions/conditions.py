@@ -1,8 +1,8 @@
-"""Conditions of a SharePod. Pure.
+"""Conditions of a SharePod's status. Pure: from the inputs of one status to its conditions.
 
 Guarantees:
 - Every condition has a reason. The message of a condition that reports a problem contains a remedy.
-- A message has no control characters: terminals of other users print it.
+- A message has no control characters, because other users' terminals print it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Json = dict[str, Any]
 Status = Literal["True", "False", "Unknown"]
 
 _BETWEEN = ("Releasing", "NodeUnreachable", "BackOff")
-"""Reasons of the condition Placed between two runs."""
+"""Reasons of the condition Placed that a SharePod has between two runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
-    """All inputs of a status."""
+    """All inputs from which the status of one SharePod is composed."""
 
     snapshot: TenantSnapshot
     node: str | None
@@ -66,24 +66,24 @@ class StatusInputs:
     resizing: bool
     """True if the SharePod requests another share than it has."""
     blocked: Blocked | None
-    """Reason for which its Pod cannot be created, or cannot get its share, for now. None if there is none."""
+    """Reason why its Pod cannot be created, or cannot get its share, for now. None if there is none."""
     usage_due: bool
-    """True if usage has changed enough and may be written now."""
+    """True if the usage in the status may be written again: it has changed enough, and enough time has passed."""
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
     missing_gpus: tuple[str, ...] = ()
     """UUIDs of the row's GPUs that the node's agent no longer reports."""
     consumed: SharePodConsumption | None = None
-    """Totals to write now. None: the stored totals stay."""
+    """Totals of GPU time to write now. None: the stored totals stay."""
     moves_to: KeptPlace | None = None
-    """Place that is reserved for the SharePod while this process moves it."""
+    """Place that is reserved for the SharePod while the operator moves it there."""
     unreachable: str | None = None
-    """Node that does not answer. The tenant's Pod cannot end, or its share cannot be released, before the node
-    answers."""
+    """Node that does not answer, so the tenant's Pod cannot end there, or its share cannot be released. None if there
+    is none."""
 
 
 class Stated(NamedTuple):
-    """Content of a condition. `compose` adds its time and its generation."""
+    """One condition, from which `status.compose` makes the API's form: it adds time and generation."""
 
     type: str
     status: Status
@@ -190,7 +190,7 @@ def _pod_gated(pod: PodFacts, inputs: StatusInputs) -> Stated:
 
 
 def _refused_share(inputs: StatusInputs) -> bool:
-    """Return True if the API server has refused to open the gate of the present Pod."""
+    """Return True if the API server has refused the patch that opens the gate of the present Pod."""
     pod = inputs.snapshot.pod
     return inputs.blocked is not None and pod is not None and inputs.blocked.pod == pod.uid
 
@@ -207,7 +207,8 @@ def _pod_going(pod: PodFacts, inputs: StatusInputs) -> Stated:
 
 
 def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
-    """Return the condition Enforced: whether the hook limits the tenant."""
+    """Return the condition Enforced: whether the hook limits the tenant. None without a Pod, before the SharePod has
+    ended."""
     row, pod, seen = inputs.row, inputs.snapshot.pod, inputs.seen
     if row is None or pod is None or pod.node is None:
         return _former(was, CONDITION_ENFORCED) if pod is not None or was.ended else None
@@ -232,8 +233,8 @@ def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
 
 
 def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated | None:
-    """Return the condition GPUHealthy. None while no GPU of the SharePod has failed. `over`: True if the SharePod has
-    ended.
+    """Return the condition GPUHealthy. None as long as no GPU of the SharePod has ever failed. `over`: True if the
+    SharePod has ended.
     """
     former = _former(was, CONDITION_GPU_HEALTHY)
     if inputs.row is None or inputs.gpus is None or over:
@@ -251,8 +252,8 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
 
 
 def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated | None:
-    """Return the condition Resized. None if no other share was ever requested. `over`: True if the SharePod has
-    ended.
+    """Return the condition Resized, the answer to a changed share in the spec. None if the share was never changed.
+    `over`: True if the SharePod has ended.
     """
     was = sharepod.status
     former = _former(was, CONDITION_RESIZED)
@@ -276,22 +277,22 @@ def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated
 
 
 def between_runs(inputs: StatusInputs, last: Json | None) -> tuple[Stated | None, ...]:
-    """Return the conditions Placed and PodReady between two runs. `last`: the status' `lastEnd`."""
+    """Return the conditions (Placed, PodReady) between two runs. `last`: `lastEnd` of the status."""
     return _next_place(inputs, last), _ended_run(last)
 
 
 def of_run(
     sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json], finish: Finish | EndRun | None
 ) -> tuple[Stated | None, ...]:
-    """Return the conditions Placed and PodReady of a SharePod that waits, runs or has ended. `gpus`: GPUs as the status
-    shows them.
+    """Return the conditions (Placed, PodReady) of a SharePod that waits, runs or has ended. `gpus`: `gpus` of the
+    status.
     """
     end = finish if isinstance(finish, Finish) else None
     return _placed(sharepod, inputs, gpus), _pod_ready(sharepod.status, inputs, end)
 
 
 _STALLING = frozenset({"Invalid", "NeverFits", "AffinityConflict", "PodNameTaken"})
-"""Reasons of the condition Placed or PodReady that only a change by a user resolves."""
+"""Reasons of the conditions Placed and PodReady that last until a user changes something."""
 
 
 def overall(phase: Phase, placed: Stated | None, pod_ready: Stated | None) -> tuple[Stated, ...]:
@@ -339,7 +340,7 @@ def _ended_run(last: Json | None) -> Stated:
 
 
 def unreachable(node: str) -> str:
-    """Return the message for a SharePod on an unreachable node, with an admin's remedy."""
+    """Return the message for a SharePod on an unreachable node, with the remedy for an administrator."""
     return (
         f"{node} does not answer; waits until it does, or until kubectl delete node {node} or kubectl taint node "
         f"{node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"

@@ -1,7 +1,7 @@
-"""End of one run of a SharePod: its cause and its consequence. Pure.
+"""End of one run of a SharePod: its cause and what follows. Pure.
 
-A run is the life of one Pod whose gate was opened. The consequence of its end depends only on the cause and the
-SharePod's restartPolicy, by one table (`sequel`).
+A run is the life of one Pod whose scheduling gate was opened. What follows a run depends only on its cause of end and
+the SharePod's restartPolicy, by one table (`sequel`).
 
 Guarantees:
 - RE1 Never runs once: with restartPolicy Never no run follows another.
@@ -27,15 +27,15 @@ LONGEST_PAUSE_S = 360.0
 _BACKOFF = Backoff(10.0, LONGEST_PAUSE_S)
 """Pause between two runs, in seconds: first and longest, as for a Job."""
 _LASTING_S = 600.0
-"""Seconds of running after which a failure counts as the first again. The kubelet counts crashes of a container in the
-same way."""
+"""Seconds of running after which a failure counts as the first again, as the kubelet counts crashes of a container."""
 _LASTING_DISRUPTED_S = 60.0
-"""Seconds of running after which a disruption counts as the first again. If an admin drains nodes one after the other,
-a SharePod may move every few minutes through no fault of its work."""
+"""Seconds of running after which a disruption counts as the first again. Shorter than for failures: while an
+administrator drains node after node, a SharePod may be disrupted every few minutes without a fault of its own."""
 
 
 class EndReason(StrEnum):
-    """Reason of a SharePod's end in conditions and Events; a kubelet's own reason may replace it."""
+    """Reason of a SharePod's end in conditions and Events. For a Pod that the kubelet ended, the kubelet's reason may
+    stand instead."""
 
     COMPLETED = "Completed"
     EVICTED = "Evicted"
@@ -50,7 +50,8 @@ class EndReason(StrEnum):
 
 
 class Absence(Enum):
-    """Object from whose absence an end follows. A live read must confirm the absence before the end is written."""
+    """Kind of object whose absence means the end of a run. A live read must confirm the absence before the end is
+    written."""
 
     POD = "pod"
     ROW = "row"
@@ -70,21 +71,21 @@ class EndCause(StrEnum):
     NOT_STARTED = "NotStarted"
     """No container of the Pod was started within `start_timeout`, for example because an image cannot be pulled."""
     EVICTED = "Evicted"
-    """The kubelet evicted the Pod (memory or disk pressure, shutdown), or the operator did, by `unenforced_policy`."""
+    """The kubelet evicted the Pod (memory or disk pressure, shutdown), or the operator, as `unenforced_policy` asks."""
     DRAINED = "Drained"
     """Evicted by the Eviction API (`kubectl drain`), or by a NoExecute taint."""
     PREEMPTED = "Preempted"
     """The Pod was evicted for a Pod of higher priority, by kube-scheduler or by the operator."""
     MOVED = "Moved"
-    """The operator restarts it on other GPUs to free a place for a waiting request."""
+    """The operator restarted it on other GPUs to free its place for a waiting request."""
     DELETED = "Deleted"
     """A user or controller deleted the Pod."""
     NODE_LOST = "NodeLost"
     """The Pod's Node was deleted, or has the taint out-of-service."""
     GPU_FAILED = "GpuFailed"
-    """One of the GPUs failed, and the Pod is not ready."""
+    """A GPU of the Pod failed, and the Pod was not ready."""
     RESERVATION_LOST = "ReservationLost"
-    """The ledger no longer contains the row."""
+    """The ledger no longer has the Pod's row."""
 
 
 _DISRUPTIONS = frozenset(
@@ -98,12 +99,14 @@ _DISRUPTIONS = frozenset(
         EndCause.RESERVATION_LOST,
     }
 )
-"""Causes outside the work and its place. After the first such end the next run begins without a pause."""
+"""Causes that are no fault of the program or its node. After the first such end, the next run begins without a
+pause."""
 
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget of a preempted Pod, as kube-scheduler writes it."""
 MOVED = "MovedByOperator"
-"""End cause of a moved Pod. Its condition DisruptionTarget has only the reason EvictionByEvictionAPI."""
+"""Value in place of a moved Pod's reason of DisruptionTarget: by that reason, EvictionByEvictionAPI, it looks
+drained."""
 _BY_DISRUPTION = {
     "EvictionByEvictionAPI": EndCause.DRAINED,
     "DeletionByTaintManager": EndCause.DRAINED,
@@ -112,7 +115,7 @@ _BY_DISRUPTION = {
     "DeletionByPodGC": EndCause.NODE_LOST,
     "TerminationByKubelet": EndCause.EVICTED,
 }
-"""By Kubernetes' reason of the Pod's condition DisruptionTarget: the cause."""
+"""Cause by the reason of the Pod's condition DisruptionTarget."""
 
 _BY_KUBELET = {
     "DeadlineExceeded": EndCause.DEADLINE,
@@ -122,7 +125,7 @@ _BY_KUBELET = {
     "Shutdown": EndCause.EVICTED,
     "NodeLost": EndCause.NODE_LOST,
 }
-"""By a failed Pod's own reason: the cause. Every other reason means that the kubelet refused the Pod."""
+"""Cause by the reason in a failed Pod's status. Any other reason means that the kubelet refused the Pod."""
 
 
 class Sequel(Enum):
@@ -135,7 +138,7 @@ class Sequel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a run. `reason`: reason of the SharePod's end if the SharePod ends too: an `EndReason`, or a kubelet's
+    """End of a run. `reason`: reason of the SharePod's end, if no other run follows: an `EndReason` or the kubelet's
     reason.
     """
 
@@ -143,11 +146,11 @@ class RunEnd:
     reason: str
     message: str
     absence: Absence | None = field(default=None, compare=False)
-    """Object whose absence a live read must confirm."""
+    """Object whose absence a live read must confirm before the end is written. None if nothing is to be confirmed."""
 
 
 def sequel(cause: EndCause, policy: RestartPolicy) -> Sequel:
-    """Return the consequence of a run's end.
+    """Return the consequence of the end of a run.
 
     | cause               | Never     | OnFailure   | Always      |
     |---------------------|-----------|-------------|-------------|
@@ -163,8 +166,8 @@ def sequel(cause: EndCause, policy: RestartPolicy) -> Sequel:
 
 
 def attempts_after(cause: EndCause, ran_s: float, attempts: int) -> int:
-    """Return the number of consecutive short runs, including the run that lasted `ran_s`. `attempts`: the number before
-    that run.
+    """Return the number of consecutive short runs, including the run that has just ended after `ran_s` seconds. After a
+    long run the count starts at 1 again. `attempts`: the number before that run.
     """
     lasting = _LASTING_DISRUPTED_S if cause in _DISRUPTIONS else _LASTING_S
     return 1 if ran_s >= lasting else attempts + 1
@@ -178,10 +181,10 @@ def pause_s(cause: EndCause, attempts: int) -> float:
 
 
 def end_of(pod: PodFacts) -> RunEnd:
-    """Return how a Pod in a terminal phase ended.
+    """Return the end of a run from its Pod, which is in a terminal phase.
 
-    If its deletion was requested before its containers ended, it counts as deleted, whatever their exit codes. Jobs do
-    the same.
+    A Pod whose deletion was requested before its containers ended counts as deleted, whatever their exit codes.
+    Kubernetes' Job controller does the same.
     """
     deleted = pod.deleting and (pod.restarts or not pod.ended_first)
     if pod.phase == "Succeeded" and not deleted:
@@ -202,24 +205,23 @@ def disruption_cause(pod: PodFacts) -> EndCause:
 
 
 def disruption_reason(pod: PodFacts) -> EndReason:
-    """Return the reason that a disrupted Pod's SharePod shows."""
+    """Return the reason that the SharePod of a disrupted Pod shows."""
     return _OWN_REASONS.get(disruption_cause(pod), EndReason.EVICTED)
 
 
 _OWN_REASONS = {EndCause.PREEMPTED: EndReason.PREEMPTED, EndCause.MOVED: EndReason.MOVED}
-"""For each cause: reason of a disruption in favour of another request. Every other disruption has the reason
-Evicted."""
+"""Reason by cause, for disruptions that serve another request. Every other disruption has the reason Evicted."""
 _REASONS: dict[str, EndCause] = {
     EndReason.EVICTED: EndCause.EVICTED,
     EndReason.PREEMPTED: EndCause.PREEMPTED,
     EndReason.MOVED: EndCause.MOVED,
 }
-"""By the reason in a SharePod's condition while its disrupted Pod is being deleted: the cause."""
+"""Cause by the reason that PodReady has while a disrupted Pod is being deleted. So the cause outlives the Pod."""
 
 
 def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_lost: bool) -> RunEnd:
-    """Return the end of a run whose Pod no longer exists. It follows from the Pod's last known state; without one, the
-    Pod counts as lost.
+    """Return the end of a run whose Pod no longer exists, from the Pod's last known state or the stored condition
+    PodReady. Without either, the Pod counts as deleted.
 
     Args:
         status: The SharePod's status.
@@ -245,8 +247,8 @@ def phase_after(following: Sequel) -> Phase:
 
 
 def _condition_reason(reason: str) -> str:
-    """Return a kubelet's reason, such as `OutOfephemeral-storage`, in characters that are valid in a condition's
-    reason.
+    """Return a kubelet's reason, such as `OutOfephemeral-storage`, as a valid reason of a condition. Other characters
+    become underscores.
     """
     kept = re.sub(r"[^A-Za-z0-9_]", "_", reason)[:_REASON_LIMIT]
     return kept if re.match("[A-Za-z]", kept) else EndReason.POD_FAILED

@@ -1,13 +1,13 @@
-"""Rows of holders in the ledger of a node. A holder is a Pod of the operator that takes a GPU from NVIDIA's device
-plugin. Pure: maps rows, Pods and the agent's report to the new rows.
+"""Rows of plugin holders in the ledger of a node. A plugin holder is a Pod of the operator that takes a GPU from
+NVIDIA's device plugin, so that SharePod can share it. Pure: from rows, Pods and the agent's report to the new rows.
 
 Guarantees:
 - HR1 seen-held: a holder becomes Held only after the agent has reported the GPU of its Pod. A Releasing holder never
   becomes Held again.
 - HR2 one-way: a holder becomes Releasing when its Pod ends, when another Pod has its GPU, or when its Pod has another
   GPU or none. Its row stays until the end of its Pod is confirmed and no tenant has a row on its GPU.
-- HR3 none-given-back-in-use: a holder is returned only if no tenant has its GPU, by a row or by a decision that is not
-  yet written.
+- HR3 none-given-back-in-use: a request to return a holder's GPU is ignored while a tenant has that GPU, by a row or by
+  a decision that is not written yet.
 - Every existing Pod of a holder gets a row.
 """
 
@@ -37,9 +37,9 @@ def holder_rows(
         pods: The existing Pods of the node's holders.
         gpus: The GPUs in the agent's report.
         in_use: UUIDs of the GPUs that tenants have, by the ledger or by a decision.
-        giving_back: Ids of the holders to return.
+        giving_back: Ids of the holders whose GPUs go back to the device plugin.
         ended: Ids of the holders whose Pods' end is confirmed.
-        without: Ids of the holders that were reported without their GPU for too long.
+        without: Ids of the holders whose GPU the agent has not reported for too long.
     """
     there = {pod.uid: pod for pod in pods}
     shown = {gpu.holder: gpu.uuid for gpu in gpus if gpu.held and gpu.holder is not None}

@@ -1,7 +1,7 @@
-"""The next step for one tenant. Pure: maps a snapshot to one step.
+"""The next step for one SharePod or plain Pod, from a snapshot of its objects. Pure.
 
-The Pod is created first, behind a scheduling gate. So the API server's checks of the Pod (quota, Pod Security,
-priority, policies) precede the reservation of a share. Then the share is reserved for that Pod, and the gate is opened.
+The Pod is created first, behind a scheduling gate. So the API server checks it (quota, Pod Security, priority,
+policies) before a share is reserved. Then the share is reserved for that Pod, and the gate is opened.
 
 The end of a run leads to the end of the SharePod or to another run (`ends.sequel`). Between two runs:
 1. The former Pod, recorded in `status.lastEnd`, is deleted.
@@ -14,19 +14,19 @@ Guarantees, in any order of events:
   restartPolicy Never runs twice.
 - L2 an end is recorded first: a terminal phase, or the end of a run, is written before the release of the reservation
   begins.
-- L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. While a SharePod's
-  status is unreadable, nothing follows from the absence of its Pod.
+- L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. An unreadable status
+  of a SharePod allows no conclusion from the absence of its Pod.
 - L4 no share of a live process is released. A row is removed only in one of three cases. Its agent has confirmed that
   no process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant
   was ever bound to that node.
 - L5 a Pod is withdrawn only while it is not bound. The withdrawn Pod disappears only after its row and `status.podUID`
-  are removed. So if the operator dies in between, the next operator does not count a lost run.
+    are removed. So if the operator dies before, the next operator does not mistake the absence for the end of a run.
 - L6 no idle share: a share is requested only while a Pod of the tenant waits behind its gate, and not in a namespace in
   deletion. A share that the API server refuses for the Pod is released.
 - L7 the quota counts the share: a waiting Pod whose line is smaller than its SharePod's present request is withdrawn.
   The next Pod has the larger line.
-- L8 no eviction for a line: a gate opens only once the node advertises enough for the lines of all shares there,
-  including lowered shares. So kube-scheduler finds room for the Pod without preemption.
+- L8 no eviction for a resource line: a gate opens only once the node advertises enough for the lines of all shares
+  there, including lowered shares. So kube-scheduler can bind the Pod without preemption.
 
 If a Pod's GPUs are attached by a claim, `share_claim_steps` decides the steps of that claim (guarantees AC1 to AC3
 there).
@@ -66,11 +66,11 @@ from .steps import (
 )
 
 _UNFINISHED = frozenset({EndReason.EVICTED, EndReason.PREEMPTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
-"""Reasons of ends that interrupted the work from outside. The message then contains `_ADVICE`."""
+"""Reasons of ends that were no decision of the work itself. The message of such an end contains `_ADVICE`."""
 _CLOCK_SKEW_S = 60.0
 """Largest expected difference between the clocks of two machines, in seconds."""
 _ADVICE = "; restartPolicy Never allows no second run: create the SharePod again"
-"""Remedy in the message of a SharePod whose work was interrupted."""
+"""Remedy in the message of an interrupted SharePod with restartPolicy Never."""
 
 
 def decide(snapshot: TenantSnapshot) -> Step:
@@ -158,8 +158,8 @@ def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
 
 
 def _release(snapshot: TenantSnapshot) -> Step | None:
-    """Return the next step that removes a Pod and its reservations, the Pod first. None once no reservation is left,
-    and no Pod except an ended one."""
+    """Return the next step towards the removal of the Pod and all reservations: first the Pod, then the rows. None once
+    no reservation is left, and no Pod that has not ended."""
     for reserved in snapshot.reserved:
         if reserved.written is None:
             return Unreserve(reserved.node)
@@ -174,7 +174,7 @@ def _release(snapshot: TenantSnapshot) -> Step | None:
             continue
         if not reserved.releasing:
             if reserved.wanted.releasing:
-                continue  # the row is already on its way to the ledger
+                continue  # the decision to release is not written to the ledger yet
             return BeginRelease(reserved.node)
         if reserved.confirmed is not None:
             return RemoveRow(reserved.node, reserved.confirmed)
@@ -205,7 +205,7 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
             return share_claim_steps.before_place(pod, snapshot.claim) or Place()
         return Wait(snapshot.refused_until) if refused else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
-        return Wait()  # the row is already on its way to the ledger
+        return Wait()  # the row is not written to the ledger yet
     step = share_claim_steps.before_gate(pod, snapshot.claim, mine.node, mine.written)
     if step is None and not snapshot.advertised:  # L8
         return Wait(snapshot.now + SOON_S)
@@ -213,15 +213,15 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
 
 
 def _kept_first(reserved: tuple[ReservationSnapshot, ...]) -> list[ReservationSnapshot]:
-    """Sort reservations so that every operator keeps the same one."""
+    """Sort reservations so that the first is to be kept, by an order in which every operator agrees."""
     return sorted(reserved, key=lambda item: (item.written is None, item.releasing, item.node))
 
 
 def _drop(reserved: ReservationSnapshot, former: str | None) -> Step | None:
-    """Return the next step towards the removal of a reservation that belongs to another Pod than the present Pod. None
-    while the agent's confirmation is awaited.
+    """Return the next step towards the removal of a reservation that was made for another Pod than the present one.
+    None while a write or the agent's confirmation is pending.
 
-    `former`: uid of the last run's Pod. Its processes may live, so its row is removed in two steps.
+    `former`: uid of the last run's Pod. Its processes may still run, so its row becomes Releasing first.
     """
     if reserved.written is None:
         return Unreserve(reserved.node)
@@ -285,8 +285,8 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
 
 
 def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod has a share and waits for its binding, then for the start of a
-    container.
+    """Return the next step for a SharePod whose Pod has a share, until a container of it has started: wait, or give up
+    after `bind_timeout` or `start_timeout`.
     """
     due = float("inf")
     if (why := share_claim_steps.lost(pod, snapshot.claim)) is not None:
@@ -312,19 +312,19 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     """Return the next step for a SharePod without a Pod."""
     former = sharepod.status.former_pod
-    for reserved in snapshot.reserved:  # this row belongs to an earlier run: a restored backup of etcd contained it
+    for reserved in snapshot.reserved:  # a row of an earlier run, which a restored backup of etcd has brought back
         of_former = former is not None and reserved.written is not None and reserved.written.pod_uid == former
         if of_former and (step := _drop(reserved, former)) is not None:
             return step
     if sharepod.status.pod_uid is not None:
         return _lost(snapshot, sharepod, sharepod.status.pod_uid)
     if snapshot.lost is not None and snapshot.lost.node is not None:
-        # the Pod was bound, and deleted before `podUID` was written
+        # the Pod was bound, but deleted before `podUID` was written to the status
         return _lost(snapshot, sharepod, snapshot.lost.uid)
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
         if on_record not in (None, former):
-            # the gate of the Pod may have been opened before it was deleted
+            # this Pod was deleted, but its gate may have been opened before, so a run may have begun
             return _lost(snapshot, sharepod, on_record)
     for reserved in _kept_first(snapshot.reserved):
         if (step := _drop(reserved, former)) is not None:

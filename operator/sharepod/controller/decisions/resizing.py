@@ -1,9 +1,9 @@
-"""Resize wish: finds out whether a SharePod requests another share than it has. Pure.
+"""Resize wish: whether a SharePod requests another share than its row has. Pure.
 
 Guarantees:
-- The answer follows from the API server's objects and from one number in the tenant's memo (`memory_settled`).
-- If the agent reports another size of a GPU's memory, this is no request. The default memory is computed again only
-  when the SharePod changes.
+- The answer depends only on the API server's objects and on one number that the tenant's memo keeps (`memory_settled`).
+- If the agent reports a changed size of a GPU's memory, this is no request for another share. The default memory is
+  computed again only when the SharePod changes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from .snapshot import TenantSnapshot
 
 @dataclass(frozen=True, slots=True)
 class ResizeWish:
-    """Answer, and the number to keep in the memo. `wanted`: True if another share is requested."""
+    """Answer for one tenant. `wanted`: True if another share is requested."""
 
     wanted: bool
     memory_settled: int | None
-    """Generation of the SharePod at which its default memory equalled the memory of its row. -1: never. None:
-    unknown."""
+    """Number for the memo: generation of the SharePod for which its default memory equalled the memory of its row. -1:
+    none. None: not computed yet."""
 
 
 def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_settled: int | None) -> ResizeWish:
-    """Compare the SharePod's request, limit and memory with its row.
+    """Compare the requested request, limit and memory with the row's values.
 
     Return `wanted` as False for a SharePod that has ended, is not placed, or is being released.
 
     Args:
         snapshot: The tenant.
         gpunode: The GPUNode of its first reservation.
-        memory_settled: `memory_settled` of the last answer.
+        memory_settled: Value of the memo, from the last answer.
     """
     sharepod, no = snapshot.sharepod, ResizeWish(False, memory_settled)
     if sharepod is None or sharepod.gpu is None or sharepod.ended or sharepod.deleting:
@@ -63,15 +63,15 @@ def _default_memory(
     asked: GpuRequest,
     settled: int | None,
 ) -> ResizeWish:
-    """Compare the default memory of the SharePod's request with the memory of its row, once per generation of the
-    SharePod.
+    """Compare the default memory for the SharePod's request with the memory of its row. Once they have been equal for a
+    generation of the SharePod, they count as equal for that generation.
     """
     if settled == sharepod.generation:
         return ResizeWish(False, settled)
     sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
     if len(sizes) < len(row.gpus):
         return ResizeWish(False, settled)
-    if settled is None:  # first answer of this process: take the value of an earlier process from the status
+    if settled is None:  # first answer of this process: derive the former process's value from the status
         refused = any(item.type == CONDITION_RESIZED and item.status == "False" for item in sharepod.status.conditions)
         settled = -1 if refused else sharepod.status.observed_generation or -1
     if min(asked.memory_on(size) for size in sizes) == row.memory:

@@ -1,8 +1,9 @@
 """The next step for a claim that kube-scheduler has allocated GPUs of pool `scheduler`. Pure.
 
 kube-scheduler decides, and the operator copies its allocation into a row of the ledger. The agent serves only rows, so
-a Pod runs only once its claim has a row. The operator also adds an entry of its own to `status.reservedFor`, the hold.
-It keeps the allocation until no process of the Pod is left on the node, so kube-scheduler counts the share until then.
+a Pod runs only once its claim has a row. The operator also adds an entry of its own, the hold, to `status.reservedFor`.
+The hold keeps the allocation until no process of the Pod is left on the node. So kube-scheduler counts the share until
+then.
 
 Guarantees, in any order of events:
 - SC1 row-after-allocation: a row is written only for an allocation whose claim a Pod uses or waits for. The row's share
@@ -14,8 +15,8 @@ Guarantees, in any order of events:
   same write, unless another Pod uses the claim by then.
 - SC5 no share of a live process is released: guarantee A3 of `claim_steps` also applies to these rows.
 - SC6 an unreadable row or claim blocks every decision.
-- SC7 no hold blocks a Pod: if a hold ties a waiting Pod to a node where it cannot run, the hold and the row are removed
-  once no Pod uses the claim. That node is deleted, or kube-scheduler has refused the Pod for it.
+- SC7 no hold blocks a Pod: a hold ties a waiting Pod to a node. If that node is deleted, or kube-scheduler has refused
+  the Pod there, the hold and the row are removed once no Pod uses the claim.
 
 `claim_steps` handles a deleted claim with a row: that row is removed in two steps.
 """
@@ -39,7 +40,7 @@ from .steps import BeginRelease, RemovalReason, RemoveRow, Unreserve, Wait
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Enter the share that kube-scheduler has allocated to the claim in the ledger of the share's node."""
+    """Write the share that kube-scheduler has allocated to the claim into the ledger of its node."""
 
     claim: ClaimFacts
     share: ScheduledShare
@@ -55,9 +56,8 @@ class HoldClaim:
 
 @dataclass(frozen=True, slots=True)
 class LetClaimGo:
-    """Remove the operator's entry, if there is one, from `status.reservedFor`. If no entry is left, remove the
-    allocation too, which kube-controller-manager would leave. It removes an allocation only if the claim is being
-    deleted, or together with the entry of a Pod."""
+    """Remove the operator's entry from `status.reservedFor`. If no other entry is left, remove the allocation too:
+    kube-controller-manager does so only after it has removed the entry of a Pod, or if the claim is being deleted."""
 
     claim: ClaimFacts
 
@@ -110,7 +110,8 @@ def _with_row(snapshot: ClaimSnapshot, claim: ClaimFacts, mine: ReservationSnaps
 
 
 def is_of(reserved: ReservationSnapshot, share: ScheduledShare) -> bool:
-    """Return True if a row, written or only decided, is this share and is not being released."""
+    """Return True if a row, written or only decided, has node, GPUs and amounts of a share, and is not being
+    released."""
     row = reserved.wanted
     return (
         not (reserved.releasing or row.releasing)
@@ -121,8 +122,8 @@ def is_of(reserved: ReservationSnapshot, share: ScheduledShare) -> bool:
 
 
 def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str]) -> Reservation | str:
-    """Return the row of a share, or the reason for which it has none. `gpus`: by name of a device, the UUID of the
-    node's GPU.
+    """Return the row for a share, or the reason why it has none. `gpus`: UUID of each GPU of the node, by the device's
+    name.
     """
     missing = [device for device in share.devices if device not in gpus]
     if missing:
@@ -140,5 +141,5 @@ def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str
 
 
 def _is_wanted(snapshot: ClaimSnapshot, claim: ClaimFacts) -> bool:
-    """Return True if, by the claim's status, a Pod that runs or waits to run uses the claim."""
+    """Return True if a Pod in the claim's `status.reservedFor` runs or waits to run."""
     return any(pod.uid in claim.consumers and not (pod.deleting or pod.ended) for pod in snapshot.pods)

@@ -1,7 +1,7 @@
-"""Steps for the claim by which the GPUs of a SharePod's Pod are attached. Pure.
+"""Steps for the ResourceClaim through which the GPUs of a SharePod's Pod are attached. Pure.
 
-The Pod names its claim from its creation. The order of steps:
-1. The claim is created, because the row must name the claim's uid.
+The Pod's spec names its claim. The order of steps:
+1. The claim is created, because the row must contain its uid.
 2. A share is reserved: the row is written to the ledger.
 3. The claim is allocated to the GPUs of the row.
 4. The Pod's gate opens.
@@ -10,8 +10,8 @@ Guarantees:
 - AC1 row-before-allocation: the claim is allocated only to the GPUs of a row that is stored in the API server and names
   the claim.
 - AC2 allocation-before-gate: a gate opens only while the claim has the allocation of the row.
-- AC3 one place at a time: if the claim has another allocation, that is removed first. No Pod has used it, because the
-  gate is closed.
+- AC3 one place at a time: if the claim has the allocation of another place, that is removed first. No Pod has used it,
+  because the gate is closed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ ShareClaimStep = MakeClaim | AllocateClaim | FreeClaim
 
 
 def names_claim(reference: ClaimReference | None, pod: PodFacts, claim: ClaimFacts | None) -> bool:
-    """Return True if a row matches the attachment of its Pod: the row names the Pod's claim, or no claim if the Pod
-    uses CSI.
+    """Return True if a row and its Pod agree on the attachment: the row names the claim of the Pod, or no claim if the
+    Pod uses CSI.
     """
     if pod.claim is None:
         return reference is None
@@ -62,8 +62,8 @@ def names_claim(reference: ClaimReference | None, pod: PodFacts, claim: ClaimFac
 
 
 def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeClaim | None:
-    """Return the step that the claim needs before a place is requested. None if it needs none. `claim`: its last known
-    facts.
+    """Return the step that the claim needs before a place is requested. None if it needs none. `claim`: last known
+    state of the Pod's claim.
     """
     if pod.claim is None:
         return None
@@ -73,7 +73,8 @@ def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeCla
 
 
 def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant) -> AllocateClaim | FreeClaim | None:
-    """Return the step that the claim needs before the Pod's gate opens (AC2). None if it needs none."""
+    """Return the step that the claim needs before the Pod's gate opens (AC2). None if it has the allocation of the
+    row."""
     if pod.claim is None or claim is None:
         return None
     if claim.allocation is None:
@@ -82,8 +83,8 @@ def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant)
 
 
 def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:
-    """Return the reason for which a Pod with an open gate can never be bound: its claim is missing, being deleted or
-    not allocated. None if it can be bound."""
+    """Return the reason why a Pod with an open gate can never be bound: its claim is missing, being deleted or not
+    allocated. None if it can be bound."""
     if pod.claim is None or pod.node is not None:
         return None
     if claim is None or claim.deleting:

@@ -1,4 +1,4 @@
-"""Snapshot: all facts of one tenant at one moment, as the input of the decision about its next step.
+"""Snapshot: all facts about one tenant at one moment, as the input of the decision on its next step.
 
 Guarantees:
 - A snapshot does not change, so two decisions on one snapshot give the same answer.
@@ -28,10 +28,10 @@ class ReservationSnapshot:
     written: Tenant | None
     """Its row as stored in the API server. None while the reservation is only decided."""
     drained: bool = False
-    """True if the agent has reported, for this release, that nothing of the tenant is left."""
+    """True if the agent has reported, for this release of the row, that no process of the tenant is left."""
     override: RemovalReason | None = None
-    """Reason for which the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`. None if it must be
-    awaited."""
+    """Reason why the row can be removed without the agent's report: `NODE_GONE` or `OUT_OF_SERVICE`. None: the report
+    is needed."""
     forced: bool = False
     """True if an admin has listed the tenant in the annotation force-release."""
 
@@ -42,9 +42,7 @@ class ReservationSnapshot:
 
     @property
     def confirmed(self) -> RemovalReason | None:
-        """Reason from which it follows that nothing of the tenant is left on the node. None if nothing confirms
-        this.
-        """
+        """Reason to conclude that no process of the tenant is left on the node. None if nothing confirms it."""
         return self.override or (RemovalReason.DRAINED if self.drained else None)
 
 
@@ -58,18 +56,18 @@ class TenantSnapshot:
     claim: ClaimFacts | None = None
     """Claim by which the Pod's GPUs are attached. None if the Pod has none, or it is not known yet."""
     lost: PodFacts | None = None
-    """Last facts of its Pod if the Pod is deleted."""
+    """Last facts of its Pod, if the Pod was deleted; None otherwise."""
     unbound_since: float | None = None
-    """Time at which kube-scheduler was first seen to refuse its Pod."""
+    """Time at which this process first saw that kube-scheduler refuses its Pod."""
     unstarted_since: float | None = None
-    """Time at which its Pod was first seen with a share and without a started container."""
+    """Time at which this process first saw its Pod with a share and without a started container."""
     ended_since: float | None = None
-    """Time at which the SharePod ended. None if it has not ended, or its status has no end time. The time of day is
-    converted once, so that a later clock change causes no delay."""
+    """Time at which the SharePod ended. None if it has not ended, or its status has no end time. It was converted from
+    the time of day once, so that a change of the clock has no effect."""
     blocked_until: float = 0.0
-    """Time before which the creation of its Pod is not tried again."""
+    """Time before which the operator does not try to create its Pod again."""
     refused_until: float = 0.0
-    """Time before which its Pod's gate is not opened again, because the API server has refused that patch."""
+    """Time before which the operator does not try to open its Pod's gate again, after a refusal by the API server."""
     now: float = 0.0
     wall: float = 0.0
     """Time of day in seconds since the epoch, for comparison with times in the status."""

@@ -1,9 +1,9 @@
-"""Status of a SharePod in the form of the API (`SharePodStatus.dump`). Pure.
+"""Status of a SharePod: composes it from the inputs, and computes the patch to the stored status. Pure.
 
 Guarantees:
-- If the status is unchanged, the patch is empty.
+- The patch is empty if the status is unchanged.
 - A terminal phase never changes.
-- Inputs with equal `looked_at` give equal statuses, except for times.
+- Inputs with equal `looked_at` give equal statuses, except for times. So a caller may skip `compose`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ MINOR = frozenset({"conditions", "usage", "observedGeneration", "restarts", "sum
 
 
 def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> Json:
-    """Return the status that the SharePod should have now. With `finish`: the status after that end."""
+    """Return the status that the SharePod should have now, as JSON. With `finish`: the status after that end of a
+    run."""
     was = sharepod.status
     pod, row = inputs.snapshot.pod, inputs.row
     between = isinstance(finish, EndRun) or (finish is None and not sharepod.ended and inputs.snapshot.between_runs)
@@ -108,7 +109,7 @@ def _summary(
     if phase is Phase.FAILED:
         if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED:
             return pod_ready.reason
-        # the Pod's reason comes from its containers, such as Error, OOMKilled or ContainerCannotRun
+        # from the containers, such as Error, OOMKilled or ContainerCannotRun
         if pod is not None and pod.ended:
             return pod.summary
         return was.summary if was.ended and was.summary else "Error"
@@ -122,15 +123,15 @@ def _summary(
 
 
 def _pod_uid(was: SharePodStatus, pod: PodFacts | None, *, between: bool) -> str | None:
-    """Return the uid of the present run's Pod. None between two runs, and for a withdrawn Pod."""
+    """Return the uid of the Pod of the present run. None between two runs, and if the Pod is being withdrawn."""
     if between or (pod is not None and pod.taken_back):
         return None
     return pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid
 
 
 def _start_time(was: SharePodStatus, pod: PodFacts | None) -> str | None:
-    """Return the time at which the kubelet accepted the present run's Pod. It is shown once a container runs, because
-    the status is written then anyway.
+    """Return the time at which the kubelet accepted the Pod of the present run. It is left out until a container runs,
+    because another write of the status follows then anyway.
     """
     if pod is None or pod.waits_for_share:
         return was.start_time if was.pod_uid is not None else None
@@ -146,8 +147,8 @@ def _restarts(was: SharePodStatus, pod: PodFacts | None, *, between: bool, last:
 
 
 def _moves_to(was: SharePodStatus, inputs: StatusInputs, *, between: bool, over: bool) -> Json | None:
-    """Return the place that is reserved for a moving SharePod. It is shown from the end of its Pod until the next Pod
-    has a share.
+    """Return the place that is reserved for a moving SharePod. It is shown while its old Pod ends, and until its next
+    Pod has a share.
     """
     pod, kept = inputs.snapshot.pod, inputs.moves_to or was.moves_to
     waits = pod is None or pod.deleting or (pod.waits_for_share and inputs.row is None)
@@ -155,7 +156,7 @@ def _moves_to(was: SharePodStatus, inputs: StatusInputs, *, between: bool, over:
 
 
 def _last_end(was: SharePodStatus, inputs: StatusInputs, finish: Ending | None) -> Json | None:
-    """Return `lastEnd`: the record of the run that ends now, or the present value."""
+    """Return `lastEnd` of the status: the record of the run that ends now, otherwise the stored value."""
     if not isinstance(finish, EndRun):
         return was.last_end.dump() if was.last_end is not None else None
     pod = inputs.snapshot.pod
@@ -175,7 +176,7 @@ def _last_end(was: SharePodStatus, inputs: StatusInputs, finish: Ending | None) 
 
 
 def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> tuple[object, ...]:
-    """Return all inputs of `compose` except times, in a form that is cheap to compare."""
+    """Return all inputs of `compose` except times, as a tuple that is cheap to compare."""
     seen = inputs.seen
     return (
         sharepod,
@@ -201,7 +202,8 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
 
 
 def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> tuple[object, ...]:
-    """Return the inputs of the fields on which steps depend. All other inputs affect only fields in `MINOR`."""
+    """Return the inputs of the fields on which the next steps depend. All other inputs affect only fields in
+    `MINOR`."""
     pod = inputs.snapshot.pod
     return (
         (pod.name, pod.uid, pod.phase, pod.waits_for_share, pod.taken_back, pod.started) if pod is not None else None,
@@ -225,7 +227,7 @@ def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
     if "conditions" in changes and _by_type(written.get("conditions")) == _by_type(changes["conditions"]):
         del changes["conditions"]
     changes |= {key: None for key in written if key not in wanted}
-    # Objects are merged field by field, and no field of the former value may stay.
+    # A merge patch keeps the fields that it does not name: set the former value's fields to null.
     for key in ("usage", "consumed", "granted", "share", "lastEnd", "movesTo"):
         if isinstance(changes.get(key), dict):
             changes[key] = dict.fromkeys(written.get(key) or {}) | changes[key]
@@ -233,7 +235,7 @@ def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
 
 
 def _by_type(conditions: object) -> list[Json]:
-    """Return conditions in the order of their types; any other value unchanged."""
+    """Return conditions sorted by type. Any other value is returned in a list, so that it compares unequal."""
     if not isinstance(conditions, list) or not all(isinstance(item, dict) for item in conditions):
         return [{"": conditions}]
     return sorted(conditions, key=lambda item: str(item.get("type")))

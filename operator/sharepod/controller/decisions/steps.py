@@ -3,7 +3,7 @@ reconcilers in `tenants/` perform it.
 
 Guarantees:
 - A step names every object that it affects: performing it reads no other state.
-- To record an end (`Ending`) is a step of its own, so the record is written before any release.
+- Recording an end (`Ending`) is a step of its own, so it is written before any release.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class RemovalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nothing of the tenant is left."""
+    """Drop the tenant's memo: nothing of the tenant is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Only write the status. If `until` (monotonic seconds) is set, reconcile again at that time."""
+    """Take no action now, except for the status. Decide again at `until`, in monotonic seconds, if it is set."""
 
     until: float | None = None
 
@@ -74,14 +74,14 @@ class DeletePod:
 
 
 class TakeBackCause(Enum):
-    """Cause of the withdrawal of a Pod. It decides when and where the next Pod may be placed."""
+    """Cause of the withdrawal of a Pod, which decides when and where the next Pod may be placed."""
 
     PLACE = "place"
-    """The place: kube-scheduler refused the Pod there, or its share is lost. Another node may help."""
+    """The node: kube-scheduler refused the Pod there, or its share was lost. Another node may help."""
     SCHEDULER = "scheduler"
-    """The scheduler, which has not handled the Pod. Another node would not help."""
+    """The scheduler: it has not handled the Pod. Another node would not help."""
     CLAIM = "claim"
-    """The ResourceClaim, which was deleted or deallocated. Another node would not help."""
+    """The ResourceClaim: it was deleted or deallocated. Another node would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,15 @@ class ClearPodUid:
 
 @dataclass(frozen=True, slots=True)
 class LetPodGo:
-    """Remove the operator's finalizer from a Pod that was withdrawn, or whose withdrawal was given up."""
+    """Remove the operator's finalizer from a Pod, so that it disappears: it was withdrawn, or is not withdrawn after
+    all."""
 
     pod: PodFacts
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Write a terminal phase."""
+    """Write a terminal phase: the SharePod has ended."""
 
     phase: Phase
     reason: str
@@ -142,7 +143,7 @@ class EndRun:
 
 @dataclass(frozen=True, slots=True)
 class Unreserve:
-    """Drop a reservation that is only decided, and not in the ledger."""
+    """Drop a reservation that was decided but not yet written to the ledger."""
 
     node: str
 
@@ -156,12 +157,12 @@ class BeginRelease:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRow:
-    """Remove the row: its share becomes free."""
+    """Remove the row from the ledger, so that its share becomes free."""
 
     node: str
     reason: RemovalReason
     pod_node: str = ""
-    """With reason `POD_ELSEWHERE`: the node of its Pod."""
+    """Node of the tenant's Pod, with reason `POD_ELSEWHERE`; else empty."""
 
     @property
     def text(self) -> str:
