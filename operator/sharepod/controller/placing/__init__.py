@@ -1,1 +1,1 @@
-"""The placement loop, and the writer of ledgers."""
+"""The placement loop, which decides places, and the writer that stores them in ledgers."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 _SOONEST_S = 0.05
-"""Least seconds until a wake-up. A wake-up time that has already passed must not make the loop run without a pause."""
+"""Shortest time in seconds until a wake-up, so that a time in the past does not make the loop run without a pause."""
 
 
 class Alarm:
@@ -16,14 +16,14 @@ class Alarm:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self.rung = asyncio.Event()
-        """Set when the loop is woken. The loop clears it when a pass begins."""
+        """Set when the loop must run. The loop clears it at the beginning of a pass."""
 
     def ring(self) -> None:
         """Wake the loop now."""
         self.rung.set()
 
     def ring_at(self, at: float) -> None:
-        """Wake the loop at `at`. An earlier wake-up that is already set stays."""
+        """Wake the loop at `at`, or at the time that was set before, whichever is earlier."""
         loop = asyncio.get_running_loop()
         delay = max(_SOONEST_S, at - self._clock())
         if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:

@@ -3,8 +3,7 @@
 Guarantees:
 - A place for a claim is requested only while a Pod that uses the claim waits for a node, and all claims of that Pod are
   known.
-- The claims of a Pod that have no place are requested together: either all get places on one node, or none gets a
-  place.
+- All claims of a Pod without a place are requested together: either all get places on one node, or none gets any.
 - If one claim of a Pod has a place, places for its other claims are requested on the same node.
 """
 
@@ -22,10 +21,10 @@ from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS, ClaimFacts, 
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
 
 _MOST_LOOKED_AT = 16
-"""Most Pods of one claim that are checked in one turn. The search is for a Pod whose claims can all be placed."""
+"""Number of Pods of one claim that are checked per turn, in search of a Pod whose claims can all be placed."""
 _TURN_S, _ROUND_S = 1.0, 10.0
-"""Seconds until the next Pods of a claim have their turn, and, after the last Pods, until the first Pods have it again.
-So a claim of 17 Pods that cannot be placed causes two checks in eleven seconds."""
+"""Seconds until the next Pods of a claim have their turn, and, after the last Pods, until the first have it again. So a
+claim of 17 Pods that cannot be placed causes two checks in eleven seconds."""
 
 
 def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
@@ -44,8 +43,8 @@ def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
 
 
 def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
-    """If no Pod that has the turn can be placed, give the turn to other Pods of the claim. Return the seconds until
-    these Pods are checked. None if no other Pod waits."""
+    """If no Pod with the turn can be placed, give the turn to the next Pods of the claim. Return the seconds until
+    those are checked. None if a Pod can be placed, or no other Pod waits."""
     seen, pod = state.seen_claims, waiting_pod(state, claim)
     if pod is None or claim.request is None or claim.deleting or _can_be_placed(state, pod):
         return None
@@ -67,10 +66,10 @@ def _can_be_placed(state: ClusterState, pod: ClaimPodFacts) -> bool:
 
 
 def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tuple[ClaimFacts, ...] | None:
-    """Return the claims of a Pod that have no place yet and must be placed together. The claim that is hardest to place
-    comes first: it leads, which means that it requests the places of all.
+    """Return those claims of a Pod that have no place yet; they must be placed together. The claim that is hardest to
+    place comes first: it leads, that is, its request contains the others.
 
-    Return None if a claim of the Pod is not known yet, or can get no place. No share is then booked for the Pod.
+    Return None if the Pod cannot be placed, or `claim` has a place already. No share is then booked for the Pod.
     """
     if not _can_be_placed(state, pod):
         return None
@@ -85,8 +84,8 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
 
 
 def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, str]) -> PlacementRequest | None:
-    """Return the request of a claim, with the Pod's other unplaced claims as siblings. None if another claim of the Pod
-    leads, or if no Pod waits.
+    """Return the request of a claim, with the Pod's other unplaced claims as siblings. None if another claim leads the
+    group, or if no Pod waits.
 
     `avoid`: nodes that this request must avoid, each with the reason.
     """
@@ -104,8 +103,8 @@ def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, st
 
 
 def request_elsewhere(state: ClusterState, claim: ClaimFacts) -> PlacementRequest | None:
-    """Return the request for the next Pod of the same controller, as if that Pod waited now. None for a Pod with other
-    claims, and for a Pod without a controller that replaces it.
+    """Return the request that the claim of a running Pod's replacement would have. Placement uses it to find a place to
+    which the Pod could move. None for a Pod with other claims, and for a Pod that no controller replaces.
     """
     pods = tuple(pod for pod in state.seen_claims.users(claim) if pod.runs)
     if claim.request is None or len(pods) != 1:
@@ -124,7 +123,7 @@ def pinned(needs: PodNeeds, node: str) -> PodNeeds:
 
 
 def _hardest(claim: ClaimFacts) -> tuple[object, ...]:
-    """Return a sort key: claims with the fewest possible GPUs first, then claims with the largest share."""
+    """Return a sort key: claims that few GPUs fit first (named GPUs, models or affinity), then the largest shares."""
     assert claim.request is not None
     gpu = claim.request.gpu
     named = bool(gpu.uuids or gpu.models or gpu.labels.affinity)

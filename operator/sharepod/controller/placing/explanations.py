@@ -1,15 +1,15 @@
-"""Explanations of refusals: the reason why a waiting tenant has no place, and a remedy.
+"""Explanations of refusals: computes, for the status, why a waiting tenant has no place, and a remedy.
 
 Guarantees:
-- Explanations delay no placement. They are computed after the decisions of a pass, in slices that take at most a
-  quarter of a processor. When new requests arrive, they stop after the present slice.
+- Explanations delay no placement. They are computed after the decisions of a pass, in slices, with pauses that leave
+  three quarters of a processor to other work. When new requests arrive, they stop after the present slice.
 - Namespaces take turns, each with its longest unexplained requests first.
-- Changed reasons are written for at most fifty tenants a second. With thousands of waiting tenants, each change of a
-  figure would otherwise change every status.
+- Changed reasons are written for at most fifty tenants per second. With thousands of waiting tenants, each change of a
+  figure would otherwise change every status at once.
 - Equal requests share one explanation, which is computed at most every `_EXPLAIN_PERIOD_S`. An unchanged explanation is
   not written again.
-- The search for tenants whose move or end would help takes at most a fiftieth of the time. Without time for it, a
-  refusal does not name such tenants.
+- The search for tenants whose move or end would help takes at most a fiftieth of the time. If that is used up, a
+  refusal names no such tenants.
 - A refusal names only tenants of the waiting tenant's own namespace.
 """
 
@@ -35,9 +35,10 @@ from .unexplained import Unexplained
 from .waiting import NEVER, WaitingTenant, who_asks_matters
 
 _EXPLAIN_PERIOD_S = 5.0
-"""Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
+"""Shortest time in seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
-"""Seconds for explanations in each pass, even if other work waits. So reasons appear also while the queue is busy."""
+"""Seconds for explanations in each pass, even while other work waits, so that reasons appear while the queue is
+busy."""
 _REWRITES_PER_S = 50.0
 """Tenants per second whose reason is computed again. Writing and reading back a status costs the operator about 2
 ms."""
@@ -45,22 +46,22 @@ _REWRITES_AT_ONCE = 5
 """Burst of `_REWRITES_PER_S`: number of tenants whose reasons are written without a pause. Five take 10 ms, which
 delays no other work noticeably."""
 _REWRITE_PAUSE_S = 0.1
-"""Seconds of pause when `_REWRITES_PER_S` is used up."""
+"""Seconds until reasons are written again after `_REWRITES_PER_S` was used up."""
 _IDLE_PER_LOOK = 49
-"""Pause after each search for tenants that would have to move or end, as a multiple of the search's duration. A search
-takes some 20 ms with a thousand tenants, in slices."""
+"""Pause after a search for tenants whose move or end would help, as a multiple of the search's duration. With a
+thousand tenants a search takes some 20 ms, in slices."""
 
 
 @dataclass(slots=True)
 class _Answer:
-    """Refusal of a request. `at`: monotonic seconds at which it was computed. `explained`: the refusal with tenants
-    whose move or end would help; None until that search is done."""
+    """Answer to a request: its refusal. `at`: time in monotonic seconds at which the refusal was computed. `explained`:
+    the refusal with the tenants whose move or end would help; None until they were searched for."""
 
     refusal: Refusal
     at: float
     explained: Refusal | None = None
     looking: Iterator[MoveAdvice | Leavers | None] | None = None
-    """Remaining steps of the search for these tenants. None if the search has not begun."""
+    """Rest of the search for these tenants: each `next` does one step. None if the search has not begun."""
 
 
 class Explanations:
@@ -72,14 +73,14 @@ class Explanations:
         request_of: Returns a tenant's request; None if it no longer waits.
         own_movable: Returns the tenants of a request's namespace that could be moved for the request if their owners
             set `movable: true`.
-        standing: Returns the standing of a namespace: its rank in the queue by use and budget.
+        standing: Returns the standing of a namespace: its place in the queue by use and budget.
         may_act: Returns True while this process leads and has listed every kind.
         on_answered: Called with each tenant whose answer has changed.
         clock: Monotonic seconds.
-        later: Called with the time, monotonic seconds, at which to explain again.
-        kick: Set to request a pass through the queue.
-        arrived: Set while new requests wait to be placed.
-        rests: Returns the pause after a slice, in multiples of the slice's duration.
+        later: Called with the time, in monotonic seconds, at which to call `work_out` again.
+        kick: Event that starts a pass through the queue.
+        arrived: Event that is set while new requests wait to be placed.
+        rests: Returns the pause after a slice, as a multiple of the slice's duration.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class Explanations:
         self._rests = rests
         self._next_look = 0.0
         self._rewrites_at = NEVER
-        """Time before which no changed reason is written."""
+        """Time before which no changed reason is written, because the rate is used up."""
         self._rewrites = RateLimiter(clock(), per_s=_REWRITES_PER_S, burst=_REWRITES_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
-        """Answers by request content."""
+        """Answers by content of the request, for requests of equal content."""
 
     async def work_out(self, unexplained: Unexplained, places: Mapping[str, WaitingTenant]) -> None:
-        """Explain the refusals that have no reason yet, or an old one. Yields to other tasks.
+        """Explain the refusals that have no explanation yet, or an old one. Yields to other tasks.
 
         When a new request arrives, return early, so that the request is placed first. The next pass explains the rest.
         """
@@ -141,7 +142,7 @@ class Explanations:
             if request is None or not self._may_act():
                 continue
             answer = self._answer(waiting, request)
-            # capacity has become free since the refusal, so the request has a place
+            # capacity has become free since the refusal, so the next pass will place this request
             if not isinstance(answer, _Answer):
                 waiting.refused_at_version = None
                 unexplained.leave_out(waiting)
@@ -157,7 +158,7 @@ class Explanations:
             self._later(self._rewrites_at if paced else next_at + _EXPLAIN_PERIOD_S)
 
     def _may_rewrite(self) -> bool:
-        """Return True if one more changed reason may be written now. Otherwise schedule the rest and return False."""
+        """Return True if one more changed reason may be written now. Otherwise set the time for the rest."""
         now = self._clock()
         if now < self._rewrites_at:
             return False
@@ -168,12 +169,12 @@ class Explanations:
         return False
 
     def forget(self) -> None:
-        """Drop all computed answers, because their facts about nodes have changed."""
+        """Drop all computed answers, because facts about nodes that they contain have changed."""
         self._answers.clear()
 
     def _answer(self, waiting: WaitingTenant, request: PlacementRequest) -> Assignment | _Answer:
-        """Return the refusal of a request, or its place if it now has one. For equal requests the answer is computed
-        once in `_EXPLAIN_PERIOD_S`.
+        """Return the refusal of a request, or a place if there now is one. For requests of equal content the refusal is
+        computed at most once in `_EXPLAIN_PERIOD_S`.
         """
         asked = waiting.worked_out.asks if waiting.worked_out is not None else ""
         for_all = asked and not who_asks_matters(self._engine.cluster, request)
@@ -188,7 +189,8 @@ class Explanations:
         return answer
 
     def _take(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> None:
-        """Store a refusal in the tenant's memo, with its remedies. If the refusal has changed, call `on_answered`."""
+        """Store a refusal, with its remedies, in the tenant and in its memo. If the memo's refusal changes, call
+        `on_answered`."""
         refusal = answer.refusal
         if answer.explained is not None or refusal != waiting.refusal:
             waiting.explained = answer.explained
@@ -207,8 +209,8 @@ class Explanations:
             self._on_answered(waiting.tenant)
 
     async def _look_for_tenants(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> bool:
-        """Add remedies to a refusal: the tenant whose move would help or, if no single move helps, the tenants whose
-        end would help. Yields to other tasks.
+        """Complete a refusal with a remedy: the tenant whose move would help or, if no single move helps, the tenants
+        whose end would help. Yields to other tasks.
 
         Return True if the refusal is complete. Return False if new requests have arrived; the next call then continues.
         """
@@ -235,8 +237,8 @@ class Explanations:
         return True
 
     def _tenants_in_steps(self, request: PlacementRequest) -> Iterator[MoveAdvice | Leavers | None]:
-        """Search for tenants whose move or end would help. Yield after each step of the search; the last value is the
-        result, None if nothing helps.
+        """Search for tenants whose move or end would help. Yield after each step; the last value is the result, or None
+        if nothing helps.
         """
         engine, found = self._engine, None
         for found in move_advice(engine.cluster, request, self._own_movable(request), engine.find):
@@ -245,8 +247,6 @@ class Explanations:
             yield from leavers(engine.cluster, request)
 
     def _looked_since(self, began: float) -> None:
-        """Set the time before which no further search for tenants begins. `began`: start of the present slice of the
-        search.
-        """
+        """Extend the pause before the next search by the time used since `began`, the start of this slice."""
         ended = time.monotonic()
         self._next_look = max(self._next_look, ended) + _IDLE_PER_LOOK * (ended - began)

@@ -1,17 +1,17 @@
-"""Head-of-queue reservation: chooses the waiting tenant for which GPUs are reserved, the GPUs, and the duration.
+"""Head-of-queue reservation: chooses the waiting tenant for which GPUs are reserved, which GPUs, and for how long.
 
 Guarantees:
 - At most one tenant has a head-of-queue reservation. It is the first tenant in queue order that meets three conditions:
-  it was refused only for lack of room, it has waited for `after`, and some node could hold it.
-- Within one priority, tenants that have waited `fair_wait` precede all others, the oldest first, whatever the standing
-  of their namespaces.
+    it was refused only for lack of free capacity, it has waited for `after`, and some node could hold it.
+- Within one priority, tenants that have waited `fair_wait` precede all others, the oldest first. The standing of their
+  namespaces no longer counts.
 - GPUs are reserved on the node whose tenants are expected to end first, as estimated from past run times. The
-  reservation stays on that node, because a reservation that changes nodes would let none of them drain.
+  reservation stays on that node: if it changed nodes, no node would become free.
 - A tenant's reservation ends in four cases: the tenant is placed; no node can hold it any more; a tenant of higher
   priority has waited for `after`; or the tenant has had reservations for `lasts`. In the last case the tenant may get
   its next reservation after a pause of `lasts`.
 - In the long run, at most `idle_ratio` of all GPU time is idle on reserved GPUs while another waiting tenant could use
-  it. After a reservation the next one begins only once that idle time is within the ratio (`IdleDebt`), or after
+  it. After a reservation, the next one begins only once the idle time so far is within the ratio (`IdleDebt`), or after
   `LONGEST_PAUSE_S`.
 """
 
@@ -38,12 +38,13 @@ from .idle_debt import IdleDebt
 from .waiting import WaitingTenant
 
 _CHECK_PERIOD_S = 1.0
-"""Least seconds between two checks of the head of queue: a check costs a decision for each long-waiting SharePod."""
+"""Shortest time in seconds between two checks: a check costs a decision for each tenant that has waited long."""
 _TRIES = 8
-"""Most different requests per check for which GPUs are searched. Half of them are the first in the queue; the others
-are the requests with the oldest search. A search takes a millisecond on 800 GPUs."""
+"""Number of different requests for which GPUs are searched in one check. Half of them are the first in the queue, the
+others the requests with the oldest search. A search takes a millisecond on 800 GPUs."""
 _COUNTED = 1000
-"""Most waiting tenants that are examined to find whether they could use the reserved GPUs: one or two milliseconds."""
+"""Number of waiting tenants for which it is tested whether they could use the reserved GPUs: one or two
+milliseconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,12 +58,12 @@ class HeadOfQueue:
         request_of: Returns a tenant's request; None if it no longer waits.
         clock: Monotonic seconds.
         after: Seconds of waiting after which GPUs are reserved.
-        lasts: Seconds that one tenant's reservations may last in sum; also the pause after that.
+        lasts: Seconds that one tenant's reservations may last in sum; also the pause until its next reservation.
         idle_ratio: Largest part of the GPU time that may be idle on reserved GPUs in the long run. 1 means no bound.
         fair_wait: Seconds of waiting after which the standing of the tenant's namespace no longer counts.
-        left: Returns the seconds until a tenant is expected to end.
+        left: Returns the seconds after which a running tenant is expected to end.
         later: Called with the time of the next check, in monotonic seconds.
-        wake: Called when the queue must be processed again.
+        wake: Called when the queue must be tried again.
     """
 
     def __init__(
@@ -88,17 +89,18 @@ class HeadOfQueue:
         self._lasts = lasts
         self._debt = IdleDebt(idle_ratio, clock())
         self._idle = 0.0
-        """Idle reserved time that another waiting tenant could use, as a number of GPUs, at the last check."""
+        """Number of GPUs, at the last check, that were reserved and idle although another waiting tenant could use
+        them."""
         self._fair_wait = fair_wait
         self._left = left
         self._later = later
         self._wake = wake
         self._kept_since = (TenantId(""), 0.0)
-        """Tenant with the reservation, and the time at which its first reservation without a gap began."""
+        """(tenant with the reservation, time at which it was first seen with one, without a gap since)."""
         self._next_check = 0.0
 
     async def look(self, places: Mapping[str, WaitingTenant], arrived: asyncio.Event) -> None:
-        """Check whether GPUs must be reserved for the head of the queue, and for which tenant. Yields to other tasks.
+        """Check whether GPUs must be reserved, for which tenant, and which GPUs. Yields to other tasks.
 
         `places`: the tenants that wait for a place. `arrived`: set while newly arrived tenants wait to be placed.
         """
@@ -113,7 +115,7 @@ class HeadOfQueue:
             return
         if now >= self._next_check:
             may_reserve_at = min(waiting.since for waiting in places.values()) + self._after
-            self._next_check = max(self._next_check, may_reserve_at)  # tenants that arrive later have waited less
+            self._next_check = max(self._next_check, may_reserve_at)  # later arrivals wait for `after` even later
         if now < self._next_check:
             self._later(self._next_check)
             return
@@ -141,7 +143,8 @@ class HeadOfQueue:
         self._wake()
 
     def _idle_gpus(self, places: Mapping[str, WaitingTenant]) -> float:
-        """Return the idle time of the reserved GPUs that other waiting tenants could use, as a number of GPUs."""
+        """Return the free time of the reserved GPUs, as a number of GPUs, as far as other waiting tenants could use
+        it."""
         reservation = self._cluster.head_reservation
         node = self._cluster.node(reservation.node) if reservation is not None else None
         if reservation is None or node is None:
@@ -180,7 +183,7 @@ class HeadOfQueue:
         """Return the head-of-queue reservation that should exist now; None if there should be none.
 
         The tenant with the present reservation keeps it, unless a tenant of higher priority has waited as long.
-        `waited`: tenants that have waited for room for at least `after`.
+        `waited`: tenants that have waited for free capacity for at least `after`.
         """
         cluster = self._cluster
         kept = cluster.head_reservation
@@ -190,7 +193,7 @@ class HeadOfQueue:
             kept = owner = None
         for waiting in waited.whose_turn(above=owner.priority if owner is not None else None):
             if places.get(waiting.tenant) is not waiting:
-                continue  # the tenant has left the queue since then
+                continue  # the tenant has left the queue, or joined it again, since it was counted
             request = self._request_of(waiting)
             found = find_head_reservation(cluster, request, self._left) if request is not None else None
             if found is not None:
@@ -208,8 +211,8 @@ class HeadOfQueue:
         return max(waiting.since + self._after, waiting.not_kept_before)
 
     def _waits_for_room(self, waiting: WaitingTenant) -> bool:
-        """Return True if a tenant was refused for lack of room and can fit some day. False for claims of a Pod with
-        several claims.
+        """Return True if a tenant was refused for lack of free capacity, and can fit some day. False for claims of a
+        Pod with several claims: they get no reservation.
         """
         if waiting.key is None or (waiting.worked_out is not None and waiting.worked_out.request.siblings):
             return False
@@ -222,21 +225,21 @@ def _priority(waiting: WaitingTenant) -> int:
 
 
 class _Firsts:
-    """Tenants that have waited long. Of tenants with equal requests, only the first in the queue is kept."""
+    """Tenants that have waited long, of which only the first in the queue is kept for each content of a request."""
 
     def __init__(self) -> None:
         self._first_of: dict[str, tuple[QueueKey, WaitingTenant]] = {}
 
     def add(self, waiting: WaitingTenant, rank: QueueKey) -> None:
-        """Add a tenant. `rank`: its place in the head-of-queue order."""
+        """Add a tenant. `rank`: its sort key in the head-of-queue order."""
         asks = waiting.worked_out.asks if waiting.worked_out is not None else waiting.tenant
         known = self._first_of.get(asks)
         if known is None or rank < known[0]:
             self._first_of[asks] = rank, waiting
 
     def whose_turn(self, *, above: int | None) -> Iterator[WaitingTenant]:
-        """Yield at most `_TRIES` tenants to search GPUs for in this check: first the first tenants in the queue, then
-        the tenants with the oldest search. `above`: yield only tenants of a higher priority than this; None: all.
+        """Yield at most `_TRIES` tenants for which to search GPUs in this check: first the front of the queue, then the
+        tenants with the oldest search. `above`: yield only tenants of a higher priority than this; None: all.
         """
         these = [each for each in self._first_of.values() if above is None or _priority(each[1]) > above]
         first = heapq.nsmallest(_TRIES // 2, these, key=_rank_of)

@@ -1,14 +1,13 @@
-"""Ledger writer: writes `spec` of the GPUNodes.
+"""Ledger writer: writes the decided rows into `spec` of the GPUNodes.
 
 Guarantees:
 - At most one write per GPUNode is in flight. Decisions that are made during a write go into the next write.
 - Each write is a JSON Patch that tests the GPUNode's uid and the generation of the spec from which the patch was
   computed. So a writer with an old ledger changes nothing.
 - If the API server refuses a write although the GPUNode has not changed, an Event reports it. New reservations in that
-  write are dropped, and `on_refused` makes their tenants avoid the node. Its other changes are retried after growing
-  pauses.
+  write are dropped, and `on_refused` makes their tenants avoid the node. The other changes are retried with back-off.
 - An unreadable ledger is never written.
-- The share of a withdrawn decision becomes free only once no write of that decision can still succeed.
+- If a decision is withdrawn, its share becomes free only once no write that contains it can still succeed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 from .pools import InPool, next_pool
 
 _BACKOFF = Backoff(1.0, 300.0)
-"""Seconds between two tries of a write that is refused."""
+"""Pause before a refused write is retried, in seconds: first and longest."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,13 +37,13 @@ log = structlog.get_logger(__name__)
 class LedgerWriter:
     """Writer of all ledgers.
 
-    `add` and `remove` return at once. The cluster state shows the result of the write, like every change of a ledger.
+    `add` and `remove` return at once. The result appears in the cluster state once it is written.
 
     Args:
         state: The cluster state: source of the decisions, and store of the written ledgers.
         client: The API server.
         events: Recorder of Events for refused writes.
-        workers: Ledgers written at the same time.
+        workers: Number of ledgers written at the same time.
     """
 
     def __init__(self, state: ClusterState, client: Client, events: Events, workers: int) -> None:
@@ -55,14 +54,15 @@ class LedgerWriter:
         self._leaving: dict[str, set[str]] = {}
         self._refusals: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
-        """For each node: the generation of a write whose answer was lost."""
+        """Generation on which a write with a lost answer was based, by node. Until the generation grows, that write may
+        still succeed."""
         self.holders_of: Callable[[GpuNodeFacts], tuple[PluginHolder, ...]] = lambda base: base.spec.holders
-        """Returns the holders' rows that a ledger should contain. May be replaced before `run`."""
+        """Returns the rows of plugin holders that a ledger should contain. May be replaced before `run`."""
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
         self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write the enqueued ledgers until cancelled."""
         await self._queue.run()
 
     def add(self, node: str) -> None:
@@ -70,9 +70,9 @@ class LedgerWriter:
         self._queue.add(node)
 
     def release(self, node: str, tenant: str, title: str, why: str, by: str) -> None:
-        """Enqueue the removal of a row, count it and log it. An override also gets an Event on the GPUNode.
+        """Enqueue the removal of a row, count it and log it. With `by` "override", also write an Event on the GPUNode.
 
-        `title`: names the owner. `by`: value of the metric's label.
+        `title`: text that names the row's owner. `by`: value of the metric's label.
         """
         log.info("share leaves its node", tenant=tenant, node=node, why=why)
         metrics.RELEASES.labels(by).inc()
@@ -83,7 +83,7 @@ class LedgerWriter:
         self.remove(node, tenant)
 
     def remove(self, node: str, tenant: str) -> None:
-        """Enqueue the removal of this row. Its share becomes free once the removal is written."""
+        """Enqueue the removal of a row. Its share becomes free once the removal is written."""
         self._leaving.setdefault(node, set()).add(tenant)
         self._queue.add(node)
 
@@ -92,7 +92,7 @@ class LedgerWriter:
         return tenant in self._leaving.get(node, ())
 
     def abandon(self) -> None:
-        """Forget all decisions that were not written: this process no longer leads."""
+        """Drop all decisions that are not written yet: this process no longer leads."""
         self._queue.clear()
         self._leaving.clear()
         self._refusals.clear()
@@ -152,10 +152,10 @@ class LedgerWriter:
             self._queue.add(node)
 
     def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
-        """Let placement reuse the shares of decisions that were withdrawn before their write.
+        """Free the shares of withdrawn decisions once no write that contains them can succeed.
 
-        A write whose answer was lost may still succeed while the GPUNode has the generation that the write tests. The
-        shares stay reserved until then.
+        A write tests the generation of the GPUNode. So a write whose answer was lost may still succeed, until the
+        generation has grown. The shares stay reserved until then.
         """
         if base.generation > self._unknown.get(base.name, -1):
             self._unknown.pop(base.name, None)
@@ -163,8 +163,8 @@ class LedgerWriter:
                 self._state.on_room_changed()
 
     def _pool(self, base: GpuNodeFacts) -> InPool:
-        """Return the pool to write for a node. While the ledger has tenants or holders the pool stays as it is, because
-        tenants and holders of each pool are ended in another way.
+        """Return the pool to write for a node. While the ledger has tenants or plugin holders the pool stays, because
+        each pool has its own way to end them.
         """
         node = self._state.nodes.named(base.name)
         label = Pool(node.pool) if node is not None and node.pool in tuple(Pool) else None
@@ -174,8 +174,8 @@ class LedgerWriter:
         return next_pool(base, label, occupied=pending or self._state.seen_claims.scheduled_on(base.name))
 
     async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
-        """Find out why the API server refused a patch. Return False if the spec has changed since it was read, and True
-        if the API server refuses the patch itself.
+        """Find out why the API server refused a patch. Return True if it refuses the patch itself, and False if the
+        GPUNode had changed since it was read, so that a new patch may succeed.
         """
         await self._read(base)
         now = self._state.gpunodes.named(base.name)
@@ -192,13 +192,13 @@ class LedgerWriter:
         return True
 
     def _again(self, node: str) -> None:
-        """Enqueue another write of this node after a pause, if it has pending changes."""
+        """If a node has pending changes, enqueue its next write after a growing pause."""
         if self._state.cluster.pending(node) or self._leaving.get(node):
             count = self._refusals[node] = self._refusals.get(node, 0) + 1
             self._queue.add_after(node, _BACKOFF.pause_s(count))
 
     def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
-        """Drop the new reservations of this node, which the ledger does not contain. Pending changes of existing rows
+        """Withdraw the decided reservations of a node that are not in its ledger. Pending changes of existing rows
         stay.
         """
         for decided in self._state.cluster.pending(base.name):
@@ -244,8 +244,8 @@ def patch(
     leaving_pool: bool = False,
     holders: tuple[PluginHolder, ...] = (),
 ) -> list[Json]:
-    """Return the JSON Patch that writes the `changed` rows, removes the rows of `leaving`, and sets the pool and the
-    holders. Its first two operations test uid and generation. Return an empty list if `base` is already so.
+    """Return the JSON Patch that writes the `changed` rows, removes the rows of `leaving`, and sets pool and holders.
+    Its first two operations test uid and generation. Return an empty list if `base` needs no change.
     """
     leaving = set(leaving)
     known = base.rows

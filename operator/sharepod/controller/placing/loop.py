@@ -1,17 +1,17 @@
-"""Placement loop: the only part that decides shares.
+"""Placement loop: the only part that decides shares. It tries the requests in the queue, pass by pass.
 
 Guarantees:
-- Decisions are made one at a time. The order is effective priority, standing of the namespace, turns of namespaces, and
-  age (`namespace_turns.py`). Each decision takes all earlier decisions into account, also those not yet written.
+- Decisions are made one at a time, in the order of effective priority, standing of the namespace, turns of namespaces,
+  and age (`namespace_turns.py`). Each decision counts all earlier ones, also those not yet written.
 - A request that arrives during a pass is tried in that pass. It waits for at most one request of each other namespace.
-- Equal requests are tried as one. Retries of refused requests take at most a quarter of a processor, whatever their
-  number. So a new request waits for at most one slice of retries.
+- Requests of equal content are tried as one. Retries of refused requests take at most a quarter of a processor, however
+  many there are. So a new request waits for at most one slice of retries.
 - Nothing is decided before every kind was listed, nor while this process does not lead.
 - A decision is passed to the ledger writer at once. The loop never waits for the write.
 - A refused SharePod is retried only when a node has gained capacity that this SharePod could use.
-- The reasons of refusals are computed after the decisions of the pass, so that explaining delays no placement.
+- The reasons of refusals are computed after the decisions of the pass, so they delay no placement.
 - A waiting SharePod keeps capacity from others only by a head-of-queue reservation: GPUs of one node, reserved for the
-  first SharePod in the queue once it has waited `head_reservation_after`.
+  first tenant in the queue once it has waited `head_reservation_after`.
 """
 
 from __future__ import annotations
@@ -52,38 +52,38 @@ from .waiting import Asked, WaitingTenant, asked_of
 from .waiting_queue import WaitingQueue
 
 _PASSES = 4
-"""Most consecutive passes that restart because capacity became free. The next pass continues to the end of the queue.
-"""
+"""Number of consecutive passes after which a pass no longer begins again when capacity becomes free, but continues to
+the end of the queue."""
 _EXPLAINED_AT_ONCE = 100
-"""Most refusals that are explained again at once when a node is deleted, without the usual pause of
-`_EXPLAIN_PERIOD_S`: about 50 ms of work."""
+"""Number of refusals that are explained again at once after a node was deleted, without the usual pause: about 50 ms of
+work."""
 
 
 log = structlog.get_logger(__name__)
 
 
 class PlacementLoop:
-    """Loop that decides for the waiting SharePods.
+    """Loop that decides for waiting SharePods, plain Pods and claims.
 
     Args:
         state: The cluster state. The loop stores reservations in its `cluster`.
         memos: The tenants' memos: nodes to avoid, times before which not to try, and refusals.
         may_act: Returns True while this process leads and has listed every kind.
-        on_decided: Called with tenant and node of each new or changed reservation, to be written.
+        on_decided: Called with (tenant, node) of each new or changed reservation, which must then be written.
         on_answered: Called with each tenant whose answer has changed.
-        on_holder_wanted: Called with a request that has no place, and the node and number of holders that would give it
-            one.
+        on_holder_wanted: Called with a request that has no place, and the node and number of plugin holders that would
+            make one.
         clock: Monotonic seconds.
         head_reservation_after: Seconds after which GPUs are reserved for the head of the queue.
-        head_reservation_for: Seconds after which that reservation ends.
+        head_reservation_for: Longest duration of that reservation, in seconds.
         head_idle_ratio: Largest part of the GPU time that may be idle on GPUs reserved for the head of the queue, in
             the long run.
-        preemptions_per_minute: Most victims of preemption a minute. 0 means no preemption.
+        preemptions_per_minute: Largest number of victims of preemption per minute. 0 means no preemption.
         moves: Limits of moving tenants to other GPUs.
         wall: Time of day, seconds since the epoch.
         fair_wait: Seconds of waiting after which the standing of a tenant's namespace no longer counts for that
             reservation.
-        standing: Returns the standing of a namespace: its rank in the queue by use and budget.
+        standing: Returns the standing of a namespace: its place in the queue by use and budget.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PlacementLoop:
         self._alarm = Alarm(clock)
         self._cycles = 0
         self.rests = slices.RESTS
-        """Pause after a slice of retries or explanations, in multiples of the slice's duration."""
+        """Pause after a slice of retries or explanations, as a multiple of the slice's duration."""
         self._renewal = slices.Renewal(self.engine.packing, self._alarm.rung)
         self.victims_seen = VictimsSeen(state, clock, wall, standing)
         self._stays = Stays(clock, self.victims_seen.ran_for)
@@ -177,12 +177,13 @@ class PlacementLoop:
         )
 
     def want_place(self, tenant: str) -> None:
-        """Enqueue a tenant for a place. If the tenant already waits and its request has changed, it is tried again."""
+        """Enqueue a tenant for a place. If it already waits with another request, it is tried again with the new
+        one."""
         if self._queue.join(tenant):
             self._alarm.ring()
 
     def want_resize(self, tenant: str, wish: int) -> None:
-        """Enqueue a placed tenant for another share. `wish`: identifies that share."""
+        """Enqueue a placed tenant for another share. `wish`: number that changes with the requested share."""
         if self._resizes.want(tenant, wish):
             self._alarm.ring()
 
@@ -202,13 +203,13 @@ class PlacementLoop:
             self._alarm.ring()
 
     def order_changed(self) -> None:
-        """Try every waiting tenant again: standings have changed, and with them the order of the queue."""
+        """Try every waiting tenant again, because standings and so the order of the queue have changed."""
         for waiting in self._queue.places.values():
             waiting.refused_at_version = waiting.key = None
         self.room_changed()
 
     def node_left(self) -> None:
-        """Compute the reasons of refusals again, because their texts count a node that was deleted."""
+        """Compute the reasons of refusals again after a node was deleted, because their texts count that node."""
         self._explanations.forget()
         refused = [waiting for waiting in self._queue.places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
@@ -226,13 +227,13 @@ class PlacementLoop:
             self._alarm.ring()
 
     def take_over(self) -> None:
-        """Reserve the places of the moves that a former leader had begun. The caller must call this before any
+        """Reserve the new places of the moves that a former leader has begun. The caller must call this before any
         decision.
         """
         moving = self.preemptions.moving
         moving.take_over()
         if moving:
-            self._alarm.ring()  # so that these places are released in time even if no request waits
+            self._alarm.ring()  # a pass must release these places in time, even if no request waits
 
     def waiting(self) -> tuple[str, ...]:
         """Return the tenants that wait for a place."""
@@ -243,14 +244,14 @@ class PlacementLoop:
         return self._queue.longest_wait_s()
 
     def clear(self) -> None:
-        """Empty the queue."""
+        """Drop all queued requests, reservations for them, and preemptions: this process no longer leads."""
         self._queue.clear()
         self._resizes.clear()
         self._state.cluster.reserve_for_head(None)
         self.preemptions.clear()
 
     async def run(self) -> None:
-        """Decide until cancelled."""
+        """Run passes until cancelled: each time the alarm rings."""
         while True:
             await self._alarm.rung.wait()
             self._alarm.rung.clear()
@@ -261,25 +262,25 @@ class PlacementLoop:
             metrics.WAITING.set(len(self._queue.places))
 
     async def _pass(self, *, whole: bool) -> bool:
-        """Try the requests in the queue once. `whole`: continue to the end even if capacity becomes free.
+        """Try the requests in the queue once. `whole`: continue to the end of the queue even if capacity becomes free.
 
-        Return True at the end of the queue. Return False if the pass stopped because capacity became free while other
-        tasks ran. The caller must then begin again, because the head of the queue must be tried first.
+        Return True at the end of the queue, or if this process may no longer decide. Return False if capacity became
+        free while other tasks ran: the caller must begin again, so that the head of the queue is tried first.
         """
         cluster = self._state.cluster
         self._cycles += 1
         self.preemptions.moving.take_over()
         began, version = time.monotonic(), cluster.room_version
         cycle = slices.Cycle(self._cycles, began, {})
-        # 1. Resize: change shares in place. Shares of request 0 come after the waiting requests.
+        # 1. Resize: change shares in place. Shares with request 0 come later, after the waiting requests.
         await self._resizes.decide(of_request_0=False, arrivals=lambda: self._queue.arrivals)
         cycle.end_of("resize")
-        # 2. Sort the requests to try. Order: highest priority; namespaces with the least use of their entitlement;
-        # turns of namespaces, each with its oldest first.
+        # 2. Sort the requests to try: highest priority first; then namespaces with the least use of their entitlement;
+        # then turns of namespaces, each with its oldest request first.
         turns = await self._queue.start_pass(cluster)
         queued = len(turns)
         cycle.end_of("sort")
-        # 3. Place: one decision for each request that new capacity could serve.
+        # 3. Place: decide for each request that free capacity could serve.
         refused: set[Asked] = set()
         began = time.monotonic()
         while (tried := turns.take()) is not None:
@@ -306,27 +307,27 @@ class PlacementLoop:
         await slices.turns_of_others(began, self._queue.arrived)
         await self._resizes.decide(of_request_0=True, arrivals=lambda: self._queue.arrivals)
         cycle.end_of("place")
-        # 4. Renew the shadow prices, if demand has moved.
+        # 4. Renew the shadow prices, if the demand has changed.
         await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the queue, if it has waited long enough; preempt tenants for it.
         await self._head.look(self._queue.places, self._queue.arrived)
-        # so that decisions are written before refusals are explained
+        # other tasks run now, so that decisions are written before refusals are explained
         await slices.let_others_go_on(self._queue.arrived)
         cycle.end_of("head")
         await self.preemptions.look(self._queue)
         cycle.end_of("preempt")
-        # 6. Explain refusals that have no reason yet, or an old one.
+        # 6. Explain the refusals that have no explanation yet, or an old one.
         await self._explanations.work_out(self._unexplained, self._queue.places)
         cycle.end_of("explain")
-        # 7. Schedule the requests that are retried at a set time.
+        # 7. Set the alarm for requests that are retried at a set time.
         if (again := self._queue.retry_at()) < float("inf"):
             self._alarm.ring_at(again)
         log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
         return True
 
     def _asked_now(self, waiting: WaitingTenant) -> PlacementRequest | None:
-        """Return the tenant's present request. None if the tenant no longer waits, or must not be tried yet."""
+        """Return the tenant's present request. None if the tenant no longer waits, or must not be tried now."""
         if not self._queue.has(waiting) or (request := self._queue.request_of(waiting)) is None:
             return None
         waiting.key = waiting.worked_out.key if waiting.worked_out is not None else None
@@ -340,8 +341,8 @@ class PlacementLoop:
         return request
 
     def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """Return True if the changes since a request's refusal could give it a place. `refused`: contents of requests
-        that were refused in this pass.
+        """Return True if changes since the refusal of a request could give it a place, or it was not refused.
+        `refused`: contents of the requests that this pass has refused.
         """
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
@@ -370,8 +371,8 @@ class PlacementLoop:
         return self._could_be_served(waiting, request, refused) and self._place(waiting, request, refused)
 
     def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """Decide about one request. Return False if it is refused. `refused`: contents of requests that were refused in
-        this pass.
+        """Decide on one request. Return False if it is refused. `refused`: contents of the requests that this pass has
+        refused; a refused content is added.
         """
         cluster = self._state.cluster
         if not waiting.arrival_counted:
@@ -407,7 +408,7 @@ class PlacementLoop:
                 error=str(error),
             )
             waiting.refused_at_version = waiting.explained_version = cluster.room_version
-            return True  # the request has an error; more room would not help
+            return True  # this is a fault in the decision: more free capacity would not help
         metrics.DECISIONS.labels("placed").inc()
         together = (request, *request.siblings)
         for one in together:

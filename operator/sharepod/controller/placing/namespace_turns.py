@@ -5,10 +5,10 @@ Guarantees:
 - Among namespaces of equal priority and standing, each turn tries one request per namespace, its oldest first. So the
   n-th request of each namespace is tried before the (n+1)-th of any other namespace. Within a turn the oldest request
   is first.
-- A request that arrives during a pass joins the present turn at the earliest. So the first request of a namespace waits
+- A request that arrives during a pass gets the present turn or a later one. So the first request of a namespace waits
   for at most one request of each other namespace.
-- A request group (equal requests) has one turn. Its oldest request leaves the group and is tried first. The other
-  requests of the group follow, unless the caller leaves out the group.
+- A request group (requests of equal content that were refused together) has one turn. Its oldest request leaves the
+  group and is tried first. The others follow, unless the caller skips the group because that request was refused.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Keyed = tuple[QueueKey, WaitingTenant]
 
 
 class NamespaceTurns:
-    """Requests to be tried in a pass.
+    """Requests to try in one pass, in the order of turns.
 
     Args:
-        indexed: Entries of the queue index, which do not change during the pass.
+        indexed: Requests of the queue index, by rank and namespace. They do not change during the pass.
         untried: Tenants whose request was never refused, or must be tried even if nothing has changed. `take` removes
-            the tenants that it returns.
+            each tenant that it returns.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class NamespaceTurns:
         self._numbers = itertools.count()
         self._indexed = dict(indexed or {})
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
-        """For each (rank, namespace): heap of the requests that are not in the index, such as new arrivals."""
+        """For each (rank, namespace): heap of the requests outside the index, such as new arrivals."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
-        """Heap of the namespaces: (rank, next turn, key of the first request, namespace). Outdated entries are skipped.
-        """
+        """Heap of the namespaces: (rank, next turn, key of the first request, namespace). An entry is outdated, and
+        skipped, if the turn or the first request has changed."""
         self._turns: dict[tuple[Rank, str], int] = {}
         """For each (rank, namespace): number of its next turn."""
         self._present: dict[Rank, int] = {}
         """For each rank: turn of the last taken request."""
         self.group: RequestGroup | None = None
-        """Request group of the last taken request."""
+        """Rest of the request group from which the last taken request came. None if it came from no group."""
         self._untried = untried if untried is not None else set()
         for rank, namespace in self._indexed:
             self._turns[rank, namespace] = 0
@@ -60,7 +60,7 @@ class NamespaceTurns:
 
     @property
     def has_untried(self) -> bool:
-        """True if a request was never refused, or must be tried even if nothing has changed."""
+        """True if any request in the turns was never refused, or must be tried even if nothing has changed."""
         return bool(self._untried)
 
     def add_all(self, waiting: Iterable[Keyed]) -> None:
@@ -106,17 +106,17 @@ class NamespaceTurns:
         return None
 
     def leave_out_group(self) -> None:
-        """Do not try the remaining requests in the group of the last taken request."""
+        """Skip the rest of the request group from which the last taken request came."""
         self.group = None
 
     def _first(self, rank: Rank, namespace: str) -> Entry | None:
-        """Return the first entry of a namespace, among indexed and other requests. None if there is none."""
+        """Return the first entry of a namespace, from the index or outside it. None if there is none."""
         indexed, others = self._indexed.get((rank, namespace)), self._lines.get((rank, namespace))
         first = indexed.first if indexed is not None else None
         return min(first, others[0], key=_key) if first is not None and others else others[0] if others else first
 
     def _count(self, rank: Rank, namespace: str, taken: Entry) -> None:
-        """Remove `taken`, the first entry of a namespace."""
+        """Remove `taken`, which must be the first entry of the namespace."""
         others = self._lines.get((rank, namespace))
         if others and others[0] is taken:
             heapq.heappop(others)
@@ -137,7 +137,7 @@ class NamespaceTurns:
             self._push(rank, namespace)
 
     def _push(self, rank: Rank, namespace: str) -> None:
-        """Enqueue a namespace for its next turn, if it has a request."""
+        """Add a namespace to the heap for its next turn, if it has a request."""
         if (first := self._first(rank, namespace)) is not None:
             heapq.heappush(self._next, (rank, self._turns[rank, namespace], first[0], namespace))
 

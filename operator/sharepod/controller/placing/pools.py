@@ -1,10 +1,11 @@
-"""Pool of a node as its ledger contains it. It may lag behind the Node's pool label. Pure.
+"""Pool of a node in its ledger, which follows the Node's pool label once a change is safe. Pure.
 
 Guarantees:
 - NP1 one allocator: a node changes its pool only while its ledger is empty and no decision is pending. No holder of the
   former pool may be left, and no claim that kube-scheduler has allocated there.
-- NP2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has applied the ledger that orders this,
-  and has then reported that it publishes no device. An earlier report does not count.
+- NP2 withdrawn-before-left: a node leaves pool `scheduler` only in two steps. The ledger first orders the agent to
+  withdraw its devices (`leaving`). The pool changes once the agent, having applied that ledger, reports that it
+  publishes none.
 - If the label names the node's present pool again, the node stays in that pool.
 """
 
@@ -18,7 +19,8 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 @dataclass(frozen=True, slots=True)
 class InPool:
-    """Pool of a node in its ledger. `leaving`: the node takes no new claim there."""
+    """Pool of a node in its ledger. `leaving`: True while the node is about to leave the pool and takes no new
+    claims."""
 
     pool: Pool
     leaving: bool = False
@@ -31,7 +33,7 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
         base: The GPUNode as read.
         label: The pool that the Node's label names. None without a valid label or without a Node; the node then keeps
             its pool, but may be leaving it.
-        occupied: A decision is pending for the ledger, or kube-scheduler has allocated a claim there.
+        occupied: True if a decision for the ledger is pending, or kube-scheduler has allocated a claim on the node.
     """
     now = base.spec.pool
     if label is now:
@@ -45,7 +47,8 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
 
 
 def withdrawn(base: GpuNodeFacts) -> bool:
-    """Return True if the agent has applied this generation of the ledger and publishes no device."""
+    """Return True if the agent has applied the present generation of the ledger and reports that it publishes no
+    device."""
     reported = any(
         item.type == CONDITION_SLICES_PUBLISHED and item.reason == SLICES_WITHDRAWN for item in base.status.conditions
     )

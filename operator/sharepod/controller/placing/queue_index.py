@@ -1,10 +1,10 @@
-"""Index of the queue: by rank (priority and standing) and namespace, with the requests in queue order. A request group
-(equal requests refused together) is one entry.
+"""Index of the queue: the pending requests by rank (priority and standing) and namespace, in queue order. A request
+group (requests of equal content that were refused together) is one entry.
 
 Guarantees:
-- The work of a pass before its first decision grows with the number of requests that changed since the last pass. It
-  does not grow with the number of waiting requests, which stay indexed.
-- Of a namespace, the first request is taken that was not refused at the present version of capacity (`room_version`).
+- Before the first decision of a pass, only the requests that changed since the last pass cause work. The other waiting
+  requests stay indexed.
+- `NamespaceQueue.first` skips requests that were already refused at the present version of capacity (`room_version`).
 - Equal requests that were refused at the same version form one request group.
 """
 
@@ -24,7 +24,7 @@ from . import slices
 from .waiting import RequestGroup, WaitingTenant
 
 _AT_ONCE = 64
-"""Number of changed requests that are indexed between two readings of the clock: about 200 us of work."""
+"""Number of changed requests that are indexed between two checks of the time: about 200 us of work."""
 
 Rank: TypeAlias = tuple[int, int]
 """(priority, standing): the first two parts of a queue key."""
@@ -33,9 +33,9 @@ Entry: TypeAlias = tuple[QueueKey, int, WaitingTenant, RequestGroup | None]
 
 
 class NamespaceQueue:
-    """Separate requests and request groups of one namespace and rank, in queue order.
+    """Requests and request groups of one namespace and rank, in queue order.
 
-    Entries before `_next` have had their turn at `_version` of capacity.
+    Entries before index `_next` have had their turn at version `_version` of the capacity.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,14 @@ class NamespaceQueue:
         self._version: int | None = None
 
     def begin(self, version: int) -> None:
-        """Begin a pass at a version of capacity. If the last pass had another version, every entry has a turn again."""
+        """Begin a pass at a version of capacity. If it is not the version of the last pass, every entry gets a turn
+        again."""
         if version != self._version:
             self._version, self._next = version, 0
 
     def add(self, entry: Entry, *, refused: bool) -> bool:
-        """Insert an entry. Return True if it belongs before entries that have had their turn, so that the caller must
-        try it separately. `refused`: True if the entry was refused at the version of this pass.
+        """Insert an entry. Return True if entries behind it have already had their turn, so the caller must try it
+        separately. `refused`: True if the entry was refused at the version of this pass.
         """
         at = bisect.bisect_left(self._entries, entry[:2], key=_place)
         self._entries.insert(at, entry)
@@ -90,9 +91,7 @@ class NamespaceQueue:
 
 @dataclass(slots=True)
 class _Indexed:
-    """Position of an entry in the index. `asks`: content of the request when it was indexed; None for a request
-    group.
-    """
+    """Place of an entry in the index. `asks`: content of the request when it was indexed; None for a request group."""
 
     where: tuple[Rank, str]
     entry: Entry
@@ -104,9 +103,9 @@ class QueueIndex:
 
     Args:
         has: Returns True if a tenant still waits.
-        know_key: Returns the queue key of a waiting tenant. None if the tenant no longer requests anything; it has then
-            left the queue.
-        arrived: Set while new requests have arrived.
+        know_key: Computes the queue key of a waiting tenant. Returns None if the tenant no longer requests anything; it
+            has then left the queue.
+        arrived: Event that is set while new requests have arrived.
     """
 
     def __init__(
@@ -127,11 +126,11 @@ class QueueIndex:
         self._indexed: dict[str, _Indexed] = {}
         self._indexed_groups: dict[RequestGroup, _Indexed] = {}
         self._asking: dict[str, dict[str, WaitingTenant]] = {}
-        """For each content of a request: waiting tenants by id, which are indexed outside groups."""
+        """For each content of a request: the waiting tenants with that content outside groups, by id."""
         self._groups: dict[str, list[RequestGroup]] = {}
-        """Request groups by content, including empty ones."""
+        """Request groups by content of their requests, including empty groups."""
         self._timed: dict[str, WaitingTenant] = {}
-        """Waiting tenants that are tried again at a set time."""
+        """Waiting tenants that must be tried again at a set time, by id."""
         self._numbers = itertools.count()
 
     @property
@@ -174,13 +173,13 @@ class QueueIndex:
             part.clear()
 
     def dissolve_groups(self) -> None:
-        """Dissolve all groups; each of their requests is then indexed separately."""
+        """Dissolve all groups, so that each of their requests is indexed separately."""
         for group in self.groups:
             group.take_apart()
 
     def tried(self, waiting: WaitingTenant, version: int) -> None:
-        """Record that a request had its turn at this version of capacity. A refused request keeps its entry, unless its
-        content has changed or other requests have the same content. In these cases it is indexed again.
+        """Record that a request had its turn at this version of capacity. A refused request keeps its entry.
+        Exceptions: its content or key has changed, or other requests have the same content. Then it is indexed again.
         """
         if waiting.retry_at < float("inf"):
             self._timed[waiting.tenant] = waiting
@@ -192,8 +191,8 @@ class QueueIndex:
             self.changed(waiting)
 
     def came_back(self, waiting: WaitingTenant, group: RequestGroup) -> None:
-        """Record that a request has rejoined the group that it left for its turn. If nothing else has changed, neither
-        is indexed again.
+        """Record that a request was refused and has rejoined the group that it had left for its turn. If the group is
+        otherwise unchanged, its entry stays.
         """
         indexed = self._indexed_groups.get(group)
         alone = len(self._groups.get(group.asks, ())) == 1 and group.asks not in self._asking
@@ -202,19 +201,19 @@ class QueueIndex:
             self._changed.pop(waiting.tenant, None)
 
     def retry_at(self) -> float:
-        """Return the earliest set time of a next try, in monotonic seconds. Infinity if there is none."""
+        """Return the earliest time at which a waiting tenant must be tried again. Infinity if none has such a time."""
         return min((waiting.retry_at for waiting in self._timed.values()), default=float("inf"))
 
     async def refresh(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
-        """Index the changed requests, for a pass at this version of capacity. Yields to other tasks.
+        """Index the changed requests for a pass at this version of capacity. Yields to other tasks.
 
-        Return the entries that need a turn although later entries of their namespace have had theirs. The caller must
-        add them to the pass.
+        Return the entries that still need a turn although entries behind them in their namespace have had theirs. The
+        caller must add them to the pass.
 
         Args:
-            version: The `room_version`.
+            version: The cluster's `room_version`.
             now: Monotonic seconds.
-            may_join: Returns True if a request may be in a group with equal requests.
+            may_join: Returns True if a request may be in a group with requests of equal content.
         """
         for line in self.lines.values():
             line.begin(version)
@@ -248,8 +247,8 @@ class QueueIndex:
             self._insert(waiting, key, version, now, late)
 
     def _joins(self, waiting: WaitingTenant, may_join: Callable[[WaitingTenant], bool]) -> bool:
-        """Add a request to the group of equal requests that were refused at the same version; create the group if one
-        other such request exists. Return True if the request is in a group.
+        """Add a request to the group of requests with equal content that were refused at the same version. If there is
+        no group but another such request, create the group. Return True if the request is now in a group.
         """
         version, known = waiting.refused_at_version, waiting.worked_out
         if version is None or known is None or not may_join(waiting):
@@ -294,8 +293,8 @@ class QueueIndex:
     def _insert_group(
         self, group: RequestGroup, version: int, may_join: Callable[[WaitingTenant], bool], late: list[Entry]
     ) -> None:
-        """Index a group by its oldest request. First add all other equal requests that were refused at the group's
-        version.
+        """Index a group under its oldest request. Before that, add all other requests of equal content that were
+        refused at the group's version.
         """
         self._changed_groups.pop(group, None)
         self._remove_group(group)

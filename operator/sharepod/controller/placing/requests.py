@@ -1,4 +1,4 @@
-"""Placement requests of the waiting tenants.
+"""Placement requests: computes what each waiting tenant requests from placement.
 
 Guarantees:
 - A tenant has no request if its Pod is deleted or no longer waits for a share.
@@ -37,8 +37,8 @@ def budget_wait(standing: Standing) -> Refusal | None:
 
 
 def borrower_advice(standing: Standing) -> str:
-    """Return advice for a namespace that has used up its budget and borrows: until when namespaces within their budgets
-    come first. Empty if the namespace does not borrow.
+    """Return advice for a namespace whose budget is spent and that borrows: when its budget is refilled. Empty if the
+    namespace does not borrow.
     """
     if standing.lowered_to is None or standing.refill_at is None:
         return ""
@@ -78,11 +78,11 @@ class PlacementRequests:
         return self.ranked(request) if request is not None else None
 
     def worked_out(self, waiting: WaitingTenant) -> WorkedOut | None:
-        """Return a waiting tenant's request like `of`, together with its content and the objects from which it was
+        """Return a waiting tenant's request (see `of`), its content, its queue key, and the objects from which all were
         computed.
 
         For a SharePod, the last result is returned while these objects are the same and no nodes must be avoided. If
-        the request has changed, the tenant is marked to be tried even if nothing else has changed.
+        the content has changed, the tenant is marked as not refused, so that it is tried in any case.
         """
         parts = self._parts(waiting.tenant)
         known = waiting.worked_out
@@ -96,8 +96,8 @@ class PlacementRequests:
         return now
 
     def _parts(self, tenant: str) -> tuple[object, ...]:
-        """Return the objects from which a SharePod's request is computed. Empty if the request also depends on other
-        facts.
+        """Return the objects that determine a SharePod's request. Empty if the request also depends on other facts, so
+        that it must be computed each time.
         """
         sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if sharepod is None or pod is None or self._memos.of(tenant).avoid:
@@ -105,7 +105,7 @@ class PlacementRequests:
         return sharepod, pod, self._state.claim_of_pod(pod), self._standing_of(sharepod.namespace)
 
     def ranked(self, request: PlacementRequest) -> PlacementRequest:
-        """Return a request with its effective priority and its standing."""
+        """Return a request with the effective priority and the standing that its namespace gives it now."""
         standing = self._standing_of(request.namespace)
         priority = standing.effective_priority(request.priority)
         if (priority, standing.step) == (request.priority, request.standing):
@@ -113,8 +113,7 @@ class PlacementRequests:
         return replace(request, priority=priority, standing=standing.step)
 
     def best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return the request with which a tenant may run while its namespace's budget is used up: the same with request
-        0.
+        """Return a copy with request 0, as which a tenant may run on lent time while its namespace's budget is spent.
 
         None if the namespace does not borrow, or if the share cannot have request 0.
         """
@@ -134,7 +133,7 @@ class PlacementRequests:
         if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             return None
         if pod.claim is not None and self._state.claim_of_pod(pod) is None:
-            return None  # the claim of its next Pod requests a share again
+            return None  # its claim was deleted: its next Pod, with another claim, requests a share again
         return self.of_sharepod(sharepod, pod)
 
     def _of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:

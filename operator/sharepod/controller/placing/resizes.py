@@ -1,9 +1,9 @@
-"""Resizes: decisions about a changed share of a placed tenant.
+"""Resizes: decides whether a placed tenant gets the changed share that it requests.
 
 Guarantees:
-- A share changes only if the tenant's present GPUs have room for it. Its memory never becomes less than the memory in
-  use there.
-- No decision is made for a deleted tenant, for whole GPUs, or for a request that has changed since it was enqueued.
+- A share changes only if the tenant's present GPUs have capacity for it. Its memory never falls below the memory in use
+  there.
+- No decision is made for a deleted tenant, for whole GPUs, or if the request has changed since it was enqueued.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Resizes:
     Args:
         state: The cluster state. Changed shares are stored in its `cluster`.
         memos: The tenants' memos: the last requested shares, and refusals.
-        on_decided: Called with tenant and node of each changed share, to be written.
+        on_decided: Called with (tenant, node) of each changed share, which must then be written.
         on_answered: Called with each tenant whose answer has changed.
         on_room: Called when a change may have freed capacity for waiting requests.
         clock: Monotonic seconds.
@@ -65,7 +65,7 @@ class Resizes:
 
     def want(self, tenant: str, wish: int) -> bool:
         """Enqueue a tenant. Return True if it needs a decision: it is new, `wish` differs from the last one, or the
-        last change was refused because the share is in use. `wish`: identifies the requested share.
+        last change was refused because memory is in use. `wish`: number that changes with the requested share.
         """
         memo = self._memos.of(tenant)
         again = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
@@ -85,13 +85,13 @@ class Resizes:
         self._asking.clear()
 
     async def decide(self, *, of_request_0: bool, arrivals: Callable[[], int]) -> None:
-        """Decide about tenants whose facts have changed since their last decision, the oldest decision first. Yields to
-        other tasks.
+        """Decide for the tenants whose cluster state has changed since their last decision, the oldest decision first.
+        Yields to other tasks.
 
         When new requests arrive, return early; the next call continues.
 
         Args:
-            of_request_0: True: only tenants with request 0. False: only tenants with another request.
+            of_request_0: True: only tenants whose row has request 0. False: only the others.
             arrivals: Returns the number of requests that have arrived so far.
         """
         cluster, began, came = self._state.cluster, time.monotonic(), arrivals()
@@ -107,7 +107,8 @@ class Resizes:
                 self._decide(waiting)
 
     def _decide(self, waiting: WaitingTenant) -> None:
-        """Decide about the share of one tenant. The tenant stays enqueued only if it is refused."""
+        """Decide on the share of one tenant. It stays enqueued if it is refused, to be tried again when capacity
+        changes."""
         version = waiting.refused_at_version = self._state.cluster.room_version
         try:
             answer = _try_resize(self._state, self._memos, waiting.tenant)
@@ -134,18 +135,18 @@ class Resizes:
 
 
 def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | Refusal | None:
-    """Decide about the share of a tenant. Return the node if the share was changed there, the refusal if it was
-    refused, or None if there is nothing to decide.
+    """Decide on the share of a tenant. Return the node if the share was changed there, the refusal if it was refused,
+    or None if there is nothing to decide.
     """
     asked = _share_asked(state, tenant)
     reserved = state.cluster.reservations_of(TenantId(tenant))
     if asked is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
         return None
     if memos.of(tenant).resize_counted not in (None, asked) and state.sharepods.get(tenant) is not None:
-        return None  # the request has changed, and its reconciler enqueues the tenant again
+        return None  # the request has changed since the tenant was enqueued; its reconciler enqueues it again
     gpunode = state.gpunodes.named(reserved[0][0])
     seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == tenant)
-    in_use = next(seen, 0)  # memory in use on the GPU where the tenant uses most
+    in_use = next(seen, 0)  # bytes in use on that GPU of the tenant on which it uses most
     answer = resize(
         state.cluster,
         TenantId(tenant),

@@ -1,4 +1,5 @@
-"""Slices of the placement loop's work, with turns of other tasks in between, and the durations of its passes."""
+"""Time slices: divides the placement loop's work, so that other tasks of the event loop run in between. Also measures
+the phases of a pass."""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ from sharepod.placement.binpack.packing import Packing
 Item = TypeVar("Item")
 
 SLICE_S = 0.002
-"""Seconds of decisions or explanations after which other tasks of the event loop get turns."""
+"""Seconds of decisions or explanations after which other tasks of the event loop run."""
 _TURNS = 10
-"""Turns of the event loop that other tasks get after a slice. A new SharePod needs about twenty turns until its Pod
-exists (watches, calls, answers). With only one turn per 10 ms of decisions, this would take a quarter of a second
-longer while thousands of requests are tried."""
+"""Rounds of the event loop for other tasks after a slice. A new SharePod needs about twenty rounds until its Pod exists
+(watches, calls, answers). With only one round per 10 ms of decisions, that would take a quarter of a second longer
+while thousands of requests are tried."""
 
 _AT_ONCE = 64
-"""Number of waiting requests that are handled between two readings of the clock: tens of us of work, at most 200 us."""
+"""Number of waiting requests that are handled between two checks of the time: tens of us of work, at most 200 us."""
 RESTS = 3.0
-"""Pause after a slice of retries or explanations, in multiples of the slice's duration. With 3, this work takes at most
-a quarter of a processor, however many requests wait."""
+"""Pause after a slice of retries or explanations, as a multiple of the slice's duration. With 3, this work takes at
+most a quarter of a processor, however many requests wait."""
 
 
 def is_over(began: float) -> bool:
@@ -33,7 +34,8 @@ def is_over(began: float) -> bool:
 
 
 async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
-    """Yield to other tasks for `_TURNS` turns, or for one turn if `woken` is set after it."""
+    """Yield to other tasks for `_TURNS` rounds of the event loop. Return after the first round in which `woken` is
+    set."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
         if woken is not None and woken.is_set():
@@ -41,8 +43,8 @@ async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
 
 
 async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> float:
-    """Yield to other tasks if a slice that began at `began` has lasted `SLICE_S`. Return the start of the present
-    slice. `woken`: if set after the first turn, yield only that turn."""
+    """If a slice that began at `began` has lasted `SLICE_S`, yield as `let_others_go_on` does. Return the start of the
+    slice that now runs."""
     if is_over(began):
         await let_others_go_on(woken)
         return time.monotonic()
@@ -50,8 +52,8 @@ async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> f
 
 
 async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterator[Item]:
-    """Yield the items that exist now, with turns of other tasks in between; once `woken` is set, only one turn at a
-    time. An item may have changed by the time that it is yielded."""
+    """Yield each of the items, which are copied at the start, and let other tasks run in between. Once `woken` is set,
+    they run for one round only. An item may have changed before it is yielded."""
     began = time.monotonic()
     for number, item in enumerate(list(items), start=1):
         yield item
@@ -60,8 +62,8 @@ async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterato
 
 
 async def rest(began: float, woken: asyncio.Event, times: float, *, arrived: asyncio.Event) -> None:
-    """Pause after a slice that began at `began`, for `times` the slice's duration or until `woken` is set. If `woken`
-    is already set, other tasks still get their turns, unless `arrived` is set by a new request."""
+    """Pause after a slice that began at `began`: for `times` its duration, or until `woken` is set. Other tasks run at
+    least for `_TURNS` rounds, even if `woken` is set; the event `arrived` shortens these to one."""
     lasted = time.monotonic() - began
     await let_others_go_on(arrived)
     with suppress(TimeoutError):
@@ -71,8 +73,8 @@ async def rest(began: float, woken: asyncio.Event, times: float, *, arrived: asy
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass through the queue: its number, and the durations of its phases (wall time, including turns of other
-    tasks)."""
+    """One pass through the queue: its number, and the duration of each phase in milliseconds (wall time, with other
+    tasks' work)."""
 
     number: int
     began: float
@@ -86,8 +88,8 @@ class Cycle:
 
 
 class Renewal:
-    """Renewal of placement's weights (shadow prices), in slices. `wanted`: set when the loop has something to
-    decide.
+    """Renewal of the weights (shadow prices) by which placement scores places, in slices. `wanted`: event that is set
+    when the loop has something to decide.
     """
 
     def __init__(self, packing: Packing, wanted: asyncio.Event) -> None:
@@ -98,8 +100,8 @@ class Renewal:
     async def go_on(self) -> None:
         """Renew the weights, if demand has changed.
 
-        Yields to other tasks between slices; new requests are placed before the next slice. Only the first renewal is
-        completed before any placement, because a placement without weights takes ten times as long.
+        Yields to other tasks between slices, and returns early for new requests; the next call continues. Only the
+        first renewal is completed before any placement, because a placement without weights takes ten times as long.
         """
         if self._slices is None and self._packing.due:
             self._slices = self._packing.renewal()

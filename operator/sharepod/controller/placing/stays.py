@@ -1,4 +1,4 @@
-"""Stays: times that tenants have run so far, and estimates of the times that they will still run.
+"""Stays: how long each tenant has run so far, and an estimate of how long it will still run.
 
 Guarantees:
 - A run counts from the decision that placed the tenant. If an earlier leader made that decision, it counts from the
@@ -35,7 +35,7 @@ class Stays:
         self._began[tenant] = self._clock()
 
     def ended(self, tenant: TenantId, row: Row) -> None:
-        """Add the run of a tenant whose share was released to the estimates."""
+        """Use the length of an ended run for later estimates. Called when the share of a tenant was released."""
         began = self._began.pop(tenant, None)
         if began is not None:
             self._run_times.ended(kind_of(row.wanted), self._clock() - began)

@@ -1,8 +1,8 @@
-"""Refused requests whose reason is missing or old, in the order in which their reasons are computed.
+"""Waiting tenants whose refusal has no explanation, or an old one, in the order in which they are explained.
 
 Guarantees:
 - Namespaces take turns, each with its longest unexplained requests first.
-- Only requests with a turn are read, so the work does not grow with the number of waiting requests.
+- Only requests whose turn has come are read, so the work does not grow with the number of waiting requests.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .waiting import ByExplanation, RequestGroup, WaitingTenant
 
 
 class Unexplained:
-    """Waiting tenants whose refusal must be explained. `groups`: returns the request groups; each group tracks its own
-    members."""
+    """Waiting tenants to explain. `groups`: returns the request groups, each of which keeps its own members to
+    explain."""
 
     def __init__(self, groups: Callable[[], Iterable[RequestGroup]]) -> None:
         self._groups = groups
         self._alone: dict[str, WaitingTenant] = {}
-        """Waiting tenants outside groups, by tenant id."""
+        """Waiting tenants outside groups, by tenant."""
         self._by_namespace: dict[str, ByExplanation] = {}
         """For each namespace: waiting tenants outside groups, in the order of their last explanation."""
 
     def add(self, waiting: WaitingTenant) -> None:
-        """Add a waiting tenant."""
+        """Add a waiting tenant after a refusal."""
         if waiting.group is not None:
             waiting.group.not_explained(waiting)
             return
@@ -64,8 +64,8 @@ class Unexplained:
         self._alone.pop(waiting.tenant, None)
 
     def next_after(self, latest: float) -> float | None:
-        """Return the earliest last explanation, in monotonic seconds, over the first tenants of all namespaces and
-        groups, if it is later than `latest`. Otherwise None."""
+        """Return the time of the oldest explanation that is later than `latest`, among the tenant to explain next of
+        each namespace and group. None if there is none."""
         firsts = itertools.chain(
             (alone.first for alone in self._by_namespace.values()),
             (group.first_unexplained for group in self._groups()),

@@ -20,8 +20,8 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class WorkedOut:
-    """Request of a tenant, and the objects (`parts`) from which it was computed. It is valid while these objects are
-    the same.
+    """Request of a tenant, computed from the objects in `parts`. It is valid as long as the cluster state has these
+    same objects.
     """
 
     parts: tuple[object, ...]
@@ -33,15 +33,15 @@ class WorkedOut:
 
 
 def asks(request: PlacementRequest) -> str:
-    """Return the content of a request: a text of all that a decision depends on, except the tenant. Requests with equal
-    content get the same answer from one cluster state, unless `who_asks_matters` returns True."""
+    """Return the content of a request: a text of everything that a decision depends on, except the tenant. Requests of
+    equal content get the same answer from one cluster state, unless `who_asks_matters` returns True."""
     who = (request.namespace, request.owner, request.priority, request.standing, request.claim is None)
     return once_in_all(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.siblings)))
 
 
 def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:
-    """Return True if the answer depends on the tenant. Either GPUs are reserved for this tenant, or the cluster has
-    nodes where holders could give a place, which are created for one tenant at a time."""
+    """Return True if the answer to a request also depends on the tenant. It does if GPUs are reserved for this tenant.
+    It also does if nodes could take a plugin holder, as a holder is created for one tenant at a time."""
     return any(kept.tenant == request.tenant for kept in cluster.kept()) or bool(cluster.plugin_nodes())
 
 
@@ -51,28 +51,27 @@ def _nobody(_changed: object) -> None:
 
 @dataclass(slots=True)
 class WaitingTenant:
-    """A tenant in the queue. Times are monotonic seconds."""
+    """Tenant in the queue. Times are monotonic seconds."""
 
     tenant: str
     since: float
     on_changed: Callable[[WaitingTenant], None] = _nobody
-    """Called when the tenant must be tried even if nothing has changed, leaves its group, or changes its position in
-    the queue."""
+    """Called when the tenant must be tried although nothing else has changed, when it leaves its group, and when its
+    place in the queue changes."""
     group: RequestGroup | None = None
-    """Group of equal requests with which the tenant was refused. None: it is tried separately."""
+    """Group of requests with equal content with which the tenant was refused. None: it is tried separately."""
     refused_alone_at: int | None = None
     """`refused_at_version` while the tenant is in no group."""
     key: QueueKey | None = None
-    """Position in the queue, by the last request. None before the first request."""
+    """Sort key of its last request in the queue. None before the first request."""
     retry_at: float = float("inf")
-    """Time at which the tenant is tried again even if nothing has changed."""
+    """Time at which the tenant is tried again even if nothing has changed. Infinity: no such time."""
     arrival_counted: bool = False
-    """True once placement's demand has counted this request."""
+    """True once this request was counted in the demand by which placement computes its weights."""
     room_looked_for: tuple[int, float] | None = None
-    """(`room_version`, time) of the last search in which preemption found no victims for this request. None before such
-    a search."""
+    """(`room_version`, time) of the last search for victims in vain. None before such a search."""
     not_kept_before: float = NEVER
-    """Earliest time of its next head-of-queue reservation."""
+    """Time before which it gets no head-of-queue reservation."""
     kept_nowhere_at: float = NEVER
     """Time of the last search that found no GPUs to reserve for it."""
     explained_at: float = NEVER
@@ -80,7 +79,7 @@ class WaitingTenant:
     explained_version: int | None = None
     """`refused_at_version` of the refusal that was explained last."""
     worked_out: WorkedOut | None = None
-    """Its last request."""
+    """Its last request, computed and cached."""
     refusal: Refusal | None = None
     """Last refusal by placement, without remedies."""
     explained: Refusal | None = None
@@ -102,18 +101,18 @@ class WaitingTenant:
 
     @property
     def is_like_others(self) -> bool:
-        """True if the tenant may be in a group with equal requests: its request was refused and counted, and has no set
-        time of a next try.
+        """True if the tenant may be in a group with requests of equal content: its request was computed and counted,
+        and it has no set time of a next try.
         """
         known = self.worked_out is not None and self.key is not None
         return known and self.arrival_counted and self.retry_at == float("inf")
 
 
 class ByExplanation:
-    """Waiting tenants whose refusal must be explained, in the order of their last explanation.
+    """Queue of waiting tenants whose refusal must be explained, in the order of their last explanation.
 
-    `is_so`: returns True if a tenant's refusal must still be explained. It is called when the tenant comes first; if it
-    returns False, the tenant is skipped.
+    `is_so`: returns True if a tenant's refusal must still be explained. It is called for the first tenant of the queue,
+    which is skipped if it returns False.
     """
 
     def __init__(self, is_so: Callable[[WaitingTenant], bool]) -> None:
@@ -122,7 +121,7 @@ class ByExplanation:
         self._heap: list[tuple[float, int, WaitingTenant]] = []
         """(last explanation, sequence number, tenant). Outdated entries are skipped when they come first."""
         self._queued: dict[str, float] = {}
-        """For each tenant: time of its last explanation, with which it is in the heap."""
+        """For each tenant in the heap: time of the last explanation in its valid entry."""
 
     def add(self, waiting: WaitingTenant) -> None:
         """Add a waiting tenant."""
@@ -153,8 +152,8 @@ class ByExplanation:
 
 
 class RequestGroup:
-    """Equal requests of one namespace that were refused together. A pass tries one of them and records the result for
-    all.
+    """Requests of one namespace with equal content that were refused together. A pass tries one of them, and its
+    refusal counts for all.
 
     Args:
         asks: Content of the requests, as the function `asks` returns it.
@@ -171,9 +170,9 @@ class RequestGroup:
         self._members: OrderedDict[str, WaitingTenant] = OrderedDict()
         """Members by tenant. The oldest member comes first."""
         self._unexplained = ByExplanation(self._is_unexplained)
-        """Requests with a refusal to explain."""
+        """Members whose refusal may have to be explained."""
         self._explained: list[WaitingTenant] = []
-        """Members that were explained since the last refusal."""
+        """Members that have left `_unexplained` since the last refusal, because they were explained."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -199,7 +198,7 @@ class RequestGroup:
         return False
 
     def add(self, waiting: list[WaitingTenant]) -> None:
-        """Add waiting tenants. Each must have a key, and must have been refused at the group's version."""
+        """Add waiting tenants. Each must have a key and must have been refused at the group's version."""
         by_age = sorted(waiting, key=_age)
         youngest, oldest = next(reversed(self._members.values()), None), self.oldest
         self._on_changed(self)
@@ -230,7 +229,7 @@ class RequestGroup:
         waiting.on_changed(waiting)
 
     def take_apart(self) -> list[WaitingTenant]:
-        """Remove all members and return them."""
+        """Remove all members, and return them. Each is tried separately from now on."""
         members = list(self._members.values())
         for waiting in members:
             self.remove(waiting)
@@ -245,7 +244,7 @@ class RequestGroup:
         self._unexplained.add(waiting)
 
     def due(self, latest: float) -> Iterator[WaitingTenant]:
-        """Yield the members whose last explanation was at `latest` or before. The caller must mark each as
+        """Yield the members whose last explanation was at `latest` or before. The caller must report each to
         `explained`.
         """
         return self._unexplained.due(latest)
@@ -261,7 +260,7 @@ Asked: TypeAlias = tuple[int, int | None, str]
 
 
 def asked_of(cluster: Cluster, waiting: WaitingTenant, request: PlacementRequest) -> Asked | None:
-    """Return the key under which the refusal of a request holds for all equal requests in this pass. None if the answer
+    """Return the key under which this pass can look up the refusal of a request with equal content. None if the answer
     depends on the tenant.
     """
     if waiting.worked_out is None or who_asks_matters(cluster, request):

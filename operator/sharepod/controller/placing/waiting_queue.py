@@ -1,11 +1,11 @@
-"""Queue of requests that wait for a place, in the order in which they are tried.
+"""Queue of the tenants that wait for a place. It gives each pass the order in which their requests are tried.
 
 Guarantees:
 - Requests that arrive during a pass can be added to that pass.
-- A tenant that no longer requests anything leaves the queue when it is checked.
+- A tenant that no longer requests anything leaves the queue the next time that its request is computed.
 - While the order of many requests is computed, other tasks get turns.
-- Equal requests that were refused together form one group, which a pass tries in one step, however many wait.
-  Exceptions: requests for which GPUs are reserved, and clusters where holders can give places.
+- Requests of equal content that were refused together form one group, which a pass tries in one step, however many they
+  are. Exceptions: requests for which GPUs are reserved, and clusters with nodes of pool `device-plugin`.
 - A tenant is re-sorted only when its own request changes, so a new arrival never waits for a re-sort of the queue.
 """
 
@@ -25,11 +25,11 @@ from .waiting import RequestGroup, WaitingTenant, who_asks_matters
 
 
 class WaitingQueue:
-    """Queue of waiting requests.
+    """Queue of waiting tenants.
 
     Args:
-        requests: Returns each tenant's request.
-        on_idle: Called with each tenant that no longer requests anything. The callee must remove the tenant.
+        requests: Computes a tenant's request.
+        on_idle: Called with each tenant that no longer requests anything. The called function must remove the tenant.
         clock: Monotonic seconds.
     """
 
@@ -40,9 +40,9 @@ class WaitingQueue:
         self.places: dict[str, WaitingTenant] = {}
         """All waiting tenants by id, in order of arrival."""
         self._came: list[WaitingTenant] = []
-        """Tenants that have arrived since the last pass took the arrivals."""
+        """Tenants that have arrived and are not yet added to a pass."""
         self.arrived = asyncio.Event()
-        """Set while such arrivals exist."""
+        """Event that is set while there are such arrivals."""
         self._queue_index = QueueIndex(self.has, self._know_key, self.arrived)
         self.arrivals = 0
         """Number of all arrivals so far."""
@@ -87,11 +87,11 @@ class WaitingQueue:
 
     @property
     def groups(self) -> Iterator[RequestGroup]:
-        """Request groups of equal requests, including empty groups."""
+        """Request groups of the queue, including empty groups."""
         return self._queue_index.groups
 
     def retry_at(self) -> float:
-        """Return the earliest time, in monotonic seconds, at which a tenant is tried even if nothing has changed.
+        """Return the earliest time, in monotonic seconds, at which a tenant must be tried even if nothing has changed.
         Infinity if there is none.
         """
         return self._queue_index.retry_at()
@@ -120,7 +120,7 @@ class WaitingQueue:
         nobody_holds = not cluster.plugin_nodes()
         if not nobody_holds:
             self._queue_index.dissolve_groups()
-        for tenant in kept_for:  # the answer for such a tenant differs from that for equal requests
+        for tenant in kept_for:  # GPUs are reserved for this tenant, so equal requests may get another answer
             if (waiting := self.places.get(tenant)) is not None and waiting.group is not None:
                 waiting.group.remove(waiting)
 
@@ -134,9 +134,9 @@ class WaitingQueue:
         return turns
 
     def refused(self, tried: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> None:
-        """Record the refusal of a request, and of the equal requests in its group: these get no turn in this pass.
+        """Record the refusal of a request. It also holds for the requests in its group, which get no turn in this pass.
 
-        If the tried request has changed since it joined the group, the refusal does not hold for the group.
+        If the tried request has changed since it joined the group, the refusal is recorded for that request only.
         """
         version = tried.refused_at_version = cluster.room_version
         group, known = turns.group, tried.worked_out
@@ -154,14 +154,12 @@ class WaitingQueue:
             self._queue_index.came_back(tried, group)
 
     def passed_over(self, waiting: WaitingTenant) -> None:
-        """Record that a request had its turn and was neither placed nor refused. It gets another turn in the next
-        pass.
-        """
+        """Record that a request had its turn, but was neither placed nor refused. The next pass tries it again."""
         if self.has(waiting):
             self._queue_index.changed(waiting)
 
     def queue_arrivals(self, turns: NamespaceTurns) -> None:
-        """Add new arrivals to the turns."""
+        """Add the new arrivals to the turns of the present pass."""
         turns.add_all(self._keyed(self._take_arrivals()))
 
     def _take_arrivals(self) -> list[WaitingTenant]:
@@ -178,7 +176,7 @@ class WaitingQueue:
                 yield key, each
 
     def _know_key(self, waiting: WaitingTenant) -> QueueKey | None:
-        """Return the queue key of a tenant. None if the tenant no longer requests anything."""
+        """Return the queue key of a tenant, computed on first use. None if the tenant no longer requests anything."""
         if waiting.key is None and self.request_of(waiting) is not None and waiting.worked_out is not None:
             waiting.key = waiting.worked_out.key
         return waiting.key

@@ -1,2 +1,2 @@
-"""Preemptions and moves. To make room for waiting requests, a tenant's request is lowered to 0, or the tenant moves or
-is evicted."""
+"""Preemptions and moves. To free a place for a waiting request, a running tenant is lowered to request 0, moved to
+other GPUs, or evicted."""

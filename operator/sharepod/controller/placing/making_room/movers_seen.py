@@ -1,12 +1,12 @@
-"""Movers: tenants that may be restarted on other GPUs to free a place for a waiting request. For each mover: the
-requests for which it may move, and its own request for the new place.
+"""Movers: tenants that may be restarted on other GPUs to free a place for a waiting request. This module finds the
+movers for a request, and the request for each mover's new place.
 
 Guarantees:
 - A tenant is moved only in two cases: its owner has set `movable: true`, or it is best effort and would otherwise be
   evicted.
-- The grace period of its Pod is at most `_LONGEST_GRACE_S`. For that time GPUs may be idle, reserved for the mover and
-  for the waiting request.
-- It will run again: its restartPolicy, or the controller of its Pod, leads to another Pod.
+- The grace period of its Pod is at most `_LONGEST_GRACE_S`. During that time its new place is reserved and unused, and
+  its old place is not free yet.
+- It will run again, by its restartPolicy or by the controller of its Pod.
 - It has run for at least `after` seconds. Its Pod is not ending. No PodDisruptionBudget has recently refused its
   eviction.
 - A Pod with several claims is not moved.
@@ -31,15 +31,15 @@ from sharepod.placement.state.types import PlacementRequest, Reservation
 from .victims_seen import VictimsSeen
 
 _LONGEST_GRACE_S = 600
-"""Longest grace period of a moved Pod, in seconds: checkpoints of large models take minutes. During it both its new
-place and its old place are reserved."""
+"""Longest grace period of a moved Pod, in seconds. Checkpoints of large models take minutes, but both the old and the
+new place are reserved during that time."""
 _SLICE = 20
-"""Nodes that are read before other tasks get a turn: a few milliseconds of work with 30 tenants each."""
+"""Number of nodes that are read before other tasks get a turn: a few milliseconds of work with 30 tenants each."""
 
 
 def most_above(movable: bool | None, restart_policy: RestartPolicy, request_milli: int) -> int | None:
-    """Return by how much the priority of a request has to exceed a SharePod's that it moves: 0 where equals will do.
-    None if the SharePod may not be moved."""
+    """Return by how much a request's priority must exceed a SharePod's, so that the SharePod may be moved for the
+    request. 0: equal priority is enough. None: the SharePod may not be moved."""
     if restart_policy is RestartPolicy.NEVER or movable is False:
         return None
     if movable:
@@ -48,13 +48,13 @@ def most_above(movable: bool | None, restart_policy: RestartPolicy, request_mill
 
 
 class MoversSeen:
-    """Collector of tenants that may be moved.
+    """Finder of the tenants that may be moved.
 
     Args:
         state: The cluster state.
-        seen: Preemption's facts of each tenant.
+        seen: Facts of each tenant as a victim of preemption.
         requests: Builder of placement requests.
-        after: Least seconds that a tenant must have run before it is moved.
+        after: Seconds that a tenant must have run before it is moved.
         wall: Time of day, seconds since the epoch.
         standing: Returns the standing of a namespace.
     """
@@ -77,7 +77,8 @@ class MoversSeen:
         self._standing = standing
 
     def any_marked(self) -> bool:
-        """Return True if any tenant's owner allows moves. Otherwise no move can help a request of the same priority."""
+        """Return True if the owner of any tenant allows moves. If not, no move can help a request of the same
+        priority."""
         return any(self._is_marked(tenant) for node in self._state.cluster.nodes() for tenant in node.rows)
 
     def _is_marked(self, tenant: TenantId) -> bool:
@@ -121,7 +122,8 @@ class MoversSeen:
     def of(
         self, tenant: TenantId, row: Reservation, request: PlacementRequest, evicted: Collection[TenantId]
     ) -> Movable | None:
-        """Return a tenant's facts as a mover for a request. None if the tenant may not move. `evicted`: see `look`."""
+        """Return a tenant's facts as a mover for a request. None if it may not be moved for it. `evicted`: see
+        `look`."""
         most = self._most_above(tenant, row)
         if most is None or row.releasing or (most > 0 and tenant not in evicted):
             return None
@@ -136,7 +138,7 @@ class MoversSeen:
         return Movable(request=asked, started=fact.started, lost_seconds=fact.lost_seconds)
 
     def asks(self, tenant: TenantId, row: Reservation) -> PlacementRequest | None:
-        """Return the request by which a running tenant would be placed again. None if it is unknown."""
+        """Return the request with which a running tenant would be placed again. None if it cannot be derived."""
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return self._of_claim(claim)
@@ -145,7 +147,7 @@ class MoversSeen:
             return None
         request = self._requests.ranked(self._requests.of_sharepod(sharepod, pod))
         borrows = self._standing(sharepod.namespace).lowered_to is not None
-        if row.request_milli == 0 and borrows:  # its budget is used up, so it is placed again with request 0
+        if row.request_milli == 0 and borrows:  # its namespace's budget is spent: it will have request 0 again
             return replace(request, gpu=replace(request.gpu, request_milli=Milli(0)))
         return request
 
@@ -154,8 +156,8 @@ class MoversSeen:
         return self._requests.ranked(request) if request is not None else None
 
     def _most_above(self, tenant: TenantId, row: Reservation) -> int | None:
-        """Return the least difference by which a request's priority must exceed the tenant's, so that the tenant may
-        move for it. 0: equal priority is enough. None: the tenant may not be moved.
+        """Return by how much a request's priority must exceed a tenant's, so that the tenant may be moved for the
+        request. 0: equal priority is enough. None: the tenant may not be moved.
         """
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
@@ -166,7 +168,7 @@ class MoversSeen:
         return most_above(sharepod.gpu.movable, sharepod.restart_policy, row.request_milli)
 
     def _returns(self, tenant: TenantId) -> bool:
-        """Return True if another run follows the eviction of a tenant's Pod. For a claim return True; `asks` decides
+        """Return True if another run follows the eviction of a tenant's Pod. Always True for a claim, as `asks` decides
         there.
         """
         sharepod = self._state.asking(tenant)

@@ -1,19 +1,19 @@
-"""Moving: restart of a tenant (the mover) on other GPUs to free a place for a waiting request. The mover's new place is
+"""Moving: restarts a tenant, the mover, on other GPUs to free a place for a waiting request. The mover's new place is
 reserved.
 
 A move is carried out as a preemption with one victim (`preemptions`). This module chooses the mover and handles its new
 place.
 
 Guarantees:
-- The new place is reserved before the mover is evicted, and until the mover is placed again. No other request gets it.
-- At most one tenant moves per waiting request. Moves do not cascade: nothing is evicted or moved for the mover. If the
-  request could not have evicted anyone, it causes no second move within `after` seconds.
+- The new place is reserved from before the mover's eviction until the mover is placed again. No other request gets it.
+- At most one tenant moves per waiting request. Moves do not cascade: nothing is evicted or moved for the mover. A
+  request that could not evict any tenant causes no second move within `after` seconds.
 - The new place is released if the eviction fails, if the mover is deleted, or once the mover has had no row for
   `_AWAY_S`.
 - At most `per_minute` tenants are moved a minute.
 - While the Pod of a moving SharePod ends, its status contains the new place. So the next leader reserves that place
-  before it decides. The new place for a claim is only in memory: after a crash of the operator the next Pod waits like
-  any other Pod.
+  before it decides. The new place for a claim is only in memory. After a crash of the operator, the claim's next Pod
+  waits like any other.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from .victims_seen import VictimsSeen
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _AWAY_S = 120.0
-"""Seconds for which the new place stays reserved after the mover has lost its row. Its next Pod is normally created
+"""Seconds for which the new place stays reserved after the mover's row was removed. Its next Pod is normally created
 within seconds; a quota or a controller's back-off may delay it."""
 _LONGEST_S = 900.0
-"""Seconds after which the new place is released in any case. Somewhat longer than a mover's longest grace period."""
+"""Seconds after which the new place is released in any case: more than a mover's longest grace period."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveLimits:
-    """Limits of moving. `per_minute`: most tenants moved a minute; 0 means none. `after`: least seconds that a tenant
-    must have run before it is moved."""
+    """Limits of moving. `per_minute`: largest number of tenants moved per minute; 0: none. `after`: seconds that a
+    tenant must have run before it is moved."""
 
     per_minute: float
     after: float
@@ -68,28 +68,28 @@ class OngoingMove:
 
     mover: PlacementRequest
     waits: PlacementRequest | None
-    """Request for which the tenant moves. None for a move that a former leader began, as only that leader knew the
+    """Request for which the tenant moves. None for a move that a former leader began: the status does not contain the
     request."""
     node: str
     """Node that the tenant leaves."""
     to: Assignment
     began: float
     others: frozenset[str] = frozenset()
-    """Claims that Pods of the mover's controller had when the move began. None of them can be the claim of the mover's
-    next Pod."""
+    """uids of the claims that Pods of the mover's controller used when the move began. The claim of the mover's next
+    Pod is none of these."""
     away_since: float | None = None
     """Time since which the tenant has no row; None while it has one."""
 
 
 class Moving:
-    """Moves in progress, and the choice of new ones.
+    """The moves in progress, and the choice of new moves.
 
     Args:
         state: The cluster state. The new places are reserved in its `cluster`.
-        seen: Facts of the tenants.
-        movers: Collector of tenants that may be moved.
-        find: Returns the place that the placement engine would give a request now.
-        limits: Rate of moves, and least running time of a mover.
+        seen: Facts of each tenant as a victim of preemption.
+        movers: Finder of the tenants that may be moved.
+        find: Returns the place that the placement engine would give to a request now; None without one.
+        limits: Rate of moves, and the time that a mover must have run.
         clock: Monotonic seconds.
         later: Called with the time, monotonic seconds, of the next check.
     """
@@ -118,7 +118,7 @@ class Moving:
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.01) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[TenantId, OngoingMove] = {}
         self._had: dict[TenantId, float] = {}
-        """For each waiting tenant for which another tenant moves or has moved: time of the decision."""
+        """Time of the last decision to move a tenant, by the waiting tenant for which it was made."""
         self._taken_over = False
         """True once the moves of a former leader were taken over."""
         self.on_moved: Callable[[OngoingMove, str], None] = lambda _move, _node: None
@@ -129,8 +129,8 @@ class Moving:
         return bool(self._running)
 
     def kept_place(self, tenant: TenantId) -> KeptPlace | None:
-        """Return the place that is reserved for a moving tenant, in the form of `status.movesTo`. None if the tenant
-        does not move.
+        """Return the place that is reserved for a moving tenant, as in `status.movesTo`. None if the tenant does not
+        move.
         """
         move = self._running.get(tenant)
         if move is None:
@@ -138,8 +138,8 @@ class Moving:
         return KeptPlace(node=move.to.node, gpus=tuple(move.to.gpus), priority=move.mover.priority)
 
     def take_over(self) -> None:
-        """Reserve the new places of SharePods that a former leader was moving: their Pods end or have ended. The caller
-        must call this before any decision. Only the first call has an effect.
+        """Reserve the new places of SharePods that a former leader was moving, as their status shows. The caller must
+        call this before any decision. Only the first call after `clear` has an effect.
         """
         if self._taken_over:
             return
@@ -164,12 +164,12 @@ class Moving:
             log.info("continuing a move", tenant=tenant, to=place.node)
 
     def helps_equals(self) -> bool:
-        """Return True if some tenant may be moved for a request of that tenant's own priority."""
+        """Return True if any tenant may be moved for a request of equal priority."""
         return self.enabled and self._movers.any_marked()
 
     async def plan(self, request: PlacementRequest, evicted: Collection[TenantId]) -> PreemptionPlan | None:
-        """Return the move that frees a place for a request, in the form of a preemption. None if no move helps, or the
-        limits allow none now. Yields to other tasks.
+        """Return the move that frees a place for a request, as a preemption plan with one victim. None if no move
+        helps, or the limits allow none now. Yields to other tasks.
 
         Args:
             request: The waiting request.
@@ -196,15 +196,15 @@ class Moving:
         return None
 
     def may_begin(self, request: PlacementRequest, plan: PreemptionPlan) -> PlacementRequest | None:
-        """Return the mover's request if `plan`, which was made a moment ago, is still valid. None if it is not."""
+        """Return the mover's request if a plan is still valid after other tasks have run. None if it is not."""
         mover = self._mover(request, plan)
         if mover is None or not place_holds(self._state.cluster, request, mover, plan):
             return None
         return mover
 
     def may_go_on(self, request: PlacementRequest, plan: PreemptionPlan) -> bool:
-        """Return True if the mover of a plan may still be moved, or already ends. Its owner may have set `movable:
-        false` while the API server accepted no evictions.
+        """Return True if the mover of a plan may still be moved, or is ending. Its owner may have set `movable: false`
+        while the API server accepted no evictions.
         """
         tenant = plan.evict[0]
         row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
@@ -232,15 +232,16 @@ class Moving:
         self._state.cluster.keep(HeadReservation(mover.tenant, to.node, gpus, mover.priority, open_to=open_to))
 
     def stopped(self, tenant: TenantId) -> None:
-        """Release the new place of a mover whose old place is no longer needed, unless its Pod is already ending."""
+        """End a move whose request no longer needs the old place, unless the mover's Pod is ending: release the new
+        place."""
         if tenant in self._running and not self._seen.leaves(tenant):
             if (waits := self._running[tenant].waits) is not None:
                 self._had.pop(waits.tenant, None)
             self._end(tenant, "stopped")
 
     def placed(self, request: PlacementRequest, to: Assignment) -> None:
-        """End the move of a tenant that is placed again: of a SharePod, or of the claim of its controller's next
-        Pod.
+        """End the move of a tenant that is placed again. The tenant is a SharePod, or the claim of the next Pod of the
+        mover's controller.
         """
         move = self._running.get(request.tenant) or self._of_next_pod(request, to)
         if move is not None:
@@ -250,7 +251,8 @@ class Moving:
             self.on_moved(move, to.node)
 
     def review(self) -> None:
-        """Release the new places of movers that have not come back in time."""
+        """End the moves whose mover has not been placed again in time, or will not run again: release the new
+        places."""
         now = self._clock()
         self._had = {tenant: at for tenant, at in self._had.items() if now - at < self._after}
         for tenant, move in list(self._running.items()):
@@ -263,7 +265,7 @@ class Moving:
                 self._end(tenant, "lost")
 
     def clear(self) -> None:
-        """Drop all moves: this process no longer leads."""
+        """Drop all moves and their reservations: this process no longer leads."""
         for tenant in list(self._running):
             self._state.cluster.give_up(tenant)
         self._running.clear()
@@ -281,9 +283,9 @@ class Moving:
         return movable.request if movable is not None else None
 
     def _of_next_pod(self, request: PlacementRequest, to: Assignment) -> OngoingMove | None:
-        """Return the move for which a controller has created the Pod of this request. None if there is none.
+        """Return the move whose mover's controller has created the Pod of this request. None if there is none.
 
-        If several moves match, the first move with the same place is preferred.
+        If several moves match, a move whose reserved place is `to` is preferred.
         """
         if request.owner is None or request.claim is None or request.pod_uid is not None:
             return None
@@ -298,8 +300,8 @@ class Moving:
         return frozenset(one.uid for one in seen.claims if any(pod.owner == owner for pod in seen.users(one)))
 
     def _is_gone(self, mover: PlacementRequest) -> bool:
-        """Return True if a moving SharePod will have no further run. Always False for a claim, which ends with its
-        Pod.
+        """Return True if a moving SharePod will not run again. Always False for a claim: its next Pod has another
+        claim.
         """
         if mover.claim is not None and mover.pod_uid is None:
             return False

@@ -1,21 +1,21 @@
-"""Preemptions: chooses tenants of lower priority (victims) that free capacity for a waiting request, and reserves GPUs
-for that request.
+"""Preemptions: chooses victims, that is, tenants of lower priority whose capacity a waiting request needs, and reserves
+GPUs for that request.
 
 Guarantees:
-- A request preempts only if it was refused for lack of room and its Pod's preemptionPolicy allows preemption. Its
-  victims have a lower effective priority.
+- A request preempts only if it was refused for lack of free capacity, and its Pod's preemptionPolicy allows preemption.
+  Its victims have a lower effective priority.
 - Victims are first lowered to request 0. If this is not enough, a movable tenant is moved (`moving`). Only if no move
   helps, tenants are evicted.
 - The GPUs are reserved for the request before the first eviction. They stay reserved until the request is placed, or no
   victim is left.
 - The next leader needs no memory of this process: Pods show which tenants end, and the ledger shows which tenants were
   lowered.
-- A preemption is given up, and another set of victims is chosen, if a PodDisruptionBudget protects a victim or a
-  victim's priority has risen.
-- Tenants with a grace period of at most an hour are preempted first. Each request has at most one set of slower tenants
+- A preemption is given up, and other victims are searched, if a PodDisruptionBudget protects a victim or a victim's
+  priority has risen.
+- Tenants with a grace period of at most an hour are preempted first. Each request has at most one set of slower victims
   at a time: while any of the set has more than an hour left, no further slow tenant is evicted for the request.
-- Victims are searched for every waiting request in turn, however many requests before it in the queue cannot be helped.
-- At most `per_minute` Pods are evicted, or shares lowered, a minute.
+- Victims are searched for every waiting request in turn, however many requests before it find no victims.
+- At most `per_minute` Pods are evicted, or shares lowered, per minute.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from .moving import Moving
 from .victims_seen import VictimsSeen
 
 _PERIOD_S = 1.0
-"""Least seconds between two searches: each reads all tenants."""
+"""Shortest time in seconds between two searches, as each reads all tenants."""
 _AGAIN_S = 10.0
-"""Seconds after which the search is repeated even if no capacity has changed, because budgets change priorities."""
+"""Seconds after which a search is repeated even if no capacity has changed, as budgets may have changed priorities."""
 TRIES = 4
-"""Requests per search. Half of them are the first in the queue; the others are the requests with the oldest search. A
-plan takes up to a few tenths of a second on 10,000 GPUs."""
+"""Number of requests per search. Half of them are the first in the queue, the others the requests with the oldest
+search. A plan takes up to a few tenths of a second on 10,000 GPUs."""
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _UNTOUCHED_S = 120.0
-"""Seconds after which a preemption is given up if a victim's eviction has not been accepted by the API server."""
+"""Seconds after which a preemption is given up if the API server has not accepted the eviction of a victim."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OngoingPreemption:
-    """Preemption that is under way. `began`: monotonic seconds."""
+    """Preemption in progress: victims are ending, and GPUs are reserved. `began`: monotonic seconds."""
 
     request: PlacementRequest
     plan: PreemptionPlan
@@ -71,8 +71,8 @@ class OngoingPreemption:
 
 
 def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tuple[PlacementRequest, WaitingTenant]]:
-    """Return the requests of `asked` for which victims are searched now, at most `TRIES`: the first in the queue, then
-    the requests with the oldest search.
+    """Return the requests of `asked` for which victims are searched now, `TRIES` at most: first the front of the queue,
+    then the requests with the oldest search.
     """
     first = heapq.nsmallest(TRIES // 2, asked, key=lambda item: queue_key(item[0]))
     taken = {item[0].tenant for item in first}
@@ -97,12 +97,13 @@ class Preemptions:
 
     Args:
         state: The cluster state. The GPUs are reserved in its `cluster`.
-        seen: Facts of the tenants.
+        seen: Facts of each tenant as a victim.
         moving: Moves in progress, and the choice of new moves.
         request_of: Returns a tenant's request; None if it no longer waits.
-        per_minute: Most Pods evicted, or shares lowered, a minute. 0 means no preemption; moves remain possible.
+        per_minute: Largest number of Pods evicted, or shares lowered, per minute. 0: no preemption; moves remain
+            possible.
         clock: Monotonic seconds.
-        on_lowered: Called with tenant and node of each lowered share, to be written.
+        on_lowered: Called with (tenant, node) of each lowered share, which must then be written.
         later: Called with the time, monotonic seconds, of the next search.
         wake: Called to request another pass through the queue.
     """
@@ -132,10 +133,10 @@ class Preemptions:
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.001) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[str, OngoingPreemption] = {}
         self._slow: dict[str, frozenset[str]] = {}
-        """For each preempting tenant: uids of victims' Pods with a grace period of more than an hour."""
+        """For each preempting tenant: uids of its victims' Pods with a grace period of more than an hour."""
         self._next_look = 0.0
         self.on_begun: Callable[[OngoingPreemption], None] = lambda _preemption: None
-        """Called with each new preemption. The callee must notify and evict its victims."""
+        """Called with each new preemption. The called function must evict its victims and write Events about it."""
 
     def of(self, tenant: str) -> OngoingPreemption | None:
         """Return the preemption for a waiting tenant; None if there is none."""
@@ -153,8 +154,8 @@ class Preemptions:
                 self.moving.stopped(preemption.plan.evict[0])
 
     def placed(self, request: PlacementRequest, to: Assignment) -> bool:
-        """End the preemption for a tenant that now has a place, and the tenant's own move. Return True if there was a
-        preemption.
+        """End the preemption for a tenant that was just placed, and also the move of that tenant. Return True if there
+        was a preemption.
         """
         preempted = request.tenant in self._running
         self.end(request.tenant, "placed")
@@ -162,7 +163,7 @@ class Preemptions:
         return preempted
 
     def refused(self, tenant: str, pod: str) -> None:
-        """Give up a preemption because a PodDisruptionBudget protects the victim's Pod `pod`. Another set is searched
+        """Give up a preemption because a PodDisruptionBudget protects a victim's Pod, `pod`. Other victims are searched
         at once.
         """
         self._seen.refused(pod)
@@ -171,7 +172,7 @@ class Preemptions:
         self._wake()
 
     def clear(self) -> None:
-        """Drop all preemptions: this process no longer leads."""
+        """Drop all preemptions and moves: this process no longer leads."""
         for tenant in list(self._running):
             self._state.cluster.give_up(TenantId(tenant))
         self._running.clear()
@@ -179,12 +180,10 @@ class Preemptions:
         self.moving.clear()
 
     async def look(self, queue: WaitingQueue) -> None:
-        """Give up invalid preemptions, then begin new preemptions for waiting requests in `queue`. Yields to other
-        tasks.
-        """
+        """Give up invalid preemptions, then begin new ones for waiting requests in `queue`. Yields to other tasks."""
         now, places = self._clock(), queue.places
         if not (self._enabled or self.moving.enabled or self.moving) or not (places or self._running or self.moving):
-            return  # moves count even if they are turned off: a former leader with other settings may have begun them
+            return  # a move may be in progress even if the settings allow none: a former leader had other settings
         if now < self._next_look:
             self._later(self._next_look)
             return
@@ -218,8 +217,8 @@ class Preemptions:
             self._later(now + _AGAIN_S)
 
     async def _asked(self, queue: WaitingQueue, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
-        """Return the requests for which victims are searched now. Each of them may preempt, and no recent search for
-        it has failed.
+        """Return the requests for which victims are searched now: requests that may preempt, and without a recent
+        search in vain.
         """
 
         def is_due(waiting: WaitingTenant) -> bool:
@@ -248,8 +247,8 @@ class Preemptions:
         return now < at + (_AGAIN_S if version == self._state.cluster.room_version else _PERIOD_S)
 
     async def _plan_quickly(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-        """Return the plan for a request. A plan without slow victims is preferred. None if no plan helps, or if slow
-        victims of an earlier plan for this request are still ending.
+        """Return the plan for a request, if possible without slow victims. None if no plan helps, or if the only plan
+        has slow victims while the slow victims of an earlier plan for this request are still ending.
         """
         plan = await self._plan(request, victims)
         if plan is None or not victims.are_slow(plan.evict):
@@ -260,7 +259,7 @@ class Preemptions:
         return None if any(map(self._seen.goes_slowly, self._slow.get(request.tenant, ()))) else plan
 
     async def _plan(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-        """Return the plan for a request. Yields to other tasks."""
+        """Return the best plan for a request. None if no plan helps. Yields to other tasks."""
         best: PreemptionPlan | None = None
         began = time.monotonic()
         look = plans_for_several if request.siblings else plans
@@ -278,8 +277,8 @@ class Preemptions:
         victims: Victims,
         places: Mapping[str, WaitingTenant],
     ) -> bool:
-        """Begin a preemption: reserve the GPUs, lower shares, and hand over the tenants to evict. Return False if the
-        plan is no longer valid or may not begin.
+        """Begin a preemption: reserve the GPUs, lower shares, and pass the plan to `on_begun`, which evicts. Return
+        False if the plan is no longer valid or may not begin.
         """
         cluster = self._state.cluster
         if places.get(waiting.tenant) is not waiting or not _holds(cluster, request, plan, victims):
@@ -288,14 +287,14 @@ class Preemptions:
             metrics.PREEMPTIONS.labels("protected").inc()
             return False
         if not (plan.lower or plan.evict or plan.leaving):
-            return False  # nothing to preempt: the request waits for tenants of its own priority
+            return False  # nothing to preempt: the request waits until tenants of equal or higher priority end
         if plan.move_to is not None:
             mover = self.moving.may_begin(request, plan)
             if mover is None:
                 return False
             self.moving.begin(request, mover, plan)
         # 1. Reserve the GPUs. 2. Lower shares at once. 3. Evict and notify the other victims.
-        open_to = request.namespace if request.siblings else None  # the Pod's other claims are tenants of their own
+        open_to = request.namespace if request.siblings else None  # each claim of the Pod is a tenant of its own
         cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority, open_to=open_to))
         for tenant in plan.lower:
             row = next((row for node, row in cluster.reservations_of(tenant) if node == plan.node), None)

@@ -1,11 +1,13 @@
-"""Victims: the facts of each tenant with a share that preemption needs.
+"""Facts about tenants with a share that preemption needs to choose victims.
 
 Guarantees:
 - A Pod is one victim together with all its claims. A claim that several Pods may use is never a victim.
-- A tenant counts as leaving, so that requests wait for its capacity, in two cases. Its Pod is being deleted and ends
-  within `_LONGEST_GRACE_S`; this counts until `_STUCK_S` after the grace period. Or its Pod is deleted; this counts
-  until its row has stayed for `_ROW_STUCK_S`, because a process that never ends keeps the row.
-- A tenant of which a needed fact is unknown is no victim.
+- A tenant counts as leaving, so that requests wait for its capacity, in two cases:
+  - Its Pod is being deleted and will end within `_LONGEST_GRACE_S`. This counts until `_STUCK_S` after the grace
+    period.
+  - Its Pod is deleted. This counts until the row has stayed for `_ROW_STUCK_S`: a process that never ends keeps the
+    row.
+- If a needed fact about a tenant is unknown, the tenant is no victim.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import Reservation
 
 _SLICE = 20
-"""Nodes that are read before other tasks get a turn: about 10 ms of work with 30 tenants each."""
+"""Number of nodes that are read before other tasks get a turn: about 10 ms of work with 30 tenants each."""
 _STUCK_S = 60.0
-"""Seconds after the end of its grace period for which a Pod still counts as leaving. The kubelet needs some seconds to
-confirm the end; a node that does not answer never confirms it."""
+"""Seconds after its grace period for which a Pod still counts as leaving. The kubelet needs some seconds to confirm the
+end; a node that does not answer never confirms it."""
 _LONGEST_GRACE_S = 3600.0
-"""Longest remaining grace period, in seconds, that requests wait for. Pods may have grace periods of years."""
+"""Longest rest of a grace period, in seconds, for which requests wait. Pods may have grace periods of years."""
 _ROW_STUCK_S = 120.0
 """Seconds for which a row counts as leaving after its Pod's deletion. Its agent confirms within seconds that no process
 is left, unless a process hangs in the driver."""
@@ -38,7 +40,7 @@ _PROTECTED_S = 30.0
 
 
 class VictimsSeen:
-    """Collector of victims.
+    """Collector of the facts about possible victims.
 
     Args:
         state: The cluster state.
@@ -59,12 +61,12 @@ class VictimsSeen:
         self._wall = wall
         self._standing = standing
         self._protected: dict[str, float] = {}
-        """For each Pod's uid: time until which its eviction is not tried again."""
+        """Time until which the eviction of a Pod is not tried again, by the Pod's uid."""
         self._evicted: dict[str, float] = {}
-        """For each uid of a Pod whose eviction was accepted: time until which the Pod counts as leaving although the
-        watch does not show it yet."""
+        """Time until which a Pod with an accepted eviction counts as leaving, by the Pod's uid. It bridges the time
+        until the watch shows the deletion."""
         self._ending: dict[TenantId, float] = {}
-        """For each tenant of which only the row is left: time at which this was first seen."""
+        """Time at which a tenant was first seen without a Pod, but with a row, by tenant."""
 
     def refused(self, pod: str) -> None:
         """Record that a PodDisruptionBudget has refused the eviction of a Pod."""
@@ -75,7 +77,7 @@ class VictimsSeen:
         self._evicted[pod] = self._clock() + _STUCK_S
 
     def leaves(self, tenant: str) -> bool:
-        """Return True if all Pods of a tenant are ending, ended or deleted."""
+        """Return True if all Pods of a tenant are ending or have ended, or the tenant has no Pod."""
         return all(pod.deleting or pod.ended or pod.uid in self._evicted for pod in self.pods_of(tenant))
 
     async def lowest(self) -> int:
@@ -112,7 +114,7 @@ class VictimsSeen:
         return ends_by is not None and ends_by - self._wall() > _LONGEST_GRACE_S
 
     async def look(self) -> Victims:
-        """Return all possible victims. Yields to other tasks."""
+        """Return all tenants as possible victims, with the tenants that are leaving. Yields to other tasks."""
         now = self._clock()
         self._protected = {pod: until for pod, until in self._protected.items() if until > now}
         self._evicted = {pod: until for pod, until in self._evicted.items() if until > now}
@@ -159,8 +161,8 @@ class VictimsSeen:
         return (pod,) if pod is not None else ()
 
     def _gone(self, tenant: TenantId) -> VictimFacts:
-        """Return the facts of a tenant whose Pod is deleted. It counts as leaving: its row is removed once the agent
-        finds no process of it.
+        """Return the facts of a tenant whose Pod is deleted. It counts as leaving, because its row will be removed once
+        the agent finds no process of it.
         """
         lost = self._state.lost_pods.get(tenant)
         priority = self._standing(lost.namespace).effective_priority(lost.priority) if lost is not None else 0
