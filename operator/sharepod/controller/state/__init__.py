@@ -1,1 +1,1 @@
-"""Everything the operator knows of the cluster, in memory."""
+"""Cluster state: everything that the operator knows about the cluster, in memory."""

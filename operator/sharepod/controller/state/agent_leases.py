@@ -1,12 +1,12 @@
-"""Liveness of the agents, by their Leases.
+"""Liveness of the agents, derived from their Leases.
 
 Guarantees:
 - An agent counts as alive for `duration` after its Lease was last seen to *change*, by this machine's own clock.
-- The clock counts suspension, because no Lease change is seen while the operator's machine is suspended.
-- If `alive` has returned another answer than `changed` last reported, the next `changed` reports the node, however
-  short the change was.
-- The time of day decides only one case: a Lease that is seen for the first time counts as just changed if its renewTime
-  is recent. So an agent that died long ago is not alive when the operator starts.
+- The clock also counts the time in which the operator's machine was suspended, as no change was seen in that time.
+- If `alive` has returned another answer than `changed` last reported, the next call of `changed` reports the node, even
+  if the answer is the old one by then.
+- The time of day counts in one case only: a Lease that is seen for the first time counts as just changed if its
+  renewTime is recent. So an agent that died long ago does not count as alive when the operator starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 PREFIX = "sharepod-agent-"
-"""The Lease of an agent is named after its node."""
+"""Prefix of the name of an agent's Lease; the node's name follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class AgentLeases:
     """Leases of the agents by node.
 
     Args:
-        duration: Seconds after which a Lease that names no duration ends.
+        duration: Seconds for which an agent without `leaseDurationSeconds` in its Lease counts as alive.
         clock: Seconds since the machine started, including suspension.
         now: Time of day, in UTC.
     """
@@ -52,10 +52,10 @@ class AgentLeases:
         self._alive: set[str] = set()
         """Nodes whose agents were alive at the last call of `changed`."""
         self._otherwise: set[str] = set()
-        """Nodes for which `alive` has returned the opposite answer since then."""
+        """Nodes for which `alive` has returned another answer since that call."""
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Record a Lease from the watch; ignore a Lease that is not an agent's."""
+        """Record a Lease from the watch. Ignore the Leases of other components than agents."""
         name = str(raw["metadata"]["name"])
         if not name.startswith(PREFIX):
             return
@@ -92,7 +92,7 @@ class AgentLeases:
         self._leases = {node: replace(lease, version=0) for node, lease in self._leases.items()}
 
     def alive(self, node: str) -> bool:
-        """Return True if the agent of a node renews its Lease."""
+        """Return True if the agent of a node is alive: its Lease has changed within its duration."""
         alive = self._alive_at(node, self._clock())
         if alive != (node in self._alive):
             self._otherwise.add(node)
@@ -103,8 +103,8 @@ class AgentLeases:
         return lease is not None and lease.changed is not None and now < lease.changed + lease.duration
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Return, sorted, the given nodes whose agent became alive or away since the last call. This includes a short
-        change that only an answer of `alive` has shown."""
+        """Return, sorted, the given nodes whose agents became alive or away since the last call. This includes a short
+        change that only `alive` has seen."""
         nodes, now = set(nodes), self._clock()
         alive = {node for node in nodes if self._alive_at(node, now)}
         turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))
@@ -112,8 +112,8 @@ class AgentLeases:
         return turned
 
     def away(self, nodes: Collection[str]) -> int:
-        """Return the number of these nodes without a living agent. The caller must have passed the same nodes to
-        `changed` before.
+        """Return the number of these nodes without a living agent, as of the last call of `changed`, which must have
+        had the same nodes.
         """
         return len(nodes) - len(self._alive)
 

@@ -1,4 +1,4 @@
-"""GPUBudgets as last read.
+"""GPUBudgets of the cluster, as last read.
 
 Guarantee: `on_changed` is called whenever a spec was added, changed or removed, and never after a change of only the
 status.

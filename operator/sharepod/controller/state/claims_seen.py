@@ -1,13 +1,13 @@
-"""Claims as watched: ResourceClaims, the Pods that use them, and the relation between them.
+"""Claims as watched: ResourceClaims, the Pods that use them, and which Pod uses which claim.
 
 Guarantees:
 - Watch events and lists may arrive in any order. The newest version of each object is kept.
-- Every Pod that names a claim counts as its user, whatever the claim's owner reference. Owner references are no
-  evidence: anyone can write them, and kube-scheduler checks them only for claims from templates.
-- A change is reported by the uids of the affected claims.
+- Every Pod that names a claim counts as its user, whatever the claim's owner reference. Owner references prove nothing:
+  anyone can write them, and kube-scheduler checks them only for claims from templates.
+- For each change, `on_changed` is called with the uid of each affected claim.
 - A claim never belongs to a Pod of another namespace, whatever owner reference it has.
-- A claim without sizes gets the sizes of its Pod's resource line once the Pod is known. No other Pod counts as its
-  user.
+- A claim that was created for a Pod's resource line gets its size from that line, once the Pod is known. No other Pod
+  counts as its user.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Json = Mapping[str, Any]
 
 
 class ClaimsSeen:
-    """All claims, and all Pods that use claims. `on_changed`: called with the uid of each claim that a change
-    concerns.
+    """Store of all claims, and of all Pods that use claims. `on_changed`: called with the uid of each claim that a
+    change affects.
     """
 
     def __init__(self, on_changed: Callable[[str], None]) -> None:
@@ -45,53 +45,55 @@ class ClaimsSeen:
         self.pods: Store[ClaimPodFacts] = Store()
         self._on_changed = on_changed
         self._users: dict[tuple[str, str], set[str]] = {}
-        """For each (namespace, name of a claim): uids of the Pods that name the claim."""
+        """uids of the Pods that name a claim, by (namespace, name of the claim)."""
         self._made: dict[str, dict[str, set[str]]] = {}
-        """For each uid of a Pod, then for each of the Pod's own names for claims: uids of the claims created for it."""
+        """uids of the claims that were created for a Pod: by the Pod's uid, then by the Pod's own name for the
+        claim."""
         self._deleted: Latest[None] = Latest()
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
-        """For each uid of a claim: the Pods that use it, sorted. An entry is dropped when one of these Pods changes."""
+        """The Pods that use a claim, sorted, by the claim's uid. An entry is dropped when one of these Pods changes."""
         self.turns: dict[str, int] = {}
-        """For each uid of a claim: index of the first user whose turn it is (`claim_requests.next_turn`). Without an
+        """By a claim's uid: index in `users` of the first Pod whose turn it is (`claim_requests.next_turn`). Without an
         entry: 0."""
         self._lacking: dict[str, set[str]] = {}
-        """For each namespace: uids of Pods whose claim for their resource line is missing, or is not SharePod's own
-        claim."""
+        """By namespace: uids of Pods whose claim for their resource line is missing, or is another claim than
+        SharePod's template makes."""
         self._bound_lines: dict[str, set[str]] = {}
-        """For each node: uids of the Pods with a resource line that are bound to it."""
+        """By name of a node: uids of the Pods with a resource line that are bound to it."""
         self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
-        """Called with the namespace of a Pod that waits for the creation of its line's claim."""
+        """Called with the namespace of a Pod that waits until the claim for its resource line is created."""
         self.on_share_claim: Callable[[str], None] = lambda _pod: None
         """Called with the uid of a SharePod's Pod whose claim has changed."""
         self.on_self_test: Callable[[str], None] = lambda _claim: None
-        """Called with the uid of a changed claim whose name is that of a self-test claim."""
+        """Called with the uid of a changed claim that has the name of a self-test claim."""
 
     # Claims
 
     def booked(self, uid: str) -> None:
-        """Record that a place was decided for a claim. The claim counts as unused until a Pod is seen to use it."""
+        """Record that a place was decided for a claim. From now on the claim counts as unused, until a Pod on a node is
+        seen to use it."""
         self._unused.add(uid)
 
     def unused(self, uid: str) -> bool:
-        """Return True if, since `booked`, no Pod on a node was seen to use the claim and `status.reservedFor` named no
-        Pod on a node.
+        """Return True if a place was decided (`booked`), and since then no Pod on a node was seen to use the claim, or
+        was named in `status.reservedFor`.
         """
         return uid in self._unused
 
     def forgotten(self, uid: str) -> None:
-        """Record that nothing of a claim is left."""
+        """Record that neither a row nor a user of a claim is left."""
         self._unused.discard(uid)
 
     def forget_unused(self) -> None:
-        """Count no claim as unused any more. Called when events may have been missed, because a list does not show
-        earlier users.
+        """Count no claim as unused any more. Called when events may have been missed: a list does not show which Pods
+        have used a claim before.
         """
         self._unused.clear()
 
     def put_claim(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
-        """Record a claim. `sure`: True if a GET has just returned it. `news`: False if the caller wrote it and needs no
-        notification.
+        """Record a claim. `sure`: True if a GET has just returned it, so it exists. `news`: False if the caller has
+        written it itself and needs no notification.
         """
         metadata = raw["metadata"]
         uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
@@ -99,8 +101,8 @@ class ClaimsSeen:
             self._take(self._sized(claim_facts(raw, self.claims.get(uid))), sure=sure, news=news)
 
     def _sized(self, item: ClaimFacts) -> ClaimFacts:
-        """Return a claim with the size that its Pod's resource line requests. A claim with a size of its own is
-        returned unchanged.
+        """Return a claim with the size of its Pod's resource line, if the claim takes its size from there. Any other
+        claim is returned unchanged.
         """
         request, error = size_by_line(item, self.pods.get(item.made_for or ""))
         same = request is item.request and error is item.error
@@ -133,7 +135,8 @@ class ClaimsSeen:
             self._report_siblings(item)
 
     def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
-        """Remove a claim that was deleted, at `version` if known. `deleted`: True if a watch has shown the deletion."""
+        """Remove a deleted claim. `version`: resourceVersion of the deletion, if known. `deleted`: True if a watch has
+        shown the deletion."""
         if deleted:
             self._deleted[uid] = None
         item = self.claims.drop(uid, version)
@@ -144,7 +147,7 @@ class ClaimsSeen:
             self._on_changed(uid)
 
     def saw_deleted(self, uid: str) -> bool:
-        """Return whether a watch has shown the deletion of this claim."""
+        """Return True if a watch has shown the deletion of this claim."""
         return uid in self._deleted
 
     def invalidate_claims(self) -> None:
@@ -162,7 +165,8 @@ class ClaimsSeen:
             self.on_claim_lacking(item.namespace)
 
     def without_claim(self) -> Iterator[ClaimPodFacts]:
-        """Yield the waiting Pods whose status names, for their resource line, a claim that is not in the store."""
+        """Yield the waiting Pods whose claim for their resource line is named in their status, but is not in the
+        store."""
         for pod in self.pods:
             name = pod.claim_of_line if pod.waits else None
             if name is not None and self.claims.named(name, pod.namespace) is None:
@@ -187,7 +191,7 @@ class ClaimsSeen:
         self._report_siblings(item)
 
     def _tell(self, item: ClaimFacts) -> None:
-        """Notify the owner of a changed or deleted claim: its reconciler, its SharePod, or the self-test."""
+        """Report a changed or deleted claim: as a tenant, to the SharePod whose Pod uses it, or to the self-test."""
         if item.ours or item.scheduled:
             self._on_changed(item.uid)
         elif item.of_sharepod and item.made_for is not None:
@@ -196,8 +200,8 @@ class ClaimsSeen:
             self.on_self_test(item.uid)
 
     def _report_siblings(self, item: ClaimFacts) -> None:
-        """Call `on_changed` for all claims of each Pod that uses this claim, because the Pod waits until all its claims
-        have places.
+        """Call `on_changed` for all claims of each Pod that uses this claim, because a Pod is placed only if all its
+        claims are.
         """
         siblings: set[str] = set()
         for pod in self.users(item):
@@ -207,8 +211,8 @@ class ClaimsSeen:
             self._on_changed(uid)
 
     def share_claim(self, name: str, namespace: str, pod: str) -> ClaimFacts | None:
-        """Return the claim of that name if the operator created it for the SharePod's Pod with uid `pod`. Otherwise
-        None.
+        """Return the claim of that name, if the operator created it for the SharePod's Pod with uid `pod`. None
+        otherwise.
         """
         item = self.claims.named(name, namespace)
         return item if item is not None and item.of_sharepod and item.made_for == pod else None
@@ -216,7 +220,7 @@ class ClaimsSeen:
     # Pods
 
     def put_pod(self, raw: Json) -> ClaimPodFacts | None:
-        """Record a Pod that uses claims. Return the newest known facts of the Pod."""
+        """Record a Pod that uses claims. Return its facts in their newest known version."""
         item = claim_pod_facts(raw)
         taken, before, replaced = self.pods.put(item)
         if replaced is not None:
@@ -261,7 +265,7 @@ class ClaimsSeen:
         self.pods.invalidate()
 
     def _resize(self, pod: ClaimPodFacts) -> None:
-        """Update the sizes of the claims that were created for a Pod from its resource line."""
+        """Update the sizes of the claims of a Pod that take their size from its resource line."""
         for uid in chain.from_iterable(self._made.get(pod.uid, {}).values()):
             claim = self.claims.get(uid)
             if claim is not None and claim.ours:
@@ -275,8 +279,8 @@ class ClaimsSeen:
             self._no_longer_lacking(pod)
 
     def _has_another(self, pod: ClaimPodFacts) -> bool:
-        """Return True if the claim that was created for a Pod's resource line is not SharePod's own claim without
-        sizes.
+        """Return True if the claim that was created for a Pod's resource line has sizes of its own, so it was not
+        created from SharePod's template.
         """
         claim = self.claims.named(pod.claim_of_line or "", pod.namespace)
         return claim is not None and claim.made_for == pod.uid and claim.readable and not claim.by_line
@@ -288,11 +292,11 @@ class ClaimsSeen:
             self._lacking.pop(pod.namespace, None)
 
     def lacking(self) -> tuple[str, ...]:
-        """Return the namespaces with Pods that wait for the creation of their line's claim."""
+        """Return the namespaces with Pods that wait until the claim for their resource line is created."""
         return tuple(self._lacking)
 
     def lacking_in(self, namespace: str) -> Iterator[ClaimPodFacts]:
-        """Yield the Pods of a namespace that wait for the creation of their line's claim."""
+        """Yield the Pods of a namespace that wait until the claim for their resource line is created."""
         known = (self.pods.get(uid) for uid in self._lacking.get(namespace, ()))
         yield from (pod for pod in known if pod is not None)
 
@@ -302,7 +306,7 @@ class ClaimsSeen:
         yield from (pod for pod in known if pod is not None)
 
     def _resort(self, pod: ClaimPodFacts) -> None:
-        """Drop the sorted users of each claim that a Pod uses."""
+        """Drop the cached order of the users of each claim that a Pod uses."""
         for claim in self._followed(pod):
             self._sorted.pop(claim.uid, None)
 
@@ -334,7 +338,7 @@ class ClaimsSeen:
         return known
 
     def _uses_template(self, claim: ClaimFacts) -> bool:
-        """Return True if the Pod for which a claim was created uses it: its entry names the claim, or names no claim
+        """Return True if the Pod for which a claim was created uses it: the Pod's entry names this claim, or no claim
         yet."""
         owner = self.pods.get(claim.made_for or "")
         if owner is None or owner.namespace != claim.namespace:
@@ -342,12 +346,12 @@ class ClaimsSeen:
         return any(entry == claim.entry and name in (None, claim.name) for entry, name in owner.entries)
 
     def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
-        """Yield the known claims of SharePod's class that a Pod uses, each once, in the Pod's order."""
+        """Yield the known claims of SharePod's class that a Pod uses, each once, in the order of the Pod's spec."""
         yield from (claim for claim in self._followed(pod) if claim.ours)
 
     def _followed(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
-        """Yield the known claims of a Pod that have or may get a row, each once, in the Pod's order. They are claims of
-        SharePod's class, and claims to which kube-scheduler allocates SharePod's GPUs."""
+        """Yield the known claims of a Pod that have or may get a row, each once, in the order of the Pod's spec: claims
+        of SharePod's class, and claims to which kube-scheduler allocates SharePod's GPUs."""
         known = (self._named(pod, *entry) for entry in pod.entries)
         followed = [claim for claim in known if claim is not None and (claim.ours or claim.scheduled)]
         yield from {claim.uid: claim for claim in followed}.values()
@@ -379,8 +383,8 @@ class ClaimsSeen:
         return any(claim is not None and not claim.ours for claim in known)
 
     def _named(self, pod: ClaimPodFacts, entry: str, name: str | None) -> ClaimFacts | None:
-        """Return one claim of a Pod. A claim from a template is found by its owner before the Pod's status names it.
-        None if it is not known.
+        """Return one claim of a Pod; None if it is not known. A claim from a template is found by its owner while the
+        Pod's status does not name it yet.
         """
         if name is not None:
             return self.claims.named(name, pod.namespace)

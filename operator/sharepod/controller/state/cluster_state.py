@@ -2,9 +2,9 @@
 
 Guarantees:
 - Watch events and lists may arrive in any order. The newest version of each object is kept.
-- To record an object needs no I/O and never blocks.
-- Callbacks get only the key of a changed object: `on_tenant_changed`, `on_node_changed`. `on_room_changed` is called
-  when capacity for a waiting SharePod may have become free.
+- Recording an object needs no I/O and never blocks.
+- The callbacks `on_tenant_changed` and `on_node_changed` get only the key of the changed object. `on_room_changed` is
+  called when capacity for a waiting tenant may have become free.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ class ClusterState:
     placement uses.
 
     Args:
-        settings: Settings that apply to every Pod. They affect how a Pod's requests are read.
+        settings: Settings that apply to every Pod of a SharePod. A Pod's resource requests are read accordingly.
         agents: Liveness of the agents.
         clock: Monotonic seconds.
-        interactive_per_gpu: Most SharePods of latency Interactive on one GPU.
-        max_excluded_gpus: Most GPUs that a namespace may exclude others from by small shares. None: unlimited.
-        namespace: The operator's namespace, which contains the Pods of holders.
+        interactive_per_gpu: Largest number of SharePods of latency Interactive on one GPU.
+        max_excluded_gpus: Largest number of GPUs that a namespace may keep from others by `exclusion` labels. None: no
+            limit.
+        namespace: The operator's namespace, which contains the plugin holders.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ClusterState:
         self.budgets = BudgetsSeen()
         self.sharepods: Store[SharePodFacts] = Store()
         self.lines: Store[SharePodFacts] = Store()
-        """Plain Pods that are their own tenants, in the form of SharePods."""
+        """Plain Pods with a resource line that are tenants themselves, with facts in the form of a SharePod's."""
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
@@ -108,12 +109,12 @@ class ClusterState:
             on_whole_gpus_wanted=self._whole_gpus_wanted,
         )
         self.lost_pods: Latest[PodFacts] = Latest()
-        """For each tenant whose Pod is deleted: the last facts of that Pod."""
+        """Last facts of a deleted Pod, by its tenant."""
         self.gone_nodes: set[str] = set()
-        """Names of nodes with a ledger for which a GET has returned 404."""
+        """Names of nodes with a ledger whose Node a GET has not found."""
         self._pods_of: dict[str, tuple[str, ...]] = {}
         self._deleted: Latest[None] = Latest()
-        """SharePods whose deletion a watch has shown, in the order of deletion."""
+        """uids of SharePods and plain Pods whose deletion a watch has shown, in the order of deletion."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
         self.on_holders_changed: Callable[[str], None] = _nobody
@@ -126,7 +127,7 @@ class ClusterState:
 
         Args:
             raw: The SharePod.
-            sure: True if a GET has just returned it.
+            sure: True if a GET has just returned it, so it exists.
             news: False if the caller has just written its status and needs no notification.
         """
         uid, version = _version(raw)
@@ -143,10 +144,10 @@ class ClusterState:
             self.on_tenant_changed(item.uid)
 
     def drop_sharepod(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
-        """Remove a SharePod that was deleted, at `version` if known.
+        """Remove a deleted SharePod. `version`: resourceVersion of the deletion, if known.
 
-        `deleted`: True if a watch has shown the deletion. No GET needs to confirm it, because the watch has no selector
-        that a SharePod could stop matching.
+        `deleted`: True if a watch has shown the deletion. That needs no confirmation by a GET, because the watch has no
+        selector that a SharePod could stop matching.
         """
         self.sharepods.drop(uid, version)
         if deleted:
@@ -189,9 +190,9 @@ class ClusterState:
 
         Args:
             raw: The Pod.
-            sure: True if a GET has just returned it. Then it exists even if the watch has sent DELETED, which it also
-                does for a Pod that lost the label.
-            news: False if the caller has just written the Pod and handles its tenant next, so that no notification is
+            sure: True if a GET has just returned it, so it exists. A DELETED event alone does not prove a deletion: the
+                watch also sends it for a Pod that has lost the tenant label.
+            news: False if the caller has written the Pod itself and handles its tenant next, so that no notification is
                 needed.
         """
         if self.pods.knows(*_version(raw), sure=sure):
@@ -221,7 +222,8 @@ class ClusterState:
         return before is not None and (before.gpu, str(before.error)) != (item.gpu, str(item.error))
 
     def drop_pod(self, uid: str, last: Json | None = None, version: float = math.inf) -> None:
-        """Remove a Pod that was deleted, at `version` if known. `last`: its last state on the watch."""
+        """Remove a Pod. `last`: its last state, from a DELETED event. `version`: resourceVersion of the deletion, if
+        known."""
         if last is not None:
             self.pods.put(pod_facts(last))
             if self.lines.get(uid) is not None:
@@ -269,7 +271,8 @@ class ClusterState:
     # Claims
 
     def is_claim(self, tenant: str) -> bool:
-        """Return True if a tenant is a claim, known or only in a ledger. Claims of SharePods' Pods are no tenants."""
+        """Return True if a tenant is a claim, even if the claim is known from a ledger only. The claim of a SharePod's
+        Pod is no tenant."""
         if self.asking(tenant) is not None:
             return False
         known = self.seen_claims.claims.get(tenant)
@@ -315,7 +318,7 @@ class ClusterState:
                 self.tell_tenants(item.name)
 
     def node_is_there(self, name: str) -> None:
-        """Record that a GET has found a Node of that name, in the pool or not. Processes may run there."""
+        """Record that a GET has found a Node of that name, in the pool or not, so processes may run there."""
         if name in self.gone_nodes:
             self.gone_nodes.discard(name)
             self.on_node_changed(name)
@@ -371,7 +374,7 @@ class ClusterState:
         return sharepod.status if sharepod is not None else None
 
     def drop_gpunode(self, uid: str, version: float = math.inf) -> None:
-        """Remove a GPUNode that was deleted, at `version` if known, together with its ledger."""
+        """Remove a deleted GPUNode together with its ledger. `version`: resourceVersion of the deletion, if known."""
         item = self.gpunodes.drop(uid, version)
         if item is not None:
             self.ledgers.remove(item)
@@ -386,8 +389,8 @@ class ClusterState:
         self.cluster.invalidate_ledgers()
 
     def _whole_gpus_wanted(self) -> None:
-        """Reconsider all holders of NVIDIA's device plugin, and wake placement. Called when the set of Pods that wait
-        for whole GPUs has changed: unused holders may have to return their GPUs.
+        """Enqueue all nodes with plugin holders, and wake placement. Called when the set of Pods that wait for whole
+        GPUs has changed, as unused holders may have to return their GPUs.
         """
         for node in self.cluster.plugin_nodes():
             self.on_holders_changed(node.name)

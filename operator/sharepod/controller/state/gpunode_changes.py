@@ -1,9 +1,9 @@
-"""Finds the tenants that a new version of a GPUNode affects. Only these tenants are enqueued.
+"""Changes of a GPUNode: finds the tenants that a new version affects. Only these are enqueued.
 
 Guarantees:
-- A tenant is not affected while its usage and totals have changed by less than a step since they were last written. So
-  an idle cluster causes no work.
-- Any decrease of a tenant's memory affects the tenant, because a smaller share may become possible.
+- A tenant is not affected while its usage and totals differ by less than a step from its written status. So an idle
+  cluster causes no work.
+- Any decrease of a tenant's memory affects the tenant, because it may now be possible to shrink its share.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sharepod.budgets.sharepod_totals import totals_to_write
 from .facts.node_facts import GpuNodeFacts
 
 USAGE_STEP_MILLI = 50
-"""Least change of usage that is written to a SharePod's status, in thousandths: five percentage points of the GPU's
-time, or of the granted memory. Metrics and GPUNodes show smaller changes.
+"""Smallest change of usage that is written to a SharePod's status: 50 thousandths of the GPU's time or of the granted
+memory. Metrics and GPUNodes show smaller changes.
 """
 
 
 def tenants_concerned(
     before: GpuNodeFacts | None, now: GpuNodeFacts, written: Callable[[str], SharePodStatus | None]
 ) -> set[str]:
-    """Return the tenants whose row, report or release has changed.
+    """Return the tenants of a GPUNode whose row, report by the agent, GPU or release has changed.
 
     Args:
         before: The former version of the GPUNode; None if unknown.
-        now: The GPUNode.
+        now: The new version of the GPUNode.
         written: Returns a tenant's last written status; None for a claim.
     """
     rows = now.rows
@@ -51,7 +51,7 @@ def tenants_concerned(
     gpus = {uuid for row in now.spec.tenants for uuid in row.gpus}
     turned.update(
         set(now.missing_gpus(gpus)).symmetric_difference(before.missing_gpus(gpus))
-    )  # if the condition is missing, the agent serves again
+    )  # this includes the agent's return: while it does not serve, no GPU counts as missing
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
@@ -59,21 +59,19 @@ def tenants_concerned(
 
 
 def _moved(was: SharePodStatus | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return True if the agent's reported usage or totals differ enough from the status, so that they must be
-    written.
-    """
+    """Return True if the usage or totals that the agent reports differ from the written status by a step or more."""
     if usage_moved(was.usage if was is not None else None, seen, row):
         return True
     return was is not None and totals_to_write(was.consumed, seen, drained=False) is not None
 
 
 def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return True if reported usage differs enough from the status, so that it must be written.
+    """Return True if reported usage differs from the written status by a step or more, so that it must be written.
 
     Args:
         was: Usage as last written. None counts as no time and no memory.
         seen: The agent's report of the tenant.
-        row: The tenant's row. A change of memory is measured relative to the row's memory.
+        row: The tenant's row. A step of memory is a part of the row's memory.
     """
     if seen is None or row is None:
         return was is not None
@@ -90,12 +88,13 @@ def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None
 
 
 def reconciler_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
-    """Return the part of a GPUNode that the reconciler of nodes uses."""
+    """Return the parts of a GPUNode that the reconcilers of nodes and of plugin holders depend on, for comparison."""
     return gpunode.spec.pool, gpunode.spec.holders, gpunode.forced, gpunode.status.gpus
 
 
 def _only_held(one: TenantStatus | None, other: TenantStatus | None) -> bool:
-    """Return True if two reports differ only in the time of the token or the number of processes."""
+    """Return True if two reports on a tenant differ at most in its GPU time, progress, totals and number of
+    processes."""
     if one is None or other is None:
         return False
     return _held_aside(one) == _held_aside(other)
@@ -106,6 +105,6 @@ def _held_aside(seen: TenantStatus) -> tuple[object, ...]:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Return True if two entries differ. Most unchanged entries are the same object (`facts.gpunode_facts`) and need no
-    comparison."""
+    """Return True if two entries differ. An unchanged entry is usually the same object (`facts.gpunode_facts`), so
+    identity is compared first."""
     return one is not other and one != other

@@ -1,9 +1,9 @@
-"""Holders of the device plugin as the operator knows them: existing Pods, Pods to create, Pods to delete.
+"""Plugin holders as the operator knows them: Pods that exist, Pods to create, and Pods to delete.
 
 Guarantees:
 - Only a Pod of the operator's namespace with the holders' label is a holder.
-- A restart of the operator loses only holders that were wanted and not yet created; placement wants these again. All
-  other facts follow from Pods, ledgers and time.
+- A restart of the operator loses only wanted holders that were not created yet; placement wants them again. All other
+  facts follow from Pods, ledgers and time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderPod(ObjectFacts):
-    """Pod of a holder."""
+    """Pod of a plugin holder."""
 
     node: str
     """Node to which the Pod is pinned or bound."""
     tenant: str
-    """Tenant for which the holder was created."""
+    """Tenant for which the holder was created. Empty if unknown."""
     deleting: bool
     bound: bool
     """True if the Pod is or was bound to a node."""
@@ -37,7 +37,7 @@ class HolderPod(ObjectFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedHolder:
-    """Holder that must be created."""
+    """Plugin holder to create. `name`: name of its Pod. `tenant`: the tenant for which it is created."""
 
     name: str
     node: str
@@ -45,11 +45,11 @@ class WantedHolder:
 
 
 class HoldersSeen:
-    """Holders by node.
+    """Store of the plugin holders, by node.
 
     Args:
-        namespace: The operator's namespace, with the holders' Pods.
-        cluster: Placement's view, where the holders without a GPU yet are recorded.
+        namespace: The operator's namespace, in which holders' Pods are.
+        cluster: Placement's model, in which holders that have no GPU yet are recorded.
         gpunodes: GPUNodes as last read.
         on_changed: Called with a node whose holders have changed.
     """
@@ -64,13 +64,13 @@ class HoldersSeen:
         self._pods: dict[str, HolderPod] = {}
         self._wanted: dict[str, WantedHolder] = {}
         self.lost: dict[str, HolderPod] = {}
-        """Holders, by uid, whose Pods the watch has shown as ended or deleted. They are removed once a GET has checked
-        them."""
+        """By uid: holders whose Pods have ended or were deleted according to the watch, until a GET has confirmed
+        it."""
         self.giving_back: set[str] = set()
-        """Ids of holders that must be returned. Their GPUs get no new tenants."""
+        """Ids of the holders whose GPUs go back to the device plugin. Their GPUs get no new tenants."""
 
     def put(self, raw: Json) -> HolderPod | None:
-        """Record a Pod. Return its facts if it is the Pod of a holder, else None."""
+        """Record a Pod, if it belongs to a plugin holder. Return its facts then, else None."""
         metadata = mapping(raw.get("metadata"))
         if metadata.get("namespace") != self.namespace or HOLDER_LABEL not in mapping(metadata.get("labels")):
             return None
@@ -95,7 +95,8 @@ class HoldersSeen:
         return item
 
     def drop(self, uid: str) -> HolderPod | None:
-        """Remove the Pod of a holder that has ended or was deleted. Return its last facts; None if it was not known."""
+        """Remove the Pod of a holder from the existing ones, and keep it in `lost`. Return its facts; None if it is
+        unknown."""
         item = self._pods.pop(uid, None)
         if item is not None:
             self.lost[uid] = item
@@ -115,22 +116,22 @@ class HoldersSeen:
         return self._pods.get(uid)
 
     def want(self, wanted: Iterable[WantedHolder]) -> None:
-        """Record holders that must be created, and report their nodes."""
+        """Record holders to create, and report their nodes as changed."""
         for each in wanted:
             self._wanted[each.name] = each
             self._changed(each.node)
 
     def wanted_on(self, node: str) -> list[WantedHolder]:
-        """Return the holders that must be created on a node."""
+        """Return the holders to create on a node."""
         return [each for each in self._wanted.values() if each.node == node]
 
     def unwant(self, wanted: WantedHolder) -> None:
-        """Remove a holder from the holders that must be created."""
+        """Drop a holder to create: it was created or given up."""
         self._wanted.pop(wanted.name, None)
         self.follow(wanted.node)
 
     def clear(self) -> None:
-        """Drop decisions that were not written: this process no longer leads."""
+        """Drop decisions that only this process knows: it no longer leads."""
         nodes = {each.node for each in self._wanted.values()}
         self._wanted.clear()
         self.giving_back.clear()
@@ -140,7 +141,7 @@ class HoldersSeen:
     # Placement's view
 
     def follow(self, node: str) -> None:
-        """Update placement's view with the holders on a node that have no GPU yet and were not given up."""
+        """Record in placement's model the holders of a node that have no GPU yet and are not being returned."""
         gpunode = self._gpunodes.named(node)
         settled = {row.id for row in (gpunode.spec.holders if gpunode else ()) if row.state is not HolderState.PENDING}
         coming = {
@@ -155,7 +156,7 @@ class HoldersSeen:
             self._cluster.start_holder(node, holder, TenantId(tenant))
 
     def open_gpus(self, gpunode: GpuNodeFacts) -> frozenset[str]:
-        """Return the UUIDs of the GPUs of holders on which tenants can be placed."""
+        """Return the UUIDs of the GPUs of Held holders on which tenants may be placed."""
         there = {pod.uid for pod in self.on(gpunode.name) if not pod.deleting}
         rows = (row for row in gpunode.spec.holders if row.id in there and row.id not in self.giving_back)
         return frozenset(row.uuid for row in rows if row.state is HolderState.HELD and row.uuid is not None)

@@ -1,8 +1,10 @@
-"""Ledgers: copies the rows of GPUNodes, as read and as decided, into placement's view, and removes them from it.
+"""Ledgers: keeps placement's model equal to the rows of the GPUNodes, plus the decisions that are not written yet.
 
 Guarantees:
-- A written row ends only by a write of the ledger. A decision that was not written can be withdrawn.
-- A decision that conflicts with another operator's write is withdrawn: its own write would fail its precondition.
+- The reservation of a written row ends only by a write of the ledger. A decision that is not written yet can be
+  withdrawn.
+- A decision that conflicts with the write of another operator is withdrawn. Its own write would fail, as the generation
+  has changed.
 - A row that becomes unreadable keeps its last readable value.
 """
 
@@ -33,8 +35,8 @@ class Ledgers:
         cluster: The model of nodes and reservations that placement uses.
         gpunodes: GPUNodes as last read.
         asking: Returns a tenant's SharePod or plain Pod; None for a claim.
-        claims: Claims with their Pods. `asking` and `claims` supply facts of a tenant that its row does not contain:
-            its owner, and its Pod's requests.
+        claims: Claims and the Pods that use them. `asking` and `claims` supply facts about a tenant that its row does
+            not contain: its owner, and its Pod's resource requests.
         on_tenant_changed: Called with each tenant whose reservation has changed.
         on_room_changed: Called when capacity may have become free.
     """
@@ -68,14 +70,14 @@ class Ledgers:
         return item
 
     def unreadable_row(self, tenant: str) -> bool:
-        """Return True if a ledger has an unreadable row of this tenant. The tenant's share is then unknown."""
+        """Return True if any ledger has an unreadable row of this tenant, so that its share is unknown."""
         return any(tenant in tenants for tenants in self._unreadable.values())
 
     def load(self, item: GpuNodeFacts) -> None:
-        """Load a ledger into placement's view.
+        """Load the rows of a ledger into placement's model.
 
-        If another operator's write conflicts with a decision, the decision is withdrawn. Its own write would fail,
-        because the generation has changed.
+        Withdraw the decisions that conflict with these rows, as another operator has written them. Log overcommitted
+        GPUs.
         """
         rows = []
         for row in item.spec.tenants:
@@ -97,14 +99,14 @@ class Ledgers:
         self._on_room_changed()
 
     def _reservation(self, node: str, row: Tenant, owner: str | None, needs: Resources) -> Reservation:
-        """Return the reservation of a row. If nothing has changed, it is the same object as before."""
+        """Return the reservation of a row. If nothing has changed, it is the same Python object as before."""
         known = self._cluster.written(node, TenantId(row.id))
         if known is not None and known.read_from is row and known.owner == owner and known.needs == needs:
             return known
         return Reservation.of_row(row, owner=owner, needs=needs)
 
     def remove(self, item: GpuNodeFacts) -> None:
-        """Remove the ledger of a deleted GPUNode from placement's view."""
+        """Remove the ledger of a deleted GPUNode from placement's model."""
         tenants = {*item.rows, *(row.tenant for row in self._cluster.reservations(item.name))}
         self._cluster.drop_ledger(item.name)
         self._unreadable.pop(item.name, None)
@@ -112,7 +114,7 @@ class Ledgers:
             self._on_tenant_changed(tenant)
 
     def unreserve(self, node: str, tenant: str) -> None:
-        """Drop a reservation that is only decided. Do nothing if the last read ledger contains it."""
+        """Drop a reservation that was only decided. Do nothing if the ledger as last read has its row."""
         gpunode = self._gpunodes.named(node)
         if gpunode is None or tenant not in gpunode.rows:
             self._cluster.release(node, TenantId(tenant))
@@ -133,7 +135,8 @@ class Ledgers:
         return sum(seen.enforced is False for item in self._gpunodes for seen in item.status.tenants)
 
     def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
-        """Return (owner, its Pod's requests on the node) of a tenant. A row does not contain these."""
+        """Return (owner, resource requests of its Pod) of a tenant. Of the claims of one Pod, only the first has the
+        requests."""
         if (sharepod := self._asking(tenant)) is not None:
             return sharepod.owner, sharepod.needs.resources
         claim = self._claims.claims.get(tenant)

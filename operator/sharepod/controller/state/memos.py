@@ -1,8 +1,8 @@
-"""Memos: the operator's volatile notes about each tenant between two reconciliations: back-offs, reasons to report,
-written Events.
+"""Memos: what the operator remembers about each tenant between two reconciliations, in memory only: back-offs, reasons
+to report, written Events.
 
 Guarantees:
-- The loss of a memo is harmless: after a restart its content is derived again, or the safe case is assumed.
+- The loss of a memo is harmless: its content is derived again, or the safe case is assumed.
 - Facts that must survive a restart are in the API server, not here.
 """
 
@@ -16,26 +16,24 @@ from sharepod.backoff import Backoff
 from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
-"""Longest pause in seconds before a tenant is placed again after a failure. Ten minutes: the longest delay after an
-admin has fixed the cause."""
+"""Longest pause in seconds before a tenant is placed again after a failure. So a tenant is placed at most ten minutes
+after an administrator has fixed the cause."""
 
 
 class BlockedReason(StrEnum):
-    """Reason for which a Pod cannot be created, or cannot get its share, for now. Users see it in the condition
-    PodReady.
-    """
+    """Reason why a Pod cannot be created, or cannot get its share, for now. Users see it in the condition PodReady."""
 
     FORBIDDEN = "PodForbidden"
     """A quota or an admission policy forbids it, or the namespace is being deleted."""
     NAME_TAKEN = "PodNameTaken"
-    """A Pod that does not belong to the SharePod has the name."""
+    """A Pod of this name exists that does not belong to the SharePod."""
     TERMINATING = "PodTerminating"
-    """The former pod of that name is being deleted."""
+    """The SharePod's former Pod of this name is still being deleted."""
 
 
 @dataclass(slots=True)
 class Blocked:
-    """Failed creation of a Pod, or failed opening of its gate, which is tried again. Times are monotonic seconds."""
+    """Failed creation of a Pod, or failed opening of its gate. It is tried again. Times are monotonic seconds."""
 
     reason: BlockedReason
     message: str
@@ -44,7 +42,7 @@ class Blocked:
     tries: int = 1
     """Number of consecutive refusals."""
     pod: str | None = None
-    """Uid of the Pod whose gate could not be opened. None if the Pod could not be created."""
+    """uid of the Pod whose gate could not be opened. None if the Pod could not be created."""
 
 
 @dataclass(slots=True)
@@ -54,13 +52,13 @@ class Eviction:
     pod: str
     """Uid of the Pod."""
     since: float
-    """Time at which the cause was first seen."""
+    """Time at which this process first saw the cause."""
     refused_since: float | None = None
     """Time at which a PodDisruptionBudget first refused the eviction."""
     done: str | None = None
     """Cause of the eviction as text, once the API server has accepted the eviction."""
     preempted: bool = False
-    """True if the Pod was preempted by a tenant of higher priority."""
+    """True if the Pod was evicted for a request of higher priority."""
     move_to: KeptPlace | None = None
     """Place where the tenant restarts, if it moves to free a place for a waiting request."""
 
@@ -72,20 +70,21 @@ class ClaimMemo:
     allocated: bool = False
     """True if this process has written or seen the allocation of the claim's row."""
     give_up: bool = False
-    """True if another claim of its Pod has lost its place, so that this claim must give up its place."""
+    """True if another claim of its Pod has lost its place. This claim must then give up its place on that node too."""
     taken_back: bool = False
     """True if this process has removed its allocation."""
     withdrawn: float | None = None
-    """Time at which its reservation for a waiting Pod was removed, so that it can be deallocated."""
+    """Time at which its reservation in `status.reservedFor` for a waiting Pod was removed, so that it can be
+    deallocated."""
     waits: tuple[str, float, str] | None = None
-    """(uid of the Pod that waits while the claim is allocated, time since which it waits, kube-scheduler's message at
-    that time)."""
+    """(uid, since, message) of the Pod that waits for a node although the claim is allocated. `message`:
+    kube-scheduler's message when the wait began."""
     refused_since: float | None = None
-    """Time at which kube-scheduler's message for that Pod was first seen to change."""
+    """Time at which kube-scheduler's message for that Pod was first seen to differ from `waits`."""
     not_entered: str | None = None
-    """Reason for which kube-scheduler's allocation has no row in the ledger. None if it has a row, or needs none."""
+    """Reason why kube-scheduler's allocation has no row in the ledger. None if it has a row, or needs none."""
     waited: bool = False
-    """True if its owner was notified that it has no place, so that a new place must be reported too."""
+    """True if an Event has reported that it has no place, so that the next place is reported too."""
 
 
 @dataclass(slots=True)
@@ -99,59 +98,59 @@ class TenantMemo:
     resize_refusal: Refusal | None = None
     """Refusal of the last requested change of its share. None if none was refused."""
     resize_asked: int | None = None
-    """Generation of the SharePod that last requested another share."""
+    """`wish` of the last request for another share (`Resizes.want`). None before such a request."""
     resize_counted: GpuRequest | None = None
-    """Requested share that the quota check has allowed. Only this share is applied."""
+    """Requested share that the quota check has allowed. Placement applies no other share."""
     memory_settled: int | None = None
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
-    """Reason for which its Pod cannot be created, or cannot get its share, for now. None if there is none."""
+    """Reason why its Pod cannot be created, or cannot get its share, for now. None if there is none."""
     unanswered: bool = False
-    """True if the creation of its Pod got no answer in time and has not succeeded since."""
+    """True if the last creation of its Pod got no answer in time, until one succeeds."""
     gate_unanswered: bool = False
-    """True if the opening of its Pod's gate got no answer in time and has not succeeded since."""
+    """True if the last opening of its Pod's gate got no answer in time, until one succeeds."""
     opened: tuple[str, float] | None = None
-    """(uid of the Pod whose gate this process has opened, time of that)."""
+    """(uid, time) of the last opening of a Pod's gate by this process."""
     deleted: tuple[str, float] | None = None
-    """(uid of the Pod whose deletion the API server has accepted, time of that). The watch may not have shown it
-    yet."""
+    """(uid, time) of the Pod whose deletion the API server has accepted. It bridges the time until the watch shows
+    it."""
     unbound: tuple[str, float] | None = None
-    """(uid of its Pod, time since which kube-scheduler is seen to refuse the Pod)."""
+    """(uid of its Pod, time at which kube-scheduler was first seen to refuse the Pod)."""
     unstarted: tuple[str, float] | None = None
-    """(uid of its Pod, time since which the Pod is seen with a share and without a started container)."""
+    """(uid of its Pod, time at which the Pod was first seen with a share and without a started container)."""
     ended: tuple[str, float] | None = None
-    """(the SharePod's endTime, the same time on this process's monotonic clock)."""
+    """(endTime of the SharePod, the same time on this process's monotonic clock)."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """For each node that the tenant must avoid: (reason, time until which to avoid it)."""
+    """(reason, time until then) for each node that the tenant must avoid."""
     failures: int = 0
-    """Number of times that its Pod was withdrawn or the API server refused its row."""
+    """Number of times that its Pod was withdrawn, or its row refused by the API server. It sets the next pause."""
     not_before: float = 0.0
     """Earliest time at which the SharePod is placed again."""
     release_generation: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """For each node with a Releasing row: uid and generation of the GPUNode with that row, or of a later generation."""
+    """(uid of the GPUNode, generation since which it has the Releasing row), by node."""
     eviction: Eviction | None = None
     status_written: float | None = None
     """Time of the last write of the status."""
     major: tuple[object, ...] | None = None
-    """Inputs of the deciding fields of the status at that write (`decisions.status.major`)."""
+    """Inputs of the status at that write on which the next steps depend (`decisions.status.major`)."""
     usage_written: float | None = None
     """Time of the last write of `status.usage`."""
     shown: tuple[object, ...] | None = None
-    """Inputs of the status at the last write (`decisions.status.looked_at`). None: the status must be composed."""
+    """Inputs of the status at the last write (`decisions.status.looked_at`). None: the status must be composed
+    again."""
     _of_claim: ClaimMemo | None = None
     announced: dict[str, str] | None = None
-    """For each condition type or finding: message of the last Event. None before this process's first write of the
-    status."""
+    """Message of the last Event, by condition type or finding. None before this process has written the status."""
 
     @property
     def claim(self) -> ClaimMemo:
-        """Memory of a tenant that is a claim."""
+        """Part of the memo for a tenant that is a claim."""
         if self._of_claim is None:
             self._of_claim = ClaimMemo()
         return self._of_claim
 
     def is_blocked(self, now: float) -> bool:
-        """Return True if its Pod must not be created, or must not get its share, at `now` (monotonic seconds)."""
+        """Return True if its Pod must not be created, or its gate not opened, at `now` (monotonic seconds)."""
         return self.blocked is not None and now < self.blocked.until
 
     def next_pause_s(self, first_s: float) -> float:
@@ -173,7 +172,7 @@ class TenantMemos:
         return self._memos.setdefault(tenant, TenantMemo())
 
     def forget(self, tenant: str) -> None:
-        """Drop the memo of a tenant of which nothing is left."""
+        """Drop the memo of a tenant that has no object and no row any more."""
         self._memos.pop(tenant, None)
 
     def clear(self) -> None:

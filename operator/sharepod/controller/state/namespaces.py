@@ -1,5 +1,5 @@
-"""Namespaces: their labels, by which budgets select namespaces, and the namespaces that are being deleted. The API
-server creates nothing in a namespace in deletion, so nothing is placed for it."""
+"""Namespaces: their labels, by which budgets select them, and the namespaces in deletion. The API server creates no
+object in those, so nothing is placed for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 _MOST_LABELS = 256
-"""Most labels of a namespace that are read."""
+"""Number of labels of a namespace that are read."""
 
 
 class EndingNamespaces:
@@ -20,8 +20,8 @@ class EndingNamespaces:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._uids: dict[str, set[str]] = {}
-        """For each name: uids of the namespaces with it that are in deletion. A look-up must be fast: every step of a
-        tenant checks its namespace, and thousands of namespaces may be stuck in deletion."""
+        """By name: uids of the namespaces of this name in deletion. By name, because every step of a tenant looks its
+        namespace up, and thousands of namespaces may be stuck in deletion."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[str], None] = lambda _name: None
 
@@ -29,7 +29,7 @@ class EndingNamespaces:
         return name in self._uids
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Record a Namespace. A restore of etcd from a backup can undo a deletion."""
+        """Record a Namespace. It is removed if it is no longer in deletion: a restore of etcd can undo a deletion."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0):
             return
@@ -96,7 +96,7 @@ class NamespaceLabels:
             self.on_changed()
 
     def versions(self) -> Mapping[str, int]:
-        """Return the version of each Namespace by uid. A live view."""
+        """Return the version of each Namespace by uid, as a view that changes with the store."""
         return self._versions
 
     def invalidate(self) -> None:

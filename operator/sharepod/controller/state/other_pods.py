@@ -1,9 +1,10 @@
-"""Pods without the tenant label: their requests on their nodes, their claims, and the holders among them.
+"""Pods without the tenant label: counts their resource requests on their nodes, and finds Pods that use claims, are
+plugin holders, or wait for whole GPUs.
 
 Guarantees:
-- A Pod's requests count once, on the node of its newest version. The Pod of a holder counts before it is bound, on the
-  node to which it is pinned.
-- A Pod that uses claims is stored. Of other Pods only the resourceVersion is stored.
+- A Pod's requests count once, on the node of its newest version. The Pod of a plugin holder also counts before it is
+  bound, on the node to which it is pinned.
+- Of a Pod that uses claims, the facts are stored; of any other Pod, only the resourceVersion.
 - A GET or a list that is older than the end of a Pod does not restore the Pod.
 """
 
@@ -26,12 +27,12 @@ Json = Mapping[str, Any]
 
 
 class OtherPods:
-    """Pods without the tenant label.
+    """Store of the Pods without the tenant label.
 
     Args:
-        cluster: Placement's view, which counts the Pods' requests on their nodes.
+        cluster: Placement's model, in which the Pods' requests are counted.
         claims: Store of Pods that use claims.
-        holders: Store of Pods of holders.
+        holders: Store of plugin holders.
         is_tenant: Returns True if the Pod with this uid now has the tenant label.
         on_room_changed: Called when capacity may have become free.
         on_whole_gpus_wanted: Called when the set of Pods that wait for whole GPUs has changed.
@@ -55,10 +56,10 @@ class OtherPods:
         self._on_whole_gpus_wanted = on_whole_gpus_wanted
         self._versions: dict[str, int] = {}
         self._ended: Latest[float] = Latest()
-        """Last version of each Pod that was deleted or stopped matching the selector, by UID."""
+        """By uid of a Pod that was deleted or stopped matching the selector: the version at which it did."""
 
     def put(self, raw: Json) -> None:
-        """Count the requests of a Pod on its node. If the Pod uses claims or is a holder's, store it."""
+        """Count the requests of a Pod on its node. Store its facts if it uses claims or belongs to a plugin holder."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0) or version <= self._ended.get(uid, -1):
             return
@@ -78,16 +79,16 @@ class OtherPods:
                 self._on_room_changed()
 
     def _claim_of(self, raw: Json) -> TenantId | None:
-        """Record a Pod that uses claims. Return the claim whose reservation already counts the Pod's requests; None if
-        there is none.
+        """Record a Pod that uses claims. Return its first claim, with whose reservation the Pod's requests are counted
+        already. None if it has no known claim.
         """
         pod = self._claims.put_pod(raw)
         first = next(self._claims.of_pod(pod), None) if pod is not None else None
         return TenantId(first.uid) if first is not None else None
 
     def drop(self, uid: str, version: float = math.inf) -> None:
-        """Stop counting a Pod that was deleted or stopped matching the selector at `version`. A later version counts
-        again."""
+        """Stop counting a Pod that was deleted or stopped matching the selector at `version`. A later version is
+        counted again."""
         if self._versions.get(uid, 0) > version:
             return
         self._versions.pop(uid, None)
@@ -101,7 +102,7 @@ class OtherPods:
             self._on_room_changed()
 
     def versions(self) -> Mapping[str, int]:
-        """Return the versions of the Pods by uid. A live view."""
+        """Return the version of each Pod by uid, as a view that changes with the store."""
         return self._versions
 
     def invalidate(self) -> None:

@@ -1,4 +1,4 @@
-"""Placement's view of a node, composed from its Node, its GPUNode and its agent's liveness."""
+"""Placement's view of a node, from its Node, its GPUNode and the liveness of its agent. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sharepod.placement.state.types import GpuState, NodeState
 from .facts.node_facts import GpuNodeFacts, NodeFacts
 
 _CORDONED = "an admin has cordoned it"
-"""Reason for which a cordoned GPU takes no new tenants, as text for users."""
+"""Reason why a cordoned GPU takes no new tenants, as text for users."""
 _REASON_LIMIT = 256
-"""Most characters of the agent's reason for a GPU that the explanation of a refusal quotes."""
+"""Largest number of characters of the agent's reason for a GPU that the explanation of a refusal quotes."""
 
 
 def node_state(
@@ -36,7 +36,8 @@ def node_state(
         node: The Node.
         gpunode: Its GPUNode; None before it has one.
         agent_alive: True if its agent renews its Lease.
-        held: UUIDs of GPUs that Held holders in the ledger have. The agent must report them as held, too.
+        held: UUIDs of the GPUs that Held holders have by the ledger. A GPU counts as held only if the agent reports the
+            same.
     """
     plugin = node.pool == Pool.DEVICE_PLUGIN
     return NodeState(
@@ -61,14 +62,14 @@ def node_state(
 
 
 def placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
-    """Return the part of a GPUNode on which placement's decisions depend."""
+    """Return the parts of a GPUNode on which placement's decisions depend, for comparison."""
     spec, status = gpunode.spec, gpunode.status
     unfit = agent_unready(gpunode) or _fails_self_test(gpunode)
     return status.gpus, gpunode.cordoned, gpunode.error, spec.pool, spec.holders, unfit, _no_claims(gpunode)
 
 
 def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> str | None:
-    """Return the reason for which a node takes no tenants. None if it takes tenants."""
+    """Return the reason why a node takes no tenants, as text that follows the node's name. None if it takes tenants."""
     if node.error is not None:
         return node.error
     if node.pool not in tuple(Pool):
@@ -91,7 +92,7 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
 
 
 def agent_unready(gpunode: GpuNodeFacts) -> str | None:
-    """Return the agent's reason for which it cannot serve new tenants. None if it can."""
+    """Return the agent's reason why it cannot serve new tenants. None if it can."""
     for condition in gpunode.status.conditions:
         if condition.type == CONDITION_AGENT_READY and condition.status == "False":
             return condition.message or condition.reason
@@ -99,9 +100,7 @@ def agent_unready(gpunode: GpuNodeFacts) -> str | None:
 
 
 def _fails_self_test(gpunode: GpuNodeFacts) -> str | None:
-    """Return the reason for which shares would not be enforced on the node, as its agent's self-test has found. None if
-    they would be.
-    """
+    """Return why shares would not be enforced on a node, from its agent's self-test. None if they would be."""
     for condition in gpunode.status.conditions:
         if condition.type == CONDITION_HOOK_LOADS and condition.status == "False":
             return f"does not load the hook in containers: see condition {CONDITION_HOOK_LOADS} of its GPUNode"
@@ -118,7 +117,7 @@ def _fails_self_test(gpunode: GpuNodeFacts) -> str | None:
 
 
 def _no_claims(gpunode: GpuNodeFacts) -> str | None:
-    """Return the reason for which GPUs cannot be attached by claims on a node. None if they can."""
+    """Return the reason why GPUs cannot be attached by claims on a node. None if they can."""
     conditions = {item.type: item for item in gpunode.status.conditions}
     devices, shown = conditions.get(CONDITION_CDI_DEVICES), conditions.get(CONDITION_CLAIMS_ATTACH)
     if devices is None:

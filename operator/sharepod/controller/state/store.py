@@ -1,11 +1,11 @@
-"""Store of the facts of one kind of object.
+"""Store of the facts of one kind of object, by uid and name.
 
 Guarantees:
 - Facts older than the cached ones are ignored.
-- A list or GET that began before an object's deletion does not restore the object, because each deletion is kept with
-  its version.
-- Of two objects with the same name, only the newer is kept.
-- After `invalidate` every version is newer than the cached ones.
+- A list or GET that began before an object's deletion does not restore the object, because the store remembers each
+  deletion with its version.
+- Of two objects of the same name, only the newer is kept.
+- After `invalidate`, every version that is put counts as newer than the cached one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ F = TypeVar("F", bound=ObjectFacts)
 V = TypeVar("V")
 
 STALE = 0
-"""Version of cached objects after a restore of etcd. It is older than any version of the API server."""
+"""Version of cached objects after a restore of etcd: older than any version of the API server."""
 REMEMBERED = 20_000
-"""Most deleted objects that are remembered. It exceeds the number of objects that are deleted during one list, or whose
-end is not yet written. If one is forgotten, a GET is needed. A standby writes no ends, so it forgets the oldest."""
+"""Number of deleted objects that are remembered: more than are deleted during one list, or have an unwritten end. If
+one is forgotten, a GET must confirm its deletion. A standby writes no ends, so it forgets the oldest."""
 
 
 class Latest(dict[str, V]):
@@ -37,14 +37,14 @@ class Latest(dict[str, V]):
 
 
 class Store(Generic[F]):
-    """Facts of one kind, by uid and by name."""
+    """Facts of one kind of object."""
 
     def __init__(self) -> None:
         self._items: dict[str, F] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._ended: Latest[float] = Latest()
         self._stale: set[str] = set()
-        """Uids of objects that were read before a restore of etcd, and not since."""
+        """uids of the objects that were not read again since `invalidate`."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -74,11 +74,11 @@ class Store(Generic[F]):
         return STALE if item.uid in self._stale else item.version
 
     def knows(self, uid: str, version: int, *, sure: bool = False) -> bool:
-        """Return True if this version of an object, a later version, or its deletion is already recorded.
+        """Return True if nothing is new: this version of an object, a later one, or its deletion is already recorded.
 
-        `sure`: True if a GET has just returned this version. Then a DELETED event with the same resourceVersion was not
-        a deletion: the object only stopped matching the selector. A deleted object cannot be read at the
-        resourceVersion of its DELETED event.
+        `sure`: True if a GET has just returned this version. If the watch has sent DELETED with the same
+        resourceVersion, the object only stopped matching the selector. A GET never returns a deleted object with that
+        resourceVersion.
         """
         known = self._items.get(uid)
         ended = self._ended.get(uid, -1)
@@ -88,8 +88,8 @@ class Store(Generic[F]):
     def put(self, item: F, *, sure: bool = False) -> tuple[bool, F | None, F | None]:
         """Record an object. `sure`: see `knows`.
 
-        Return (True if it was newer than the cached facts, the former facts of the object, the object of the same name
-        that it replaces).
+        Return (True if it is newer than the cached facts, the object's former facts, the facts of an older object of
+        the same name, which it replaces).
         """
         known = self._items.get(item.uid)
         if self.knows(item.uid, item.version, sure=sure):
@@ -108,15 +108,15 @@ class Store(Generic[F]):
         return True, known, replaced
 
     def amend(self, item: F) -> None:
-        """Replace the facts of an object's present version. Needed for facts that also follow from other objects."""
+        """Replace an object's facts without a new version. For facts that also depend on other objects."""
         self._items[item.uid] = item
 
     def drop(self, uid: str, version: float = math.inf) -> F | None:
-        """Remove a deleted object. Return its former facts, with version `STALE` if it was not read since `invalidate`.
-        None if it is not known.
+        """Remove a deleted object. Return its former facts; None if it is not known. They have the version `STALE` if
+        the object was not read since `invalidate`.
 
         `version`: version at which the object was deleted or stopped matching the selector. If a later version is
-        cached, the object stays. A later version that is put afterwards restores it.
+        cached, the object stays. If a later version is put afterwards, the object is back.
         """
         known = self._items.get(uid)
         if known is not None and self.version(known) > version:
@@ -131,7 +131,7 @@ class Store(Generic[F]):
         return item
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale and forget deletions. Called when the API server's versions went back.
+        """Mark all cached versions stale, and forget deletions. Called when the API server's versions went back.
 
         The facts are not copied: for 10,000 Pods that would take at least 0.25 s.
         """

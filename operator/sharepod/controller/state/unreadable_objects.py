@@ -1,9 +1,9 @@
-"""Recorder of objects of which only the metadata is readable.
+"""Unreadable objects: records objects of which only the metadata can be read.
 
 Guarantees:
 - Such an object affects only its owner. A SharePod's status gives the reason; nothing is placed on an unreadable Node
   or GPUNode.
-- Facts of the last readable version are kept, in particular a ledger and the runs of a SharePod.
+- The last readable facts are kept, in particular a GPUNode's ledger and the runs of a SharePod.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .facts.sharepod_facts import unreadable_sharepod
 
 
 class UnreadableObjects:
-    """Recorder of unreadable objects in `state`. `why`: reason for the owner, as text that follows "the object"."""
+    """Recorder of unreadable objects in `state`. `why`: cause as the end of a sentence that begins "the object"."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
     def put_sharepod(self, metadata: Json, why: str) -> None:
-        """Record a SharePod of which only the metadata is readable. Its status gives the reason."""
+        """Record an unreadable SharePod. Its status will contain the cause."""
         item, known = unreadable_sharepod(metadata, why), self._state.sharepods.get(str(metadata["uid"]))
         if known is not None:
             item = replace(
@@ -36,11 +36,11 @@ class UnreadableObjects:
         self._state.take_sharepod(item)
 
     def put_node(self, metadata: Json, why: str) -> None:
-        """Record a Node of which only the metadata is readable. Nothing is placed there."""
+        """Record an unreadable Node. Nothing is placed there until it is readable."""
         self._state.take_node(replace(node_facts({"metadata": metadata}), error=f"cannot be read: the object {why}"))
 
     def put_gpunode(self, metadata: Json, why: str) -> None:
-        """Keep the ledger of a GPUNode that became unreadable. Nothing is placed there until it is readable."""
+        """Record an unreadable GPUNode with its former ledger. Nothing is placed there until it is readable."""
         known = self._state.gpunodes.get(str(metadata["uid"]))
         if known is not None:
             error = f"has a GPUNode that cannot be read: the object {why}"

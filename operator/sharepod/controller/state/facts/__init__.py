@@ -1,1 +1,1 @@
-"""Facts: the fields that the operator keeps of each object. See README.md."""
+"""Facts: the fields that the operator keeps of each object, as typed values. See README.md."""

@@ -1,8 +1,8 @@
-"""Facts of GPUBudgets.
+"""Facts of GPUBudgets, read from objects of the API server.
 
 Guarantees:
 - `budget_facts` does not raise for any object with a uid and a name: an unreadable object has an `error` and no `spec`.
-- An unreadable status loses only the account in that status.
+- If only the status is unreadable, the spec counts, and the account in the status is lost.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .object_facts import Json, ObjectFacts, common, mapping, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFacts(ObjectFacts):
-    """Facts of a GPUBudget. `status_error`: reason for which its status is unreadable; consumption is then counted from
-    zero.
+    """Facts of a GPUBudget. `status_error`: error in reading its status; None if it was read. With an error,
+    consumption is counted from zero.
     """
 
     created: str
@@ -32,12 +32,12 @@ class BudgetFacts(ObjectFacts):
 
 
 def budget_facts(raw: Json) -> BudgetFacts:
-    """Read a GPUBudget."""
+    """Return the facts of a GPUBudget."""
     metadata = mapping(raw.get("metadata"))
     spec, error = None, None
     try:
         spec = GPUBudgetSpec.model_validate(raw.get("spec") or {}, extra="ignore")
-    except Exception as found:  # whatever the object contains, only this budget is affected
+    except Exception as found:  # invalid content must affect this budget only
         error = _first(found)
     status, status_error = GPUBudgetStatus(), None
     try:

@@ -1,9 +1,9 @@
-"""Facts of ResourceClaims and of the Pods that use them. Typed, frozen, small.
+"""Facts of ResourceClaims and of the Pods that use them, read from objects of the API server.
 
 Guarantees:
 - These functions do not raise for any object with a uid and a name.
-- For a claim of another class only the name is kept.
-- Reading takes time proportional to the size of the object, up to a bound.
+- Of a claim of another class, only identity and owner are kept.
+- Reading takes time in proportion to the size of the object, up to a bound.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ from .object_facts import (
 from .pod_facts import DEFAULT_SCHEDULER, NEVER_PREEMPTS, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
-"""Annotation of a claim from a template. Its value is the Pod's own name for the claim."""
+"""Annotation of a claim from a template. Its value is the name that the Pod's spec gives to the claim."""
 
 MAX_CLAIMS = 16
-"""Most claims of one Pod that are placed together. A Pod with more claims waits, and its Event gives the reason."""
+"""Largest number of claims of one Pod that are placed together. A Pod with more claims waits, and an Event reports
+it."""
 
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -55,19 +56,19 @@ OF_ANOTHER_SHAPE = SpecError(
     f"sets capacity, and so does the resource line of its Pod: template {LINE_CLAIM} differed when the claim was "
     "created; delete the claim, and it is created again with the size of the line",
 )
-"""Error of a claim for a Pod's line that was not created from SharePod's template without sizes."""
+"""Error of a claim that was created for a Pod's resource line, but not from SharePod's template, which has no sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """Allocation in the status of a claim. `node`: the node that it names; None if it names none or several. `devices`:
-    (request, pool, device) of each result. `ours`: True if each result is of SharePod's driver."""
+    (request, pool, device) of each result. `ours`: True if every result is a device of SharePod's driver."""
 
     node: str | None
     devices: tuple[tuple[str, str, str], ...]
     ours: bool
     scheduled: ScheduledShare | SpecError | None = None
-    """Share of GPUs of pool `scheduler` that kube-scheduler has allocated, or the error if the allocation is no valid
+    """Share that kube-scheduler has allocated on GPUs of pool `scheduler`, or the error if the allocation is no valid
     share. None if it contains no device of that pool."""
 
 
@@ -75,37 +76,38 @@ class Allocation:
 class ClaimFacts(ObjectFacts):
     """Facts of a ResourceClaim.
 
-    A claim of SharePod's class has either `request` or `error`. A claim whose size comes from a resource line has
-    neither until the line is known.
+    A claim of SharePod's class has either `request` or `error`. Exception: a claim that takes its size from a resource
+    line has neither until the line is known.
     """
 
     ours: bool
     by_line: bool = False
-    """True for a claim without a size of its own, whose size comes from its Pod's resource line (`size_by_line`)."""
+    """True for a claim that takes its size from its Pod's resource line (`size_by_line`)."""
     created: str = ""
     deleting: bool = False
     made_for: str | None = None
-    """Uid of the Pod for which the claim was created from a template."""
+    """uid of the Pod for which the claim was created from a template. None for a claim that a user created."""
     entry: str = ""
-    """Name that this Pod has for the claim."""
+    """Name that the spec of this Pod gives to the claim."""
     request: ClaimRequest | None = None
     error: SpecError | None = None
     allocation: Allocation | None = None
     consumers: tuple[str, ...] = ()
-    """Uids of Pods in `status.reservedFor`."""
+    """uids of the Pods in `status.reservedFor`."""
     finalizers: tuple[str, ...] = ()
     asks: Json = field(default_factory=dict, repr=False)
-    """The part of the claim from which `request` was read."""
+    """The part of the claim from which `request` was read, for comparison with the next version."""
     scheduled: bool = False
-    """True for a claim that kube-scheduler allocates. It has the class of pool `scheduler`, or has or had devices of
+    """True for a claim that kube-scheduler allocates: it has the class of pool `scheduler`, or has or had devices of
     that pool. Its `error` names the parts of its request that the pool does not support."""
     hold: tuple[str, ...] = ()
-    """Uids of the operator's own entries in `status.reservedFor`."""
+    """uids of the operator's own entries in `status.reservedFor`, which keep the allocation
+    (`scheduled_claim_steps`)."""
     reserved_for: tuple[Json, ...] = ()
     """Entries of `status.reservedFor`. Kept only for a claim with `scheduled`."""
     of_sharepod: bool = False
-    """True for a claim that the operator created for the Pod of a SharePod (`made_for`). Its share is the SharePod's
-    share."""
+    """True for a claim through which the operator attaches the GPUs of a SharePod's Pod (`made_for`). Its share is the
+    SharePod's."""
     readable: bool = True
     """False if only the metadata is known, so that request and status are unknown."""
     shown: tuple[Json, ...] = ()
@@ -117,10 +119,10 @@ class ClaimPodFacts(ObjectFacts):
     """Facts of a Pod that uses ResourceClaims."""
 
     entries: tuple[tuple[str, str | None], ...]
-    """The Pod's claims: (the Pod's own name of the claim, name of the ResourceClaim or None before its creation). A
-    claim that the Pod's status marks as not needed is left out."""
+    """The Pod's claims: (name in the Pod's spec, name of the ResourceClaim). The latter is None before the claim is
+    created. A claim that the Pod's status marks as not needed is left out."""
     node: str | None
-    """Node that it is bound to."""
+    """Node to which the Pod is bound. None before."""
     phase: str
     deleting: bool
     gated: bool
@@ -130,23 +132,23 @@ class ClaimPodFacts(ObjectFacts):
     priority: int
     created: str
     owner: str | None
+    """uid of the Pod's controller, such as a ReplicaSet."""
     group: str | None
-    """Default group of its tenants, from the Pod's controller, such as `Job/UID` of an indexed Job (`default_groups`).
+    """Default group of the Pod's tenants, from its controller, such as `Job/UID` of an indexed Job (`default_groups`).
     It applies if the claim names no group."""
-    """UID of the Pod's controller, such as a ReplicaSet."""
     asks: PodNeeds | None
-    """Requirements of the Pod for its node. None if they are unreadable."""
+    """What the Pod requires of its node. None if that cannot be read."""
     containers: tuple[tuple[str, frozenset[str]], ...] = ()
-    """(name of the container, the Pod's names of the claims) of each container that uses more than one claim. Empty for
-    a Pod with more than `MAX_CLAIMS` claims, which is not placed."""
+    """(name of the container, claims by their names in the Pod's spec) of each container that uses more than one claim.
+    Empty for a Pod with more than `MAX_CLAIMS` claims, which is not placed."""
     unlisted: frozenset[str] = frozenset()
     """Names of its ResourceClaims that no container lists. Empty for a Pod with more than `MAX_CLAIMS` claims."""
     line: ClaimRequest | SpecError | None = None
-    """Request of its resource line, or the error of an invalid line. None for a Pod without a claim for a line."""
+    """Request of its resource line, or the error of an invalid line. None for a Pod whose line has no claim."""
     carried: Carried = NOTHING
-    """Resources of its resource line, which cannot change during the Pod's life. Annotations do not affect them."""
+    """Amounts of its resource line, which cannot change while the Pod exists. Annotations do not affect them."""
     gpus: str | None = None
-    """Value of the annotation with the GPUs of its share."""
+    """Value of the annotation in which the operator shows the GPUs of the Pod's share. None without it."""
     annotated: bool = False
     """True if it has annotations."""
     scheduler: str = DEFAULT_SCHEDULER
@@ -156,7 +158,7 @@ class ClaimPodFacts(ObjectFacts):
     started: str = ""
     """Time at which the kubelet accepted the Pod, RFC 3339. Empty before."""
     grace_s: int = 30
-    """Grace period of its spec, in seconds."""
+    """Grace period in the Pod's spec, in seconds."""
     ends_by: str = ""
     """Time at which its grace period ends, RFC 3339. Empty while the Pod is not being deleted."""
 
@@ -167,16 +169,16 @@ class ClaimPodFacts(ObjectFacts):
 
     @property
     def waits(self) -> bool:
-        """True while kube-scheduler may still bind the Pod."""
+        """True while kube-scheduler may bind the Pod: it has no node and no gate, and is not ending."""
         return self.node is None and not (self.deleting or self.ended or self.gated)
 
     @property
     def runs(self) -> bool:
-        """True if it is bound and may have processes."""
+        """True if the Pod is bound and may have processes."""
         return self.node is not None and not self.ended
 
     def content(self) -> tuple[object, ...]:
-        """Return all facts except the version."""
+        """Return the facts whose change matters to the Pod's claims, for comparison."""
         return (
             self.entries,
             self.node,
@@ -192,29 +194,29 @@ class ClaimPodFacts(ObjectFacts):
 
     @property
     def claim_of_line(self) -> str | None:
-        """Name of the claim that was created for its resource line. None while there is none."""
+        """Name of the claim that was created for the Pod's resource line. None while there is none."""
         return next((name for entry, name in self.entries if self.line is not None and entry == LINE_CLAIM), None)
 
     @property
     def lacks_claim(self) -> bool:
-        """True if the Pod waits for the creation of its line's claim."""
+        """True if the Pod waits until the claim for its resource line is created."""
         return self.line is not None and self.waits and (LINE_CLAIM, None) in self.entries
 
 
 def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
-    """Read a claim. `before`: an earlier version of the claim; its parsed request is reused if the request has not
-    changed.
+    """Return the facts of a claim. `before`: facts of an earlier version, whose parsed request is reused if the request
+    has not changed.
     """
     try:
         return _claim_facts(raw, before)
-    except Exception as found:  # an error in one user's input must affect only that user
+    except Exception as found:  # invalid content must affect this claim only
         error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
         return replace(unreadable_claim(mapping(raw.get("metadata")), ""), ours=is_ours(raw), error=error)
 
 
 def unreadable_claim(metadata: Json, why: str) -> ClaimFacts:
-    """Return the facts of a claim of which only the metadata is known. `why`: reason as text that follows "the
-    object".
+    """Return the facts of a claim of which only the metadata is known. `why`: cause as the end of a sentence that
+    begins "the object".
     """
     known = METADATA(metadata) or {}
     return ClaimFacts(
@@ -250,7 +252,7 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if is_share_claim(raw):
         return ClaimFacts(**common, **held, ours=False, of_sharepod=True)
     if not is_ours(raw):
-        # a claim whose class was changed may still have the row of its former devices
+        # a claim whose class was changed may still have a row for the devices it had before
         was = before is not None and before.scheduled
         return (
             _scheduled_facts(raw, common, held) if was or _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
@@ -288,7 +290,7 @@ def _is_scheduled(raw: Json, held: Mapping[str, Any]) -> bool:
 
 
 def _scheduled_facts(raw: Json, common: Mapping[str, Any], held: Mapping[str, Any]) -> ClaimFacts:
-    """Read a claim that kube-scheduler allocates."""
+    """Return the facts of a claim that kube-scheduler allocates."""
     entries = tuple(maps(mapping(raw.get("status")).get("reservedFor"), MAX_ITEMS))
     hold = tuple(str(item.get("uid") or "")[:MAX_NAME] for item in entries if scheduled_claims.is_hold(item))
     return ClaimFacts(
@@ -303,11 +305,10 @@ def _scheduled_facts(raw: Json, common: Mapping[str, Any], held: Mapping[str, An
 
 
 def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimRequest | None, SpecError | None]:
-    """Return (size of a claim, error for which it has none). `pod`: the Pod for which the claim was created, if known.
+    """Return (size of a claim, error if it has none). `pod`: the Pod for which the claim was created, if known.
 
-    A claim with a size of its own keeps that size, unless it was created for the Pod's resource line. Of claims without
-    sizes, only the claim that the Pod's status names for its line gets a size. Users can write neither that status nor
-    the owner of the claim.
+    A claim with a size of its own keeps it, unless it was created for the Pod's resource line. A claim without sizes
+    gets one only if the Pod's status names it for the line. Users can write neither that status nor the claim's owner.
     """
     if not claim.by_line:
         return (None, OF_ANOTHER_SHAPE) if _is_for_line(claim, pod) else (claim.request, claim.error)
@@ -355,7 +356,7 @@ def uses_claims(pod: Json) -> bool:
 
 
 def claim_pod_facts(raw: Json) -> ClaimPodFacts:
-    """Read a Pod that uses claims. Unreadable fields count as absent."""
+    """Return the facts of a Pod that uses claims. Unreadable fields count as absent."""
     spec, status = mapping(raw.get("spec")), mapping(raw.get("status"))
     fitted = POD(raw) or {}
     metadata, fitted_spec, fitted_status = (mapping(fitted.get(name)) for name in ("metadata", "spec", "status"))
@@ -434,7 +435,7 @@ def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]
 
 
 def _lists(spec: Json) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield (name of the container, the Pod's names of the claims) of each container that uses claims."""
+    """Yield (name of the container, its claims by their names in the Pod's spec) of each container that uses claims."""
     for kind in ("containers", "initContainers"):
         for container in maps(spec.get(kind)):
             used = maps(mapping(container.get("resources")).get("claims"), MAX_ITEMS)
@@ -444,14 +445,16 @@ def _lists(spec: Json) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _unlisted(entries: tuple[tuple[str, str | None], ...], lists: list[tuple[str, frozenset[str]]]) -> frozenset[str]:
-    """Return the names of the ResourceClaims that no container lists, under any of the Pod's names for them."""
+    """Return the names of the ResourceClaims that no container lists. A claim may have several names in the Pod's
+    spec."""
     listed: frozenset[str] = frozenset().union(*(names for _, names in lists))
     used = {name for entry, name in entries if entry in listed}
     return frozenset(name for _, name in entries if name is not None and name not in used)
 
 
 def _needs(spec: Json) -> PodNeeds | None:
-    """Return a Pod's requirements for its node, without its resource line, because the ledger accounts for that."""
+    """Return what a Pod requires of its node, without its resource line, which the ledger counts. None if that cannot
+    be read."""
     try:
         needs = parse_needs(spec)
     except Exception:  # kube-scheduler makes its own checks

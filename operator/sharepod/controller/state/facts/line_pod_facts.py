@@ -1,4 +1,4 @@
-"""Facts of a plain Pod with a resource line whose share a CSI volume attaches, in the form of a SharePod's facts.
+"""Facts of a plain Pod whose resource line is attached by a CSI volume, in the form of a SharePod's facts.
 
 Such a Pod is its own tenant. Its request is read like a SharePod's, so the code that queues, places, preempts and
 releases SharePods also handles it.
@@ -23,7 +23,7 @@ from .sharepod_facts import SharePodFacts
 
 
 def line_pod_facts(raw: Json, pod: PodFacts, settings: PodSettings) -> SharePodFacts:
-    """Return the facts of a plain Pod in the form of a SharePod's. `pod`: the Pod's facts."""
+    """Return the facts of a plain Pod as a SharePod's. `pod`: facts of the same Pod."""
     metadata = mapping(raw.get("metadata"))
     gpu, error = _asked(raw, settings)
     end = {"phase": Phase(pod.phase), "endTime": "ended"} if pod.ended else {}
@@ -57,5 +57,5 @@ def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, SpecErr
         return plain_pods.lower(raw).gpu, None
     except SpecError as error:
         return None, error
-    except Exception as found:  # an error in one user's input must affect only that user
+    except Exception as found:  # invalid content must affect this Pod only
         return None, SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")

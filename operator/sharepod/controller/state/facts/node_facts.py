@@ -1,11 +1,11 @@
-"""Facts of Nodes and GPUNodes.
+"""Facts of Nodes and GPUNodes, read from objects of the API server.
 
 Guarantees:
 - These functions do not raise for any object with a uid and a name. An unreadable Node or GPUNode gets `error`, and
   nothing is placed there.
 - All readable parts of a GPUNode are read. Unknown fields of a newer API version are ignored.
-- The ids of unreadable rows are listed in `unreadable`, so that such a row does not count as missing.
-- Unreadable consumption is ignored, and the node still gets tenants.
+- The ids of unreadable rows are kept in `unreadable`, so that such a row does not count as missing.
+- Unreadable consumption is ignored; it does not keep tenants from the node.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from .object_facts import Json, ObjectFacts, common, mapping, whole_number
 
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 _UNKNOWN = Resources(1 << 62, 1 << 62)
-"""Resources of an unreadable Node. They are so large that no SharePod is reported as never fitting there."""
+"""Resources of an unreadable Node: so large that no tenant is reported as never fitting there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts(ObjectFacts):
-    """Facts of a Node of the pool."""
+    """Facts of a Node in a pool. `pods`: number of pods that it can run."""
 
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
@@ -70,18 +70,20 @@ class NodeFacts(ObjectFacts):
 
     @property
     def double_booked(self) -> bool:
-        """True if the Node is labelled for SharePod while NVIDIA's device plugin advertises its GPUs to other Pods."""
+        """True if all GPUs of the Node belong to SharePod by its pool, while NVIDIA's device plugin offers them to
+        other Pods."""
         return self.pool in (Pool.DEDICATED, Pool.SCHEDULER) and bool(self.plugin_resources)
 
     @property
     def out_of_service(self) -> bool:
-        """True if an admin has tainted the Node as out of service, which asserts that no process runs there."""
+        """True if an administrator has tainted the Node as out of service, and so asserts that no process runs
+        there."""
         return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNodeLists:
-    """Lists of one version of a GPUNode."""
+    """Entries of the lists of one version of a GPUNode, as read."""
 
     rows: Entries[Tenant] = field(default_factory=Entries)
     holders: Entries[PluginHolder] = field(default_factory=Entries)
@@ -101,17 +103,18 @@ class GpuNodeFacts(ObjectFacts):
     has_tenants: bool
     """True if the field `spec.tenants` exists."""
     forced: frozenset[str]
-    """Tenants named by the annotation force-release."""
+    """Tenants that the annotation force-release lists."""
     taken_in: frozenset[str]
-    """Closed series of consumption that the annotation lists as stored in statements."""
+    """Closed series of consumption that statements have stored, as the operator's annotation lists them for the
+    agent."""
     error: str | None
-    """Error in reading the GPUNode. If set, nothing is placed on the node."""
+    """Error in reading the GPUNode; nothing is placed on the node then. None if it was read."""
     cordoned: frozenset[str] = frozenset()
-    """UUIDs and indexes of GPUs that an admin has cordoned."""
+    """UUIDs and indexes of the GPUs that an administrator has cordoned."""
     ledger_error: str | None = None
-    """Error in reading its spec. If set, nothing is written to the GPUNode."""
+    """Error in reading its spec; nothing is written to the GPUNode then. None if the spec was read."""
     unreadable: frozenset[str] = frozenset()
-    """Tenants with unreadable rows."""
+    """Tenants whose rows are unreadable."""
     lists: GpuNodeLists = field(default_factory=GpuNodeLists, repr=False, compare=False)
     """Its lists as read, so that the reader of the next version can reuse unchanged entries."""
 
@@ -131,7 +134,8 @@ class GpuNodeFacts(ObjectFacts):
         return known[1] if known is not None else None
 
     def missing_gpus(self, gpus: Iterable[str]) -> tuple[str, ...]:
-        """Return the given GPUs that the agent does not report. Empty unless the agent reports that it serves."""
+        """Return the given GPUs that the agent does not report. Empty while the agent does not report that it
+        serves."""
         missing = tuple([uuid for uuid in gpus if uuid not in self.gpus])
         if not missing:
             return ()
@@ -140,7 +144,7 @@ class GpuNodeFacts(ObjectFacts):
 
 
 def node_facts(raw: Json) -> NodeFacts:
-    """Read a Node."""
+    """Return the facts of a Node."""
     metadata, status = mapping(raw.get("metadata")), mapping(raw.get("status"))
     error: str | None = None
     labels = mapping(metadata.get("labels"))
@@ -153,7 +157,7 @@ def node_facts(raw: Json) -> NodeFacts:
         allocatable, pods = parse_allocatable(status)
         conditions = {item.get("type"): item for item in CONDITIONS(status.get("conditions")) or ()}
         ready = (conditions.get("Ready") or {}).get("status") == "True"
-    except Exception as found:  # nothing is placed there until the object is readable
+    except Exception as found:  # nothing is placed there until the Node is readable
         error, allocatable = clipped(f"cannot be read: {found}"), _UNKNOWN
     return NodeFacts(
         **common(metadata),
@@ -168,7 +172,7 @@ def node_facts(raw: Json) -> NodeFacts:
 
 
 def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts:
-    """Read a GPUNode. `before`: an earlier version, whose unchanged parts are reused."""
+    """Return the facts of a GPUNode. `before`: facts of an earlier version, whose unchanged entries are reused."""
     metadata = mapping(raw.get("metadata"))
     spec_raw, status_raw = mapping(raw.get("spec")), mapping(raw.get("status"))
     was = before.lists if before is not None else GpuNodeLists()

@@ -1,4 +1,4 @@
-"""Facts that every object has, and readers of values that users and servers write. Typed, frozen, small.
+"""Facts that every object has, and readers for values of any content, as users and servers write them.
 
 Guarantees:
 - No function raises for user input, unless its docstring states that.
@@ -25,7 +25,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFacts:
-    """Facts that every object has. `version`: its resourceVersion, which counts upwards."""
+    """Facts that every object has. `version`: its resourceVersion as a number."""
 
     uid: str
     name: str
@@ -34,7 +34,7 @@ class ObjectFacts:
 
 
 def texts_of(value: object) -> tuple[str, ...]:
-    """Return the entries that are texts, among the first `MAX_LIST` entries of a list."""
+    """Return the strings among the first `MAX_LIST` entries of a list. Empty for any other value."""
     return tuple(item for item in islice(value, MAX_LIST) if isinstance(item, str)) if isinstance(value, list) else ()
 
 
@@ -49,10 +49,10 @@ def common(metadata: Json) -> dict[str, Any]:
 
 
 def started(metadata: Json, status: Json) -> str:
-    """Return the time at which the kubelet accepted a Pod, RFC 3339. Empty before.
+    """Return the time at which the kubelet accepted a Pod, as RFC 3339 text. Empty before.
 
-    The result is never earlier than the Pod's creation. Users may be able to write the status, and among equal tenants
-    the tenant with the latest start is preempted first.
+    The result is never earlier than the Pod's creation. Among equal tenants the youngest is preempted first, and a user
+    who can write the status could otherwise set an early start.
     """
     taken, created = str(status.get("startTime") or ""), str(metadata.get("creationTimestamp") or "")
     taken_s, created_s = seconds(taken), seconds(created)
@@ -60,14 +60,14 @@ def started(metadata: Json, status: Json) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return a text. Empty if it is absent. Raises `TypeError` for any other value."""
+    """Return a string; empty for None. Raises `TypeError` for any other value."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{quoted(value)} is not a text")
     return value or ""
 
 
 def whole_number(value: object) -> int:
-    """Return a whole number, also from its text form. 0 for any other value."""
+    """Return an integer, also from its text form. 0 for any other value."""
     try:
         return int(str(value)[:20])
     except ValueError:
@@ -75,13 +75,13 @@ def whole_number(value: object) -> int:
 
 
 def grace_s(spec: Json) -> int:
-    """Return the grace period of a Pod by its spec, in seconds."""
+    """Return the grace period in a Pod's spec, in seconds."""
     period = spec.get("terminationGracePeriodSeconds")
     return 30 if period is None else whole_number(period)
 
 
 def controller_of(metadata: Json, kind: str | None) -> str | None:
-    """Return the uid of an object's controller if it is of kind `kind` (None: any kind). None otherwise."""
+    """Return the uid of an object's controller, if it has one of kind `kind` (None: any kind). None otherwise."""
     for owner in maps(metadata.get("ownerReferences")):
         if owner.get("controller") and kind in (None, owner.get("kind")):
             return str(owner.get("uid") or "")[:MAX_NAME]
@@ -89,19 +89,19 @@ def controller_of(metadata: Json, kind: str | None) -> str | None:
 
 
 def mapping(value: object) -> Json:
-    """Return a map. An empty map for any other value."""
-    # dict is tested first, because the test of an abstract class takes longer
+    """Return a value that is a map. An empty map for any other value."""
+    # dict is tested first, because testing for an abstract class takes longer
     return value if isinstance(value, (dict, Mapping)) else {}
 
 
 def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:
-    """Yield the entries that are maps, among the first `most` entries of a list."""
+    """Yield the maps among the first `most` entries of a list. Nothing for any other value."""
     if isinstance(value, list | tuple):
         yield from [item for item in value[:most] if isinstance(item, (dict, Mapping))]
 
 
 def without_line(resources: Resources) -> Resources:
-    """Return resources without the resource line, because the ledger accounts for the line."""
+    """Return resources without the resource line, which the ledger counts."""
     extended = resources.extended
     if not any(name in extended for name in RESOURCES):
         return resources
@@ -110,8 +110,8 @@ def without_line(resources: Resources) -> Resources:
 
 
 def resources_of(spec: Json) -> Resources:
-    """Return the sum of a Pod's readable requests. The API server accepts amounts, and numbers of containers, that no
-    node can run."""
+    """Return the sum of a Pod's resource requests, as far as they are readable. The API server accepts amounts, and
+    numbers of containers, that no node can run."""
     try:
         return pod_resources(spec)
     except Exception:  # noqa: S110 - it is read again, container by container

@@ -1,7 +1,7 @@
-"""Facts of Pods.
+"""Facts of Pods, read from objects of the API server.
 
 Guarantees:
-- These functions do not raise for any object with a uid and a name. Of an unreadable Pod, the readable fields count.
+- These functions do not raise for any object with a uid and a name. Unreadable fields of a Pod count as absent.
 - Reading takes bounded time, and no message is longer than `MAX_MESSAGE`.
 """
 
@@ -47,7 +47,7 @@ from .object_facts import (
 
 _TERMINAL = ("Succeeded", "Failed")
 _MAX_TIME = 40
-"""Characters kept of a timestamp."""
+"""Characters of a timestamp that are kept."""
 NEVER_PREEMPTS = "Never"
 """Value of preemptionPolicy with which a Pod preempts no tenant."""
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -65,72 +65,72 @@ class PodFacts(ObjectFacts):
     - None if the Pod has a controller other than the SharePod of that label. Such a Pod is not the operator's.
     """
     orphaned: bool
-    """True if the Pod has the label and no controller, because its SharePod was deleted without it."""
+    """True if the Pod has the label but no controller, because its SharePod was deleted without the Pod."""
     node: str | None
-    """Node that it is bound to."""
+    """Node to which the Pod is bound. None before."""
     pin: str | None
-    """Node that its affinity names. None while the Pod waits for its share."""
+    """Node that its required node affinity names. None while the Pod waits for its share."""
     phase: str
     reason: str
     message: str
     deleting: bool
     disrupted: str | None
-    """Cause of the Pod's eviction as text. None if the Pod was not evicted."""
+    """Cause of the Pod's eviction or preemption, as text, from its condition DisruptionTarget. None without it."""
     disrupted_by: str
-    """Reason of its condition DisruptionTarget; empty if it was not evicted."""
+    """Reason of the condition DisruptionTarget; empty without it."""
     ready: bool
     waiting: str
-    """Reason for which a container does not start. Empty if no container waits."""
+    """Reason why a container does not start. Empty if none waits."""
     unschedulable: str
     """kube-scheduler's reason not to bind the Pod; empty if it was not refused."""
     gates: tuple[str, ...]
-    """Names of its scheduling gates."""
+    """Names of its scheduling gates that are still closed."""
     restarts: bool
     """True if its restartPolicy is Always."""
     started: str
     """Time at which the kubelet accepted the Pod, RFC 3339. Empty before."""
     restarted: int
-    """Number of restarts of its containers."""
+    """Number of restarts of its containers, in sum."""
     begun: bool
     """True if one of its containers has been started."""
     finalizers: tuple[str, ...]
     ended_first: bool
     """True if all its containers ended before its deletion was requested, or its deletion was not requested."""
     containers: str
-    """Ready containers of all containers: `1/2`."""
+    """Number of ready containers and of all containers, as text: `1/2`."""
     summary: str
-    """Column STATUS of `kubectl get pods`."""
+    """Text of the column STATUS of `kubectl get pods`."""
     address: str
     """Its IP address; empty before it has one."""
     scheduler: str
     """Name of the scheduler that must bind the Pod."""
     needs: Resources
-    """CPU, memory and other requests, without the resource line."""
+    """Requested CPU, memory and other resources, without the resource line."""
     carried: Carried = NOTHING
-    """Its resource line. Empty if the Pod was created while lines were not in use."""
+    """Amounts of its resource line. Zero if the Pod was created while resource lines were not in use."""
     priority: int = 0
     """Value of its PriorityClass, as set by the API server's admission."""
     may_preempt: bool = True
     """True unless its preemptionPolicy is Never."""
     grace_s: int = 30
-    """Grace period of its spec, in seconds."""
+    """Grace period in its spec, in seconds."""
     ends_by: str = ""
     """Time at which its grace period ends, RFC 3339. Empty while the Pod is not being deleted."""
     asks: PodNeeds | None = None
-    """Requirements for its node, while the Pod waits for its share. None once it has a share, or if they are
-    unreadable."""
+    """What the Pod requires of its node. Only read while the Pod waits for its share. None otherwise, or if it cannot
+    be read."""
     claim: str | None = None
-    """Name of the ResourceClaim by which its GPUs are attached. None if a CSI volume attaches them."""
+    """Name of the ResourceClaim through which its GPUs are attached. None if a CSI volume attaches them."""
     other_claims: bool = False
-    """True for a Pod that uses further ResourceClaims."""
+    """True if the Pod also uses other ResourceClaims."""
     of_job: bool = False
-    """True for a plain Pod whose controller is a Job of Kubernetes."""
+    """True for a plain Pod whose controller is a Kubernetes Job."""
     affinity: Json | None = field(default=None, hash=False)
     """`spec.affinity`, while the Pod waits for its share."""
 
     @property
     def plain(self) -> bool:
-        """True for a plain Pod with a resource line, which is its own tenant."""
+        """True for a plain Pod that is a tenant itself."""
         return self.tenant == self.uid
 
     @property
@@ -145,7 +145,8 @@ class PodFacts(ObjectFacts):
 
     @property
     def marked(self) -> bool:
-        """True if the Pod has the operator's mark of withdrawal: from the start of its withdrawal until `let_go`."""
+        """True if the Pod has the finalizer that marks its withdrawal, from the start of the withdrawal until
+        `LetPodGo`."""
         return TAKEN_BACK in self.finalizers
 
     @property
@@ -159,7 +160,7 @@ class PodFacts(ObjectFacts):
         return tuple(gate for gate in self.gates if gate != SHARE_GATE)
 
     def content(self) -> tuple[object, ...]:
-        """Return all facts except the version, in a form that is cheap to compare."""
+        """Return all facts except the version, as a tuple that is cheap to compare."""
         return _content_of(self)
 
 
@@ -169,7 +170,7 @@ _content_of: Callable[[PodFacts], tuple[object, ...]] = attrgetter(
 
 
 def pod_facts(raw: Json) -> PodFacts:
-    """Read a Pod with the tenant label. Unreadable fields count as absent."""
+    """Return the facts of a Pod with the tenant label. Unreadable fields count as absent."""
     affinity = mapping(mapping(raw.get("spec")).get("affinity")) or None
     try:
         if _usual(raw):
@@ -180,7 +181,8 @@ def pod_facts(raw: Json) -> PodFacts:
 
 
 def _usual(raw: Json) -> bool:
-    """Return True if no list of a Pod has more entries than are read."""
+    """Return True if the reader's limits on the length of lists do not affect this Pod, so that it need not be
+    reduced."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
     lists.append(spec.get("resourceClaims"))
@@ -243,15 +245,16 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
 
 
 def other_pod(raw: Json) -> tuple[str, Resources]:
-    """Return (node, requests) of a Pod without the tenant label. Unreadable requests count as zero."""
+    """Return (name of the node, resource requests) of a Pod without the tenant label. Unreadable requests count as
+    zero."""
     spec = mapping(raw.get("spec"))
     node = spec.get("nodeName")
     return node if isinstance(node, str) else "", resources_of(spec)
 
 
 def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
-    """Return the requirements of a Pod that waits for whole GPUs of NVIDIA's device plugin. None for any other Pod, and
-    for an unreadable Pod."""
+    """Return what a Pod that waits for whole GPUs of NVIDIA's device plugin requires of its node. None for any other
+    Pod, and for an unreadable one."""
     spec, metadata = mapping(raw.get("spec")), mapping(raw.get("metadata"))
     if spec.get("nodeName") or spec.get("schedulingGates") or "deletionTimestamp" in metadata:
         return None
@@ -271,13 +274,13 @@ def _tenant(metadata: Json, controller: str | None) -> str | None:
 
 
 def _of_job(metadata: Json) -> bool:
-    """Return True if the controller of a Pod is a Job of the API group `batch`."""
+    """Return True if the controller of a Pod is a Job of the API group `batch/v1`."""
     owners = [owner for owner in maps(metadata.get("ownerReferences")) if owner.get("controller")]
     return any((owner.get("apiVersion"), owner.get("kind")) == ("batch/v1", "Job") for owner in owners)
 
 
 def pin_of(spec: Json) -> str | None:
-    """Return the node that every term of the required node affinity names. None if there is no such node."""
+    """Return the node that every term of a Pod's required node affinity names. None if there is no such node."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     return pinned_node(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
 
@@ -285,8 +288,8 @@ def pin_of(spec: Json) -> str | None:
 def pinned_node(selector: Json) -> str | None:
     """Return the node that all terms of a node selector name. None if there is no such node.
 
-    A term may name other nodes too, for example the nodes among which the user lets SharePod choose. An empty term
-    matches no node.
+    A term may name further nodes, for example those from which the user lets SharePod choose. An empty term matches no
+    node, so it is ignored.
     """
     terms = maps(selector.get("nodeSelectorTerms"))
     named = [_named(term) for term in terms if term.get("matchExpressions") or term.get("matchFields")]
@@ -305,7 +308,8 @@ def _named(term: Json) -> set[str]:
 
 
 def _share_claim(spec: Json) -> str | None:
-    """Return the name of the claim that the operator has added to a Pod (`build_pod`). None if there is none."""
+    """Return the name of the claim through which a Pod's GPUs are attached (`build_pod` adds it). None if there is
+    none."""
     named = (item.get("resourceClaimName") for item in maps(spec.get("resourceClaims")) if _is_share(item))
     return next((text_of(name) for name in named if isinstance(name, str)), None)
 
@@ -315,7 +319,7 @@ def _is_share(entry: Json) -> bool:
 
 
 def _begun(container: Json) -> bool:
-    """Return True if a container has been started, by its status."""
+    """Return True if the status of a container shows that it has been started."""
     state = container.get("state") or {}
     return bool(state.get("running") or state.get("terminated") or whole_number(container.get("restartCount")))
 
@@ -359,9 +363,9 @@ def _ended_at(container: Json) -> float:
 
 
 def _message(status: Json) -> str:
-    """Return the reason for which a Pod failed: its own message, or the message of the container that failed first.
+    """Return why a Pod failed: its own message, or the message of the container that failed first.
 
-    Containers that ended after that one, such as sidecars, ended as a consequence.
+    Containers that failed later, such as sidecars, usually ended as a consequence.
     """
     if status.get("message"):
         return str(status["message"])
@@ -375,11 +379,11 @@ def _message(status: Json) -> str:
 
 
 def _refusal(scheduled: Json) -> str:
-    """Return kube-scheduler's message for a Pod that it does not bind, from the condition PodScheduled. Empty if
+    """Return kube-scheduler's message for a Pod that it cannot bind, from the condition PodScheduled. Empty if
     kube-scheduler has not handled the Pod.
 
-    The API server's message about a scheduling gate does not count: it stays in the condition after the gate opens,
-    until a scheduler handles the Pod.
+    The API server writes the same condition for a closed scheduling gate. That message is ignored: it stays after the
+    gate opens, until a scheduler handles the Pod.
     """
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return ""
@@ -395,5 +399,5 @@ def _disruption(condition: Json) -> str | None:
 def _asks(spec: Json) -> PodNeeds | None:
     try:
         return parse_needs(spec)
-    except Exception:  # its SharePod's needs are taken instead; kube-scheduler makes its own checks
+    except Exception:  # the requirements of its SharePod are used instead; kube-scheduler makes its own checks
         return None

@@ -1,9 +1,9 @@
-"""Facts of SharePods.
+"""Facts of SharePods, read from objects of the API server.
 
 Guarantees:
 - These functions do not raise for any object with a uid and a name: an invalid SharePod becomes facts with `error`.
 - Reading takes a few milliseconds at most, whatever the size of the object.
-- Facts of a large SharePod are small. The SharePod itself is read again when its Pod is created.
+- Facts of a large SharePod are small, because the object itself is not kept. It is read again when its Pod is created.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from sharepod.placement.state.types import PodNeeds
 from .object_facts import Json, ObjectFacts, common, controller_of, mapping, texts_of, whole_number
 
 _KEPT_VALUES, _KEPT_TEXT = 256, 8 * 1024
-"""Most values and characters of a SharePod that is kept whole: about 40 KB. A usual SharePod has 60 values and 2,000
-characters. If larger SharePods were kept, a user could exhaust the operator's memory, again after each restart."""
+"""Most values, and most characters, of a SharePod that is kept whole: about 40 KB. A usual SharePod has 60 values and
+2,000 characters. If larger ones were kept, a user could exhaust the operator's memory, again after each restart."""
 _ORPHAN = "orphan"
 """Finalizer with which Kubernetes deletes an object without its dependents (`--cascade=orphan`)."""
 _DECIDE = ("podUID", "podName", "node", "endTime")
-"""Fields of a status that are read even if the status is too large. `lastEnd` and, without an endTime, the phase are
-read as well."""
+"""Fields that are read even from a status that is too large. In addition, `lastEnd` is read and, without an endTime,
+the phase."""
 _NO_STATUS = b"{}"
 _NOT_ASKED = ("managedFields", "resourceVersion")
 """Metadata fields of a SharePod that do not affect its request."""
@@ -67,23 +67,23 @@ class SharePodFacts(ObjectFacts):
     """The object without status, managedFields and resourceVersion, as JSON text. This takes a quarter of the memory of
     Python objects. Empty if the object is too large to keep (see `is_as_read`)."""
     digest: bytes | None = None
-    """Digest of its request, if the object is readable and too large to keep."""
+    """Digest of its request. Only for an object that is readable but too large to keep."""
     status_text: bytes
-    """Its status as JSON text, a third of the memory of Python objects. It is rarely read."""
+    """Its status as JSON text, which takes a third of the memory of Python objects and is rarely read."""
     leaves_pod: bool = False
     """True if its deletion leaves the Pod running (`kubectl delete --cascade=orphan`)."""
     ttl_s: int | None = None
-    """Seconds from its end to its deletion. None: it is never deleted."""
+    """Seconds from its end to its deletion. None: it is kept indefinitely."""
     restart_policy: RestartPolicy = RestartPolicy.NEVER
-    """Policy by which another run follows an ended run. Never if the spec is unreadable."""
+    """Decides whether another run follows an ended run. `Never` if the spec is unreadable."""
     readable: bool = True
     """False if only the metadata is known, so that request and status are unknown."""
     plain: bool = False
-    """True for a plain Pod with a resource line that is its own tenant: there is no SharePod then."""
+    """True for a plain Pod that is a tenant itself; there is no SharePod then."""
 
     @property
     def kind(self) -> str:
-        """Kind of the object: SharePod or Pod."""
+        """Kind of the object: SharePod, or Pod if it is plain."""
         return "Pod" if self.plain else KIND
 
     @property
@@ -98,13 +98,13 @@ class SharePodFacts(ObjectFacts):
 
     @property
     def raw_status(self) -> Json:
-        """The status as it was read."""
+        """The status, parsed from `status_text`."""
         return unpacked(self.status_text)
 
 
 def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
-    """Read a SharePod. `before`: an earlier version of the SharePod; its parsed request is reused if the request has
-    not changed.
+    """Return the facts of a SharePod. `before`: facts of an earlier version, whose parsed request is reused if the
+    request has not changed.
     """
     metadata, status_raw = mapping(raw.get("metadata")), mapping(raw.get("status"))
     slim = _slim(raw)
@@ -138,12 +138,12 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
 
 
 def _text(status: Json) -> bytes | None:
-    """Return a status as JSON text. None if it exceeds the bound for reading."""
+    """Return a status as JSON text. None if it exceeds the limits for reading."""
     try:
         text = packed(status)
     except (RecursionError, ValueError):
         return None
-    # A short text bounds values, text and levels, so the usual status needs no walk through its values.
+    # A short text cannot exceed these limits, so the usual status needs no walk through its values.
     if len(text) <= MAX_VALUES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
         return text
     return text if beyond(status) is None else None
@@ -159,13 +159,13 @@ def _restart_policy(slim: Json) -> RestartPolicy:
 
 
 def _ttl_s(slim: Json) -> int | None:
-    """Return the seconds for which a finished SharePod is kept. None: indefinitely, also if the field is unreadable."""
+    """Return the seconds for which an ended SharePod is kept. None: indefinitely, also if the field is unreadable."""
     ttl = mapping(slim.get("spec")).get(TTL)
     return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
 
 
 def is_as_read(raw: Json, facts: SharePodFacts) -> bool:
-    """Return True if a SharePod that was too large to keep still has the request that `facts` was read from."""
+    """Return True if an object that was too large to keep still has the request from which `facts` were read."""
     metadata = mapping(raw.get("metadata"))
     if metadata.get("uid") == facts.uid and metadata.get("resourceVersion") == str(facts.version):
         return True  # the digest may differ: a list and a GET read a number beyond 64 bits differently
@@ -199,8 +199,8 @@ def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
 def _asked(
     raw: Json, too_much: str | None, settings: PodSettings
 ) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
-    """Return (request for GPUs, requirements for the node, error) of a SharePod; the request is None if there is an
-    error. `too_much`: see `beyond`.
+    """Return (requested GPUs, requirements for the node, error) of a SharePod. With an error, the first is None and the
+    second is empty. `too_much`: text on the limit that the object exceeds (`beyond`); None if it exceeds none.
     """
     if too_much is not None:
         return (
@@ -216,14 +216,14 @@ def _asked(
         error = found
     except NeedsError as found:
         error = SpecError(found.field, found.message)
-    except Exception as found:  # an error in one user's input must affect only that user
+    except Exception as found:  # invalid content must affect this SharePod only
         error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
     return None, PodNeeds(), error
 
 
 def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
-    """Return the facts of a SharePod of which only the metadata is known. `why`: reason for its owner, as text that
-    follows "the object".
+    """Return the facts of a SharePod of which only the metadata is known. `why`: cause, for its owner, as the end of a
+    sentence that begins "the object".
     """
     known = METADATA(metadata) or {}
     return SharePodFacts(
@@ -248,11 +248,11 @@ def _slim(raw: Json) -> Json:
 
 
 def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
-    """Read a status. If it does not match the schema, because a newer operator or another client wrote it, read it
-    field by field.
+    """Return a status as a model. A status that does not match the schema, because a newer operator or another client
+    wrote it, is read field by field.
 
-    Unreadable fields are ignored, except the fields that decide whether work runs again: the Pods of the present and
-    the last run, and the SharePod's end. `fits`: True if the status is within the bound for reading.
+    Unreadable fields are ignored, except the fields that decide whether work runs again: the Pods of the present and of
+    the last run, and the SharePod's end. `fits`: True if the status is within the limits for reading.
     """
     readable = raw
     for _ in range(2 if fits else 0):
@@ -280,5 +280,5 @@ def _decides(raw: Json) -> dict[str, Any]:
 
 
 def _without_halves(text: str) -> str:
-    """Return a text with question marks instead of half surrogate pairs, which pydantic models refuse."""
+    """Return a text with a question mark for each half of a surrogate pair, which pydantic models refuse."""
     return text.encode("utf-8", "replace").decode()

@@ -1,1 +1,1 @@
-"""Reading: how an object becomes facts. See README.md."""
+"""Readers and compact forms by which objects of the API server become facts. See README.md."""

@@ -1,5 +1,5 @@
-"""Compact forms of values that are kept for many objects. Equal short texts and equal models share one copy. Models
-drop `model_fields_set`, pydantic's record of the fields that were given. Rarely read parts are JSON text.
+"""Compact forms of values that are kept for many objects. Equal short texts, and equal models, are one Python object.
+Models drop `model_fields_set`, pydantic's record of the fields that were given. Rarely read parts are JSON text.
 
 Guarantees:
 - The compact form equals the original.
@@ -20,37 +20,37 @@ M = TypeVar("M", bound=BaseModel)
 H = TypeVar("H", bound=Hashable)
 
 _SHORT = 64
-"""Longest text, in characters, of which all objects share one copy. Ids, names and enum values occur in many
+"""Longest text, in characters, for which equal texts share one copy. Ids, names and enum values occur in many
 objects."""
 _FLAT = frozenset({int, bool, float, type(None)})
 """Types of values that have no parts."""
 _NOTHING_SET: set[str] = set()
 _REMEMBERED = 8192
-"""Number of models that are remembered, so that equal models share them: a few MB. Conditions of one second, and shares
-of one size, occur in many objects."""
+"""Number of models that are remembered for sharing: a few MB. Conditions of the same second, and shares of the same
+size, occur in many objects."""
 _models: dict[Any, Any] = {}
 _TEXTS = 1 << 16
 """Number of texts that are remembered on Python versions that never free interned texts: enough for 10,000 SharePods,
 about 7 MB."""
 _texts: dict[str, str] = {}
 _BY_JSON = b" "
-"""First byte of a JSON text that `json` wrote because orjson could not, and that `json` must read."""
+"""First byte of a JSON text that the standard library has written and must read, because orjson cannot."""
 
 
 def remembered(text: str) -> str:
-    """Return the remembered copy of an equal text, or `text` itself."""
+    """Return the remembered text that equals `text`; else remember and return `text` itself."""
     if len(_texts) >= _TEXTS:
         _texts.clear()
     return _texts.setdefault(text, text)
 
 
 once_in_all: Callable[[str], str] = remembered if sys.version_info[:2] == (3, 12) else sys.intern
-"""Returns the shared copy of a text. `sys.intern` is not used on Python 3.12, which never frees an interned text, so
-each uid would stay in memory."""
+"""Returns the shared copy of a text. Usually `sys.intern`. Not on Python 3.12, which never frees an interned text, so
+every uid would stay in memory."""
 
 
 def shared(value: Any) -> Any:
-    """Return a JSON value whose field names and short texts are the shared copies."""
+    """Return a JSON value with the shared copies of its field names and short texts."""
     kind = type(value)
     if kind is str:
         return once_in_all(value) if len(value) <= _SHORT else value
@@ -60,8 +60,8 @@ def shared(value: Any) -> Any:
 
 
 def packed(value: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as text, written by orjson if it accepts the object, else by `json`. Raises as `json.dumps`
-    does.
+    """Return a JSON object as text. orjson writes it, or the standard library if orjson refuses it. Raises the errors
+    of `json.dumps`.
     """
     try:
         # a copy, because orjson's result keeps its larger buffer in memory
@@ -72,14 +72,14 @@ def packed(value: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(text: bytes) -> dict[str, Any]:
-    """Return the JSON object that was packed."""
+    """Return the JSON object that `packed` has written."""
     found: dict[str, Any] = json.loads(text) if text.startswith(_BY_JSON) else orjson.loads(text)
     return found
 
 
 def without_notes(model: M) -> M:
-    """Return the model without pydantic's sets of explicitly set fields, in it and its parts: at least 200 bytes each,
-    and unused here. Short texts become the shared copies."""
+    """Drop pydantic's record of the given fields in a model and its parts, and return the model. The record is unused
+    here and takes at least 200 bytes each. Short texts are replaced by their shared copies."""
     object.__setattr__(model, "__pydantic_fields_set__", _NOTHING_SET)
     fields = model.__dict__
     for name, value in fields.items():
@@ -99,7 +99,7 @@ def without_notes(model: M) -> M:
 
 
 def with_parts_once(model: M) -> M:
-    """Return the model with each inner model replaced by a remembered equal model."""
+    """Replace each inner model of a model by a remembered equal model; return the model."""
     fields = model.__dict__
     for name, value in fields.items():
         if isinstance(value, BaseModel):
@@ -110,7 +110,7 @@ def with_parts_once(model: M) -> M:
 
 
 def once(model: H) -> H:
-    """Return the remembered model or value that equals this one, or this one itself."""
+    """Return a remembered model that equals this one; else remember and return this one."""
     known: H | None = _models.get(model)
     if known is not None:
         return known

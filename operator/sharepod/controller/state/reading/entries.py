@@ -1,9 +1,8 @@
-"""Lists of an object, read entry by entry into models.
+"""Entries of an object's lists, read one by one into models.
 
 Guarantees:
-- An unreadable entry does not affect other entries, and its id is kept.
-- An entry that has not changed since the previous version is reused and not read again. So reading takes time
-  proportional to the change.
+- An unreadable entry does not affect other entries, and its id is kept in `unreadable`.
+- An entry that has not changed since the version before is reused. So reading takes time in proportion to the change.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from .compact import shared, without_notes
 A = TypeVar("A", bound=Model)
 
 _KEYS = ("id", "uuid", "type", "series")
-"""Fields that identify the entries of SharePod's lists: tenants and holders, GPUs, conditions, consumption."""
+"""Fields that identify an entry of SharePod's lists: tenants and plugin holders, GPUs, conditions, consumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[A]):
-    """Entries of one list. `read`: by key, (raw form, parsed form) of each readable entry. `unreadable`: ids of the
-    other entries."""
+    """Entries of one list. `read`: (raw form, model) of each readable entry, by key. `unreadable`: ids of the other
+    entries."""
 
     models: tuple[A, ...] = ()
     read: Mapping[str, tuple[Any, A]] = field(default_factory=dict)
@@ -45,7 +44,7 @@ def entries(
         kind: Model of an entry.
         raw: The object.
         name: Field of the list.
-        most: Most entries that are read.
+        most: Largest number of entries that are read.
         faults: The errors of unreadable entries are appended to this list.
         before: The list as read from an earlier version of the object.
     """
@@ -60,7 +59,7 @@ def entries(
     for number, entry in enumerate(listed[:most]):
         try:
             known: tuple[Any, A] | None
-            # usually the entry is at the same position, so no search by key is needed
+            # usually the entry is at the same position as in the version before, so no look-up by key is needed
             if number < len(former) and former[number][1][0] == entry:
                 key, known = former[number]
             else:
@@ -82,7 +81,7 @@ def entries(
 
 
 def with_lists(kind: type[A], raw: Mapping[str, Any], faults: list[str], **lists: object) -> A:
-    """Read an object whose lists are already read."""
+    """Read an object into a model. `lists`: its lists, by the model's field, which are already read."""
     rest = {key: value for key, value in raw.items() if key not in lists}
     try:
         found = kind.model_validate(rest, extra="ignore")

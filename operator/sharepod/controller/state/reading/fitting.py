@@ -1,7 +1,7 @@
-"""Reduction of an object to the fields that facts use. Each field has the expected type and is within its bound.
+"""Fitting: reduces an object to the fields that facts use, each with the expected type and within its limits.
 
 Guarantees:
-- The result has the requested shape, whatever the object. Parts that do not fit are left out.
+- The result has the shape that was asked for, whatever the object contains. Parts that do not fit are left out.
 - The work is bounded by the shape, however large the object is.
 - An object that fits loses only fields that the shape does not name.
 """
@@ -16,14 +16,14 @@ from sharepod.api.bounds import MAX_CONTAINERS, MAX_ITEMS, MAX_MESSAGE
 from sharepod.api.units import UnitError, parse_cpu, parse_quantity
 
 Shape: TypeAlias = Callable[[Any], Any]
-"""Returns the part of a value that fits. None if no part fits."""
+"""Returns the part of a value that fits the shape. None if no part fits."""
 
 MAX_LIST = MAX_CONTAINERS
-"""Most entries of a list that are read: containers, their statuses, conditions, terms."""
+"""Number of entries of a list that are read: containers, their statuses, conditions, terms."""
 
 
 def text(value: Any) -> str | None:
-    """Fit a text."""
+    """Fit a string: cut it off at `MAX_MESSAGE` characters."""
     return value[:MAX_MESSAGE] if isinstance(value, str) else None
 
 
@@ -33,13 +33,13 @@ def flag(value: Any) -> bool | None:
 
 
 def whole(value: Any) -> int | None:
-    """Fit a whole number of 64 bits."""
+    """Fit an integer of 64 bits."""
     is_whole = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
     return value if is_whole else None
 
 
 def texts(value: Any) -> dict[str, str]:
-    """Fit a map of texts."""
+    """Fit a map of strings to strings. Other entries are dropped."""
     if not isinstance(value, Mapping):
         return {}
     some = islice(value.items(), MAX_ITEMS)
@@ -47,7 +47,7 @@ def texts(value: Any) -> dict[str, str]:
 
 
 def cpu_and_memory(value: Any) -> dict[str, Any]:
-    """Fit amounts of resources: CPU and memory, if they are readable."""
+    """Fit amounts of resources: keep CPU and memory, each if it is readable."""
     found: dict[str, Any] = {}
     for name, parse in (("cpu", parse_cpu), ("memory", parse_quantity)):
         try:
@@ -60,7 +60,7 @@ def cpu_and_memory(value: Any) -> dict[str, Any]:
 
 
 def fields(**shapes: Shape) -> Shape:
-    """Return the shape of a map with these fields."""
+    """Return the shape of a map with these fields. Other fields are dropped."""
 
     def fit(value: Any) -> dict[str, Any] | None:
         if not isinstance(value, Mapping):
@@ -140,4 +140,4 @@ POD: Shape = fields(
         containerStatuses=_STATUSES,
     ),
 )
-"""Fields of a Pod from which its facts are read."""
+"""Shape of a Pod: the fields from which its facts are read."""

@@ -1,4 +1,4 @@
-"""Summary of a Pod as in `kubectl get pods`: READY and STATUS. Pure."""
+"""Summary of a Pod as `kubectl get pods` shows it: READY and STATUS. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TERMINAL = ("Succeeded", "Failed")
 
 
 def ready_containers(spec: Json, status: Json) -> str:
-    """Return the number of ready containers and of all containers: `1/2`. Sidecars count."""
+    """Return the numbers of ready containers and of all containers as text, such as `1/2`. Sidecars count."""
     sidecars = _sidecars(spec)
     ready = sum(
         bool(item.get("ready"))
@@ -52,7 +52,7 @@ def _sidecars(spec: Json) -> set[Any]:
 
 
 def _starting(spec: Json, status: Json) -> str:
-    """Return the status of the first init container that is not done; empty if all are done."""
+    """Return the STATUS for the first init container that is not done. Empty if all are done."""
     sidecars = _sidecars(spec)
     statuses: Sequence[Json] = status.get("initContainerStatuses") or ()
     for number, item in enumerate(statuses):
@@ -71,7 +71,7 @@ def _starting(spec: Json, status: Json) -> str:
 
 
 def _of_containers(statuses: Sequence[Json], found: str, *, ready: bool) -> str:
-    """Return the reason of the first container that waits or has ended; `found` if there is none."""
+    """Return the STATUS for the first container that waits or has ended; `found` if there is none."""
     found = next(_reasons(statuses), found)
     running = any((item.get("state") or {}).get("running") is not None and item.get("ready") for item in statuses)
     if found == "Completed" and running:

@@ -1,6 +1,6 @@
-"""Times of day in objects, RFC 3339 in UTC with whole seconds, as Kubernetes writes them.
+"""Time stamps of Kubernetes: RFC 3339 in UTC, with whole seconds when written.
 
-Pure: decisions use it, so it must not import `datetime`, which has a clock.
+Pure: decisions use this module, so it must not import `datetime`, which can read the clock.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from functools import lru_cache
 
 _FORM = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d{1,9})?Z", re.ASCII)
 _LONGEST = 40
-"""Most characters read of a timestamp."""
+"""Characters of a timestamp that are read."""
 _REMEMBERED = 1024
-"""Number of timestamps whose seconds are remembered. Equal timestamps occur in many objects."""
+"""Number of timestamps that are cached after parsing. Equal ones occur in many objects."""
 _DAY_S = 86_400
 _ERA_DAYS = 146_097
-"""Days of 400 years, after which the calendar repeats."""
+"""Days in 400 years, after which the Gregorian calendar repeats."""
 _EPOCH_DAYS = 719_468
-"""Days from 1 March of the year 0 to the epoch."""
+"""Days from 1 March of the year 0 to 1 January 1970."""
 
 
 def seconds(text: str | None) -> float | None:
-    """Return a timestamp in seconds since the epoch; None if unreadable."""
+    """Return a timestamp in seconds since 1970; None if it is unreadable."""
     return _seconds(text[:_LONGEST]) if text else None
 
 
@@ -40,7 +40,7 @@ def _seconds(text: str) -> float | None:
 
 
 def text_of(time_s: float) -> str:
-    """Return a time of day, in seconds since the epoch, as Kubernetes writes it; fractions are rounded up."""
+    """Return a time, in seconds since 1970, as Kubernetes writes it. Fractions of a second are rounded up."""
     days, rest = divmod(int(-(-time_s // 1)), _DAY_S)
     era, of_era = divmod(days + _EPOCH_DAYS, _ERA_DAYS)
     years = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365

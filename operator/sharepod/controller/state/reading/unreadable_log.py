@@ -1,4 +1,4 @@
-"""Rate-limited log of unreadable objects, by kind."""
+"""Rate-limited log of objects that cannot be read, by kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 from sharepod.rate_limit import RateLimiter
 
 _LOGGED_EVERY_S = 10.0
-"""Least seconds between two log lines about objects of one kind. A kubelet writes its Node often, and a user can create
+"""Shortest time in seconds between two log lines about one kind. A kubelet writes its Node often, and a user can create
 thousands of unreadable objects."""
 
 log = structlog.get_logger(__name__)
@@ -23,13 +23,12 @@ class UnreadableLog:
         self._limiters: dict[str, RateLimiter] = {}
 
     def warn(self, kind: str, error: str, *, follows: str = "it is passed over", **named: str) -> None:
-        """Log the reason for which an object is unreadable, unless another object of its kind was logged within
-        `_LOGGED_EVERY_S`.
+        """Log why an object is unreadable, unless an object of its kind was logged within the last `_LOGGED_EVERY_S`.
 
         Args:
             kind: Kind of the object.
             error: The reason.
-            follows: The consequence.
+            follows: The consequence, as the end of the log line.
             named: Name, namespace and uid of the object.
         """
         now = self._clock()
