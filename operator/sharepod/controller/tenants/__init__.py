@@ -1,1 +1,1 @@
-"""Reconciliation of one tenant: snapshot, act, confirm, evict, write the status."""
+"""Reconciliation of one tenant: takes a snapshot, performs the next step, writes the status, evicts."""

@@ -1,5 +1,5 @@
-"""Reconciler of one claim: takes a snapshot, gets the next step from `claim_steps`, performs the step, and notifies the
-owner.
+"""Reconciler of one claim: takes a snapshot, gets the next step from `claim_steps`, performs it, and writes Events for
+the claim's owner.
 
 Guarantees:
 - One claim is handled at most once at a time.
@@ -45,21 +45,22 @@ from .snapshots import LOOK_AGAIN_S, Snapshots
 log = structlog.get_logger(__name__)
 
 MOST_TOLD = 256
-"""Most Pods that get the Events of one claim, waiting Pods first. Kubernetes reserves a claim for at most 256 Pods at a
-time."""
+"""Number of Pods that get the Events of one claim, waiting Pods first. Kubernetes reserves a claim for at most 256 Pods
+at a time."""
 
 
 class ClaimReconciler:
     """Reconciler of claims by uid.
 
     `clock`: monotonic seconds. `wall`: seconds since the epoch. `listed`: returns True once all claims were listed.
-    `advertises`: returns True if a node advertises enough of the line's resources for the shares in its ledger.
+    `advertises`: returns True if a node advertises enough of the resource line's resources for the shares in its
+    ledger.
     """
 
     loop: PlacementLoop
     """Set once, before `run`."""
     on_share_of_line: Callable[[str], None]
-    """Set once, before `run`. Called with a node when a share requested by a resource line may have changed there."""
+    """Set once, before `run`. Called with a node on which the share of a resource line may have changed."""
 
     def __init__(
         self,
@@ -82,8 +83,7 @@ class ClaimReconciler:
         self._settings = settings
         self._clock = clock
         self._listed = listed
-        """Returns True once all claims were listed. Before that, a claim that is missing in the cluster state may
-        exist."""
+        """Before it returns True, a claim that is missing in the cluster state may exist."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
         self._scheduled = ScheduledShares(state, ledger, self._writer)
         self._snapshots = Snapshots(state, settings, clock, wall, advertises=advertises)
@@ -96,7 +96,8 @@ class ClaimReconciler:
     async def reconcile(self, uid: str) -> None:
         """Perform the next step of one claim. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(uid)
-        # 1. Take a snapshot. A live read confirms the claim's deletion, unless the watch has shown it.
+        # 1. Take a snapshot. A claim that is missing counts as deleted once the watch or a GET has shown the
+        # deletion.
         snapshot = self._take(uid, memo)
         if snapshot.claim is None and snapshot.reserved:
             if not await self._is_deleted(uid, snapshot.reserved, memo):
@@ -110,22 +111,22 @@ class ClaimReconciler:
             turn_s = next_turn(self._state, snapshot.claim)
             if turn_s is not None:
                 self.queue.add_after(uid, turn_s)
-        # 4. Show the share, and notify the owner of obstacles.
+        # 4. Show the share in the claim's status, and report obstacles by Events.
         if isinstance(step, Wait | Place | Adopt):
             await self._show(snapshot, uid, memo)
 
     # Known state
 
     def _take(self, uid: str, memo: TenantMemo) -> ClaimSnapshot:
-        """Return the facts of a claim now. Record in its memo the times since which its states hold, such as "refused
-        by kube-scheduler".
+        """Return the facts of a claim now. Record in its memo since when states last, such as "refused by
+        kube-scheduler".
         """
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
         claim = seen.claims.get(uid)
         reserved = self._snapshots.reserved(uid, memo)
         pods = seen.users(claim) if claim is not None else ()
         pod = waiting_pod(self._state, claim) if claim is not None else None
-        if pod is not None and pods[0] is not pod:  # the waiting Pod decides, so it comes first
+        if pod is not None and pods[0] is not pod:  # this Pod decides the claim's request, so it comes first
             pods = (pod, *(other for other in pods if other is not pod))
         if claim is not None and claim.allocation is not None:
             mine.allocated = mine.allocated or any(holds(item, claim.allocation) for item in reserved)
@@ -146,7 +147,7 @@ class ClaimReconciler:
             overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
         elif pod is not None and mine.waits is not None:
             said_before = mine.waits[2]
-            # kube-scheduler uses the same message if it cannot allocate another driver's claim of this Pod.
+            # kube-scheduler's message is the same if it cannot allocate a claim of another driver that this Pod uses.
             elsewhere = _for_something_else(said_before) or (bool(said_before) and seen.needs_others(pod))
             due = mine.waits[1] + self._patience_s(pod, elsewhere=elsewhere)
             overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
@@ -174,16 +175,16 @@ class ClaimReconciler:
         )
 
     def _patience_s(self, pod: ClaimPodFacts, *, elsewhere: bool) -> float:
-        """Return for how many seconds a Pod may keep its place without being bound.
+        """Return the seconds for which a Pod that is not bound may keep its place.
 
-        `elsewhere`: True if kube-scheduler already refused the Pod before it got the place, for a cause that the place
-        does not remove.
+        `elsewhere`: True if kube-scheduler refused the Pod before it got the place, for a cause that the place does not
+        remove.
         """
         foreign = pod.scheduler != DEFAULT_SCHEDULER
         return self._settings.bind_timeout if foreign or elsewhere else self._settings.start_timeout
 
     async def _is_deleted(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
-        """Return True if a claim that has a row is deleted, as confirmed by its watch or by a GET."""
+        """Return True if a claim that has a row is deleted, as its watch or a GET has shown."""
         memo.tenant_deleted = memo.tenant_deleted or self._state.seen_claims.saw_deleted(uid)
         if not memo.tenant_deleted:
             if not self._listed():
@@ -199,7 +200,6 @@ class ClaimReconciler:
     async def _act(
         self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: ClaimStep | ScheduledClaimStep
     ) -> None:
-        """Perform the step."""
         log.debug("step", claim=uid, step=step)
         if not isinstance(step, Place):
             self._resize_or_leave(snapshot, uid, memo)
@@ -239,8 +239,8 @@ class ClaimReconciler:
                 self._remove(snapshot, uid, memo, step)
 
     async def _may_deallocate(self, claim: ClaimFacts, memo: TenantMemo, now: float) -> bool:
-        """Remove the claim's reservation for a waiting Pod, if it has one. Return True once `LOOK_AGAIN_S` has passed
-        since then: kube-scheduler has then seen the removal and can no longer bind that Pod.
+        """Remove the Pods of a claim from `status.reservedFor`. Return True once `LOOK_AGAIN_S` has passed since then:
+        kube-scheduler has seen the removal by then, and can no longer bind the Pod.
         """
         mine = memo.claim
         if claim.consumers:
@@ -254,8 +254,8 @@ class ClaimReconciler:
     def _taken_back(
         self, snapshot: ClaimSnapshot, claim: ClaimFacts, memo: TenantMemo, node: str | None, message: str
     ) -> None:
-        """Record why an allocation was removed. If `node` is given, make all claims of the Pod avoid that node for a
-        while.
+        """Record and log that an allocation was removed. If `node` is given, make all claims of the Pod avoid it for
+        some time.
         """
         log.info("took an allocation back", claim=f"{claim.namespace}/{claim.name}", node=node, why=message)
         metrics.PODS_TAKEN_BACK.inc()
@@ -267,9 +267,7 @@ class ClaimReconciler:
             self._avoid(claim, memo, node, message)
 
     def _avoid(self, claim: ClaimFacts, memo: TenantMemo, node: str, message: str) -> None:
-        """Make all claims of a Pod avoid a node that the Pod does not fit. The Pod's other claims give up their places
-        too.
-        """
+        """Make all claims of a Pod avoid a node that it does not fit. The other claims give up their places there."""
         until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
         pod = waiting_pod(self._state, claim)
         siblings = self._state.seen_claims.of_pod(pod) if pod is not None else iter((claim,))
@@ -290,8 +288,8 @@ class ClaimReconciler:
 
     @staticmethod
     def _was_refused(snapshot: ClaimSnapshot, memo: TenantMemo, step: RemoveRow) -> bool:
-        """Return True if a row is removed because kube-scheduler itself has deallocated the claim: its Pod does not fit
-        the node.
+        """Return True if a row is removed because kube-scheduler has deallocated the claim itself, as its Pod does not
+        fit the node.
         """
         mine, claim = memo.claim, snapshot.claim
         if claim is None or claim.allocation is not None or not snapshot.waited_for:
@@ -300,8 +298,8 @@ class ClaimReconciler:
         return step.reason is RemovalReason.NEVER_BOUND and mine.allocated and not ours
 
     def _resize_or_leave(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
-        """If the claim's annotation requests another share, enqueue it in the placement loop for that share. Otherwise
-        remove the claim from the loop's queue.
+        """Enqueue the claim in the placement loop if its annotation requests another share than it has. Otherwise
+        remove it from the loop's queues.
         """
         claim = snapshot.claim
         row = next((item for item in snapshot.reserved if item.written is not None and not item.releasing), None)
@@ -315,7 +313,7 @@ class ClaimReconciler:
     # Notifications
 
     async def _show(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
-        """Show the share in the claim's status, and write Events on the claim and the Pods that wait for it."""
+        """Write the share into the claim's status, and Events about the claim and the Pods that wait for it."""
         claim = snapshot.claim
         if claim is None:
             return
@@ -338,11 +336,11 @@ class ClaimReconciler:
             self._tell(snapshot, claim, note)
 
     def _of_leader(self, claim: ClaimFacts) -> tuple[Refusal | None, str | None]:
-        """Return why a claim has no place that does not request places itself: one claim of its Pod requests them for
-        all.
+        """Return (refusal, obstacle): why a claim has no place. For claims whose places are requested by another claim
+        of the Pod, the leading one.
 
-        The first value is the refusal of that claim, the second a reason for which no place is requested. Both are None
-        if placement has not answered yet.
+        The refusal is the leading claim's, the obstacle a reason why no place is requested. Both are None while
+        placement has not answered yet.
         """
         pod = waiting_pod(self._state, claim)
         if pod is None:
@@ -376,13 +374,13 @@ class ClaimReconciler:
 
 
 def _for_something_else(refusal: str) -> bool:
-    """Return True if kube-scheduler refused a Pod for a cause other than its claims. An allocation does not change that
-    cause, so kube-scheduler does not retry the Pod after it."""
+    """Return True if kube-scheduler has refused a Pod for another cause than its claims. An allocation does not remove
+    that cause, so kube-scheduler will not retry the Pod because of it."""
     return bool(refusal) and not claim_steps.names_claims(refusal)
 
 
 def _refused(snapshot: ClaimSnapshot) -> str:
-    """Return why kube-scheduler has deallocated a claim, as text that follows "the node"."""
+    """Return why kube-scheduler has deallocated a claim, as the end of a sentence that begins "the node"."""
     reason = next((pod.unschedulable for pod in snapshot.pods if pod.waits), "")
     why = f": {reason}" if reason and "cannot allocate all claims" not in reason else ", where the pod does not fit"
     return f"was refused by kube-scheduler{why}"

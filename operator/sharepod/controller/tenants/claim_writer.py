@@ -3,10 +3,10 @@
 Guarantees:
 - Every write names the claim's uid and resourceVersion. If the claim has changed since it was read, the API server
   refuses the write.
-- The finalizer is written before the allocation. So when the claim is deleted, kube-controller-manager deallocates it
-  first.
-- If the API server refuses a write as invalid, the method raises an error, and its caller retries after growing pauses.
-- An annotation of a Pod with a resource line names the Pod's GPUs. Only the operator may write that annotation.
+- The finalizer is written before the allocation. So a deleted claim exists until kube-controller-manager has
+  deallocated it.
+- If the API server refuses a write as invalid, the method raises, and its caller retries with back-off.
+- The annotation with a Pod's GPUs is written only into Pods with a resource line, and only the operator may write it.
 - If a write fails or its answer is lost, the claim is read live before any other write.
 """
 
@@ -35,8 +35,7 @@ class ClaimWriter:
     """Writer of claims. `wall`: seconds since the epoch.
 
     Every method may raise an `ApiError` or `NotLeadingError`. A method that returns False has written nothing, because
-    the claim has changed since it was read. It has then read the claim again, so the caller must decide from the new
-    facts.
+    the claim has changed since it was read. The claim was then read again, so the caller must decide again.
     """
 
     def __init__(self, seen: ClaimsSeen, client: Client, wall: Callable[[], float]) -> None:
@@ -45,8 +44,8 @@ class ClaimWriter:
         self._wall = wall
 
     async def allocate(self, claim: ClaimFacts, node: str, row: Tenant, consumer: ClaimPodFacts | None) -> bool:
-        """Allocate a claim to the GPUs of a row. If `consumer` is given, reserve the claim for that Pod. Return True if
-        both are written.
+        """Allocate a claim to the GPUs of a row. With `consumer`, also reserve the claim for that Pod. Return True if
+        this is written.
         """
         protected = await self._protected(claim)
         if protected is None or protected.request is None:
@@ -74,8 +73,8 @@ class ClaimWriter:
         return await self._write(protected, lambda: self._patch_status(protected, status))
 
     async def _protected(self, claim: ClaimFacts) -> ClaimFacts | None:
-        """Return the claim with the finalizer, which is added if it is missing. None if the claim has changed since it
-        was read.
+        """Return the claim with the finalizer, which is added if necessary. None if the claim has changed since it was
+        read.
         """
         if CLAIM_FINALIZER not in claim.finalizers:
             first: Json = {"op": "add", "path": "/metadata/finalizers", "value": [CLAIM_FINALIZER]}
@@ -119,15 +118,13 @@ class ClaimWriter:
         return await self._write(claim, lambda: self._patch_status(claim, status))
 
     async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | SpecError | None) -> None:
-        """Write `status.devices` for a row, unless the claim already shows the same, apart from times."""
+        """Write `status.devices` for a row, unless the claim already has it, apart from times."""
         wanted = devices(node, row, resize, claim.shown, self._now())
         if without_times(wanted) != without_times(claim.shown):
             await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
 
     async def name_gpus(self, pod: ClaimPodFacts, row: Tenant) -> None:
-        """Write the UUIDs of a row's GPUs into the annotation of the Pod with the resource line, unless they are
-        there.
-        """
+        """Write the UUIDs of a row's GPUs into the annotation of a Pod, unless it has them."""
         gpus = ",".join(row.gpus)
         if pod.gpus == gpus:
             return
@@ -148,9 +145,7 @@ class ClaimWriter:
             return  # the Pod has changed, and its next reconciliation writes again
 
     async def deleted(self, claim_name: str, namespace: str, uid: str) -> bool:
-        """Read a claim live. Return True if it is deleted. If it exists, record it in the cluster state and return
-        False.
-        """
+        """Read a claim live. Return True if it is deleted; else record it in the cluster state and return False."""
         try:
             raw = await self._client.get(CLAIMS, claim_name, namespace)
         except NotFoundError:
@@ -161,13 +156,13 @@ class ClaimWriter:
         return self._seen.claims.get(uid) is None
 
     async def _write(self, claim: ClaimFacts, write: Callable[[], Awaitable[Json]]) -> bool:
-        """Make one write and record the resulting claim. Return True if it was written, and False if the API server
-        refused it because the claim has changed. After any failure the claim is read again."""
+        """Make one write and record the resulting claim. Return True if it is written, False if the API server refused
+        it because the claim has changed. After any failure, read the claim again."""
         try:
             made = await write()
         except (ConflictError, NotFoundError, InvalidError) as error:
             await self._refresh(claim)
-            # the same write would be refused again: the caller waits
+            # the same write would be refused again, so the caller's back-off applies
             if isinstance(error, InvalidError) and error.of_object:
                 log.error("claim cannot be written", claim=f"{claim.namespace}/{claim.name}", error=str(error))
                 raise

@@ -1,9 +1,9 @@
-"""Live (uncached) reads that confirm that an object is missing before the operator acts on it.
+"""Confirmations: live reads of objects that seem to be missing, before the operator acts on their absence.
 
 Guarantees:
-- A row that is not Releasing is removed only right after a GET. The GET must show that its tenant has no Pod on that
-  node, and no Pod that could be bound there.
-- The deletion of a Node replaces the agent's report only while a GET confirms the deletion.
+- A row that is not Releasing is removed only right after a GET which shows that its tenant has no Pod on that node, nor
+  a Pod that could be bound there.
+- A deleted Node replaces the agent's report only after a GET has confirmed the deletion.
 - If a SharePod ends because an object is missing, that end is written only when a GET does not find the object either.
 - Every object that a GET returns is recorded in the cluster state.
 """
@@ -22,10 +22,10 @@ from .pods import PodControl
 
 
 class Confirmations:
-    """Confirms steps by live reads. Every method may raise an `ApiError`. A method that returns False has recorded the
-    object that contradicts the step.
+    """Confirms steps by live reads. Every method may raise an `ApiError`. Before a method returns False, it has
+    recorded the object that contradicts the step.
 
-    Args of the methods: `name` and `namespace` of the SharePod; its Pod has the same.
+    Arguments of the methods: `name` and `namespace` of the SharePod, which its Pod shares.
     """
 
     def __init__(self, state: ClusterState, client: Client, pod_control: PodControl) -> None:
@@ -36,7 +36,7 @@ class Confirmations:
     async def may_remove(
         self, snapshot: TenantSnapshot, tenant: str, name: str, namespace: str, step: RemoveRow
     ) -> bool:
-        """Return True if live reads confirm the reason for which a row is to be removed."""
+        """Return True if live reads confirm the reason for the removal of a row."""
         if step.reason is RemovalReason.NODE_GONE:
             return await self._node_is_gone(step.node)
         releasing = any(reserved.node == step.node and reserved.releasing for reserved in snapshot.reserved)
@@ -53,9 +53,7 @@ class Confirmations:
         return False
 
     async def ended(self, snapshot: TenantSnapshot, tenant: str, name: str, namespace: str, finish: Ending) -> bool:
-        """Return True if live reads confirm that the object is missing from whose absence an end follows. Also return
-        True for an end that follows from no absence.
-        """
+        """Return True if live reads confirm the absence that caused an end, or no absence caused it."""
         if finish.absence is Absence.ROW and snapshot.pod is not None:
             place = snapshot.pod.node or snapshot.pod.pin or ""
             await self._read_gpunode(place)

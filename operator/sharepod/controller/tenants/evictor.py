@@ -1,12 +1,12 @@
-"""Evictor: evicts Pods with unenforced shares, if the administrator has set that policy.
+"""Evictor: evicts Pods whose share is not enforced, if the administrator has chosen that policy.
 
 Guarantees:
 - A Pod is evicted only if it is bound and its node's agent has reported an offence for `unenforced_grace`. An offence
   is a process without the hook or with another hook, or use of time or memory beyond the share.
 - At most `evictions_per_minute` Pods are evicted in the whole cluster. A refused eviction does not count.
 - An eviction names the Pod's uid, so no other Pod is evicted.
-- A PodDisruptionBudget delays an eviction by `eviction_patience` at most. After that the Pod is deleted, because the
-  tenant could otherwise protect itself by a budget at the expense of its neighbours.
+- A PodDisruptionBudget delays an eviction by `eviction_patience` at most. Then the Pod is deleted. Otherwise a tenant
+  could protect itself by a budget, at the expense of its neighbours.
 - Evicted or deleted, the Pod keeps its terminationGracePeriodSeconds, and its SharePod ends as Evicted.
 """
 
@@ -33,8 +33,7 @@ _RETRY_S = 5.0
 """Seconds until a refused eviction is tried again. A PodDisruptionBudget allows the next eviction once a replacement
 Pod has started, which takes about this long."""
 _ASKED_PER_S = 10.0
-"""Most eviction calls per second, including refused calls. It equals the largest allowed value of
-`evictions_per_minute`."""
+"""Largest number of eviction calls per second, refused calls included: the maximum of `evictions_per_minute`."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +54,7 @@ class Evictor:
     ) -> float | None:
         """Evict the Pod of one tenant if its eviction is due. Raises `ApiError`.
 
-        Return the seconds until the next check. None if no check is needed before the tenant changes.
+        Return the seconds until the next check. None if no check is needed until the tenant changes.
         """
         finding = _offence(seen)
         if finding is None or pod is None or pod.node is None or pod.deleting or pod.ended:
@@ -115,6 +114,6 @@ class Evictor:
 
 
 def _offence(seen: TenantStatus | None) -> Finding | None:
-    """Return the gravest reported offence. None if none is reported."""
+    """Return the most serious offence that the agent reports. None if it reports none."""
     findings = {item.reason: item for item in seen.findings} if seen is not None else {}
     return next((findings[reason] for reason in OFFENCES if reason in findings), None)

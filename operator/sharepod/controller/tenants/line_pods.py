@@ -1,14 +1,14 @@
-"""Plain Pods with a resource line whose share a CSI volume attaches: the differences from SharePods. Such a Pod is its
-own tenant.
+"""Plain Pods whose resource line is attached by a CSI volume: what differs from SharePods. Such a Pod is a tenant
+itself.
 
-The Pod is the tenant's only object. It has no status field for SharePod's facts, so Events report them. Only the Pod's
-controller creates the next Pod.
+The Pod is the tenant's only object. It has no status like a SharePod's, so Events report everything. Only the Pod's
+controller creates a next Pod, which is another tenant.
 
 Guarantees:
 - Events on the Pod report why it waits, and the share that it got.
 - A Pod that has lost its row is deleted, because its GPUs may be assigned to another tenant.
 - No share is booked for a plain Pod while nodes do not advertise the line.
-- If a Pod did not fit a node, the next Pods of its controller avoid that node for a while.
+- If a Pod did not fit a node, the next Pods of its controller avoid that node for some time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NOT_IN_FORCE = (
     "manifests/plain-volume"
 )
 _MOST_OWNERS = 1000
-"""Most controllers for which the avoided nodes are remembered."""
+"""Number of controllers for which avoided nodes are remembered."""
 
 
 def is_line(snapshot: TenantSnapshot, tenant: str) -> bool:
-    """Return True if a tenant is a plain Pod. Its row is enough to know this."""
+    """Return True if a tenant is a plain Pod. If the Pod is deleted, its row shows it."""
     if snapshot.sharepod is not None:
         return snapshot.sharepod.plain
     return any(item.wanted.pod_uid == tenant for item in snapshot.reserved)
@@ -47,20 +47,19 @@ class LinePods:
     """Handling of plain Pods. Methods that call the API server may raise an `ApiError`. `clock`: monotonic seconds."""
 
     in_force: Callable[[], bool] = staticmethod(lambda: True)
-    """Returns True if nodes advertise the resources of the line."""
+    """Returns True if nodes advertise the resources of the resource line."""
 
     def __init__(self, pod_control: PodControl, events: Events, clock: Callable[[], float]) -> None:
         self._pod_control = pod_control
         self._events = events
         self._clock = clock
         self._avoided: OrderedDict[str, dict[str, tuple[str, float]]] = OrderedDict()
-        """For each controller's uid, then for each node that its Pods did not fit: the reason, and the time until which
-        to avoid the node."""
+        """(reason, time until then) for each node to avoid: by the controller's uid, then by the node's name."""
 
     def may_be_placed(self, sharepod: SharePodFacts | None, memo: TenantMemo) -> bool:
-        """Return True if a tenant may be placed now. A plain Pod may be placed only while nodes advertise the line's
-        resources; otherwise kube-scheduler would never bind it. Its memo also gets the nodes that its controller's
-        former Pods did not fit.
+        """Return True if a tenant may be placed now: a plain Pod only while nodes advertise the resources of the line,
+        as kube-scheduler could not bind it otherwise. Also copy into its memo the nodes that its controller's former
+        Pods did not fit.
         """
         if sharepod is None or not sharepod.plain:
             return True
@@ -83,8 +82,8 @@ class LinePods:
                 self._avoided.popitem(last=False)
 
     async def ended(self, snapshot: TenantSnapshot, memo: TenantMemo, step: Ending) -> Ending | None:
-        """Return `step` for a SharePod. For a plain Pod return None, as it has no status to write; if it has lost its
-        row, delete it first.
+        """Return `step` for a SharePod, and None for a plain Pod, which has no status to write. A plain Pod that has
+        lost its row is deleted here.
         """
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or not sharepod.plain:
@@ -95,7 +94,7 @@ class LinePods:
         return None
 
     def announce(self, snapshot: TenantSnapshot, memo: TenantMemo) -> None:
-        """Write an Event about the reason for which the Pod waits, or about the share that it got."""
+        """Write an Event about why the Pod waits, or about the share that it got."""
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or pod is None or pod.deleting or pod.ended:
             return

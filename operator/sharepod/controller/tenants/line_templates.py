@@ -1,13 +1,13 @@
-"""ResourceClaimTemplates for Pods with a resource line: one template in each namespace where such a Pod waits. This
-module also creates claims again that were deleted while their Pods wait.
+"""ResourceClaimTemplates for Pods with a resource line: one in each namespace where such a Pod waits. Also creates
+claims again that were deleted while their Pods wait.
 
 Guarantees:
 - A namespace gets its template once a Pod there waits for the claim of its line. If the template is deleted while a Pod
   waits, it is created again.
-- A foreign template of that name is replaced, even if claims were created from it; the Pods of these claims are
-  notified. Such a template can only be older than the admission policy that protects the name.
+- A template of that name that is not SharePod's is replaced, even if claims were created from it; their Pods get an
+  Event. Such a template can only be older than the admission policy that protects the name.
 - A namespace without Pods with a line gets no template.
-- A refusal by the API server, such as a quota's, is reported to the waiting Pods, and retried after growing pauses.
+- A refusal by the API server, such as a quota's, is reported by Events on the waiting Pods, and retried with back-off.
 - Checks of a namespace without progress become less frequent, from every `LOOK_AGAIN_S` to every minute.
 - If the claim that a waiting Pod's status names is deleted, it is created again under its name. kube-controller-manager
   would not do this for an hour: its mutation cache still contains the claim (Kubernetes 1.30 to 1.36).
@@ -32,7 +32,7 @@ from .snapshots import LOOK_AGAIN_S
 log = structlog.get_logger(__name__)
 
 _BACKOFF = Backoff(LOOK_AGAIN_S, 60.0)
-"""Seconds between two checks of a namespace without progress."""
+"""Pause between two checks of a namespace without progress, in seconds: first and longest."""
 _WAS_ANOTHER = "differed, and has been replaced: delete the claim, and it is created again with the size of the line"
 _DEVICES: Json = {
     "requests": [
@@ -52,7 +52,7 @@ class LineTemplates:
         self._client = client
         self._events = events
         self._looks: dict[str, int] = {}
-        """For each namespace: number of consecutive checks that found a waiting Pod."""
+        """By namespace: number of consecutive checks that found a waiting Pod."""
         self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
 
     async def run(self) -> None:
@@ -60,8 +60,8 @@ class LineTemplates:
         await self.queue.run()
 
     def want(self, namespace: str) -> None:
-        """Check a namespace in which a Pod waits for its claim. The check is delayed if the template should exist
-        already.
+        """Enqueue a namespace in which a Pod waits for its claim. If the namespace was checked before, its template
+        should exist, so the check is delayed.
         """
         if namespace in self._looks:
             self.queue.add_after(namespace, LOOK_AGAIN_S)
@@ -69,11 +69,11 @@ class LineTemplates:
             self.queue.add(namespace)
 
     def forget(self, namespace: str) -> None:
-        """Forget a deleted namespace."""
+        """Drop the count of a deleted namespace."""
         self._looks.pop(namespace, None)
 
     async def reconcile(self, namespace: str) -> None:
-        """Create the objects that Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
+        """Create the missing template and claims of a namespace. Raises `ApiError` and `NotLeadingError`."""
         waits = False
         try:
             for pod in [pod for pod in self._seen.without_claim() if pod.namespace == namespace]:
@@ -92,7 +92,8 @@ class LineTemplates:
         self.queue.add_after(namespace, _BACKOFF.pause_s(self._looks[namespace]))
 
     async def _have_template(self, namespace: str) -> None:
-        """Create the template, unless it exists or the API server forbids its creation."""
+        """Create the template, or replace a template that is not SharePod's. If the API server forbids it, write Events
+        on the waiting Pods."""
         try:
             await self._make(namespace)
         except AlreadyExistsError:
@@ -118,7 +119,8 @@ class LineTemplates:
         log.info("made the template of resource lines", namespace=namespace)
 
     async def _make_claim(self, pod: ClaimPodFacts) -> bool:
-        """Create the claim of a Pod's line again, unless it exists. Return True if the caller must retry."""
+        """Create the claim of a Pod's resource line again, unless it exists. Return True if the API server forbids it,
+        so that the caller must retry."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
         metadata = {
             "name": pod.claim_of_line,
@@ -155,5 +157,5 @@ class LineTemplates:
 
 
 def _is_ours(template: Json) -> bool:
-    """Return True if a template, as stored in the API server, is SharePod's own: the template without sizes."""
+    """Return True if a template is SharePod's: it requests one device without sizes."""
     return bool(((template.get("spec") or {}).get("spec") or {}).get("devices") == _DEVICES)

@@ -1,10 +1,9 @@
-"""Paced retries: Pods of one namespace that the API server refused are created again, a few per second, whatever their
-number.
+"""Paced retries: limits how fast Pods that the API server has refused are created again, by namespace.
 
 Guarantees:
-- At most `TRIES_PER_S` retries of one namespace fall due in any second. So thousands of SharePods beyond a quota load
-  the API server no more than `TRIES_PER_S` do.
-- A retry falls due in the first second, at or after the end of its own pause, with fewer than `TRIES_PER_S` retries.
+- At most `TRIES_PER_S` retries of one namespace fall due in any second, so even thousands of SharePods beyond a quota
+  cause no more calls.
+- A retry falls due after its own pause, in the first second that has fewer than `TRIES_PER_S` retries.
 - When one retry succeeds, the two Pods that have waited longest are retried at once. So Pods that fit a raised quota
   run within seconds.
 """
@@ -25,27 +24,27 @@ _TRIED_AT_ONCE = 2
 
 @dataclass(slots=True)
 class _Refused:
-    """Refused tenants of one namespace."""
+    """Tenants of one namespace whose Pods were refused."""
 
     due: Counter[int] = field(default_factory=Counter)
     """Number of retries that fall due in each second."""
     second: int = 0
-    """First second that `due` still contains; older seconds were dropped."""
+    """First second in `due`; earlier seconds were dropped."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Tenants that wait for their retry, in order of their last refusal."""
 
 
 class PacedRetries:
-    """Retries of all namespaces. Times are monotonic seconds."""
+    """Retries of all namespaces. Times are monotonic seconds; a second is their integer part."""
 
     def __init__(self) -> None:
         self._refused: dict[str, _Refused] = {}
         self._namespace_of: dict[str, str] = {}
-        """Namespace of each tenant that waits for its retry."""
+        """Namespace of each tenant that waits for its retry, by tenant."""
 
     def next_try(self, namespace: str, tenant: str, now: float, pause: float) -> float:
-        """Return the time at which a refused tenant is tried again: `pause` seconds after `now`, or later if that
-        second is full.
+        """Return the time at which a refused tenant is retried: `pause` seconds after `now`, or later if that second is
+        full.
         """
         refused = self._refused.setdefault(namespace, _Refused())
         refused.waiting.pop(tenant, None)
@@ -61,9 +60,9 @@ class PacedRetries:
         return max(earliest, float(second))
 
     def taken(self, namespace: str, tenant: str, waits: Callable[[str], bool]) -> list[str]:
-        """Return the tenants to retry at once because the retry of `tenant` succeeded.
+        """Return further tenants to retry at once, because the retry of `tenant` succeeded.
 
-        `waits`: returns True if a tenant still waits for its retry. Other tenants are skipped and forgotten.
+        `waits`: returns True if a tenant still waits for its retry. Other tenants are dropped.
         """
         self.forget(tenant)
         next_ones: list[str] = []
@@ -75,7 +74,7 @@ class PacedRetries:
         return next_ones
 
     def forget(self, tenant: str) -> None:
-        """Forget a tenant that is deleted or no longer waits for a retry."""
+        """Drop a tenant that is deleted or no longer waits for a retry."""
         namespace = self._namespace_of.pop(tenant, None)
         if namespace is None:
             return
@@ -85,6 +84,6 @@ class PacedRetries:
             del self._refused[namespace]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all tenants."""
         self._refused.clear()
         self._namespace_of.clear()

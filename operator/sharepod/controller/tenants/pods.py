@@ -2,7 +2,7 @@
 
 Guarantees:
 - A SharePod that is too large to keep in memory is read live when its Pod is created. If its spec has changed since the
-  watch showed it, no Pod is created; the watch causes the next step.
+  watch showed it, no Pod is created until the watch shows the change.
 - A Pod is created with `fieldValidation=Strict` and under the SharePod's name. So if two operators try, only one Pod is
   created.
 - A gate is opened at most once: the patch applies only to the Pod with this uid while its gate is closed. A refusal of
@@ -10,8 +10,8 @@ Guarantees:
 - A SharePod fails only if the API server finds an error in the Pod itself. A denial by a quota, a policy or a webhook
   is retried.
 - Every delete names the uid.
-- A creation or gate opening may get no answer while the API server answers other calls. It is then reported, and has a
-  longer timeout the next time (`unanswered.py`). So a slow webhook does not block a Pod or its gate permanently.
+- If a creation or gate opening gets no answer while other calls do, this is reported, and the next try has a longer
+  timeout (`unanswered.py`). So a slow webhook does not block a Pod or its gate permanently.
 - To withdraw a Pod, the operator first adds a mark and a finalizer, then deletes the Pod. Both calls name a
   resourceVersion at which the Pod was not bound. The finalizer keeps the Pod until `let_go`.
 """
@@ -54,13 +54,13 @@ from .paced_retries import PacedRetries
 from .unanswered import Patience
 
 _TERMINATING_RETRY_S = 1.0
-"""Seconds until the next try to create a Pod while a former Pod of the same name is being deleted. Most deletions take
+"""Seconds until the next try to create a Pod while a former Pod of its name is being deleted. Most deletions take
 seconds."""
 _DELETE_AGAIN_S = 10.0
-"""Seconds after which a deletion is repeated that the API server has accepted and no watch has shown."""
+"""Seconds after which a deletion is repeated that the API server has accepted, but the watch has not shown."""
 _BACKOFF = Backoff(2.0, 60.0)
-"""Pause after a refused creation of a Pod, in seconds: first and longest. Where few Pods wait, a raised quota takes
-effect at most the longest pause later."""
+"""Pause after a refused creation of a Pod, in seconds: first and longest. If few Pods wait, a raised quota takes effect
+at most the longest pause later."""
 
 _HANGS = (
     "the API server has not answered in time, but answers other calls: most likely it waits for an admission webhook "
@@ -76,8 +76,9 @@ class PodControl:
     """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`.
 
     Args:
-        by_claims: Returns True if new Pods get their GPUs by claims, False if by CSI.
-        lines_in_force: Returns True if nodes advertise the resources of the line. Pods of SharePods then request them.
+        by_claims: Returns True if new Pods get their GPUs by claims, False if by CSI volumes.
+        lines_in_force: Returns True if nodes advertise the resources of the resource line. Pods of SharePods then
+            request them.
     """
 
     def __init__(
@@ -100,10 +101,10 @@ class PodControl:
         self._patience = Patience()
 
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
-        """Create the Pod of a SharePod behind its scheduling gate, or adopt it if it exists.
+        """Create the Pod of a SharePod behind its scheduling gate, or adopt an existing Pod of this SharePod.
 
-        Return the end of the SharePod if its Pod can never be created, else None. If the Pod cannot be created for now,
-        `memo.blocked` is set to the reason. `now`: monotonic seconds.
+        Return the end of the SharePod if its Pod can never be created, else None. If it cannot be created for now, set
+        `memo.blocked`. `now`: monotonic seconds.
         """
         whole = await self._whole(sharepod)
         if whole is None:
@@ -149,8 +150,7 @@ class PodControl:
         return None
 
     async def _whole(self, sharepod: SharePodFacts) -> Json | None:
-        """Return the whole SharePod, from which its Pod is made. A SharePod that is too large to keep in memory is read
-        live.
+        """Return the whole SharePod, from which its Pod is made. It is read live if it was too large to keep in memory.
 
         Return None if it is deleted or its spec has changed. The watch then causes the next step.
         """
@@ -174,9 +174,9 @@ class PodControl:
     ) -> bool:
         """Open a Pod's scheduling gate. Return True if the gate is open.
 
-        False has two causes:
-        - The Pod has changed since it was last seen. It has then been read again.
-        - The API server refuses the Pod with an open gate. `memo.blocked` is then set to the reason.
+        It is not open in two cases:
+        - The Pod has changed since it was read. It is read again.
+        - The API server refuses the Pod with an open gate. `memo.blocked` has the reason.
         """
         operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
         try:
@@ -212,14 +212,14 @@ class PodControl:
         self.refuse_share(sharepod, pod, memo, text, now)
 
     def refuse_share(self, sharepod: SharePodFacts, pod: PodFacts, memo: TenantMemo, why: str, now: float) -> None:
-        """Record that a Pod cannot have its share for now, with the reason `why`. It is tried again after a pause.
-        `now`: monotonic seconds.
+        """Record in the memo that a Pod cannot have its share for now, because of `why`. It is tried again after a
+        pause. `now`: monotonic seconds.
         """
         self._block(sharepod, memo, BlockedReason.FORBIDDEN, why, now, pod=pod.uid)
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
-        """Handle a Pod that exists under the SharePod's name. Adopt it if it belongs to this SharePod; otherwise set
-        `memo.blocked` to a message that names the conflict.
+        """Handle a Pod that exists under the SharePod's name. Adopt it if it is this SharePod's. Otherwise set
+        `memo.blocked`.
         """
         try:
             raw = await self._client.get(PODS, sharepod.name, sharepod.namespace)
@@ -260,15 +260,15 @@ class PodControl:
         emit(sharepod.kind, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts, memo: TenantMemo, now: float, *, disrupts: bool = False) -> float | None:
-        """Delete a Pod. Return None after the call, or the seconds until it may be repeated if it was made within
-        `_DELETE_AGAIN_S`.
+        """Delete a Pod. Return None after the call. If the same call was made within `_DELETE_AGAIN_S`, return the
+        seconds until it may be repeated.
 
         Args:
             pod: The Pod.
             memo: Memo of its tenant.
             now: Monotonic seconds.
             disrupts: True if the Pod ends through no fault of its own. It is then evicted, so that its condition
-                DisruptionTarget shows this. If a PodDisruptionBudget refuses the eviction, it is deleted.
+                DisruptionTarget shows this. If the eviction is refused, it is deleted.
         """
         if memo.deleted is not None and memo.deleted[0] == pod.uid and now < memo.deleted[1] + _DELETE_AGAIN_S:
             return memo.deleted[1] + _DELETE_AGAIN_S - now
@@ -284,9 +284,7 @@ class PodControl:
         return None
 
     async def _evict(self, pod: PodFacts) -> bool:
-        """Evict a Pod. Return False if the API server refuses, because of a PodDisruptionBudget or because two budgets
-        select it.
-        """
+        """Evict a Pod. Return False if a PodDisruptionBudget, or two budgets that select the Pod, forbid it."""
         try:
             await self._client.evict(pod.name, pod.namespace, uid=pod.uid)
         except UnavailableError:
@@ -294,8 +292,8 @@ class PodControl:
         return True
 
     async def take_back(self, pod: PodFacts) -> bool:
-        """Mark and delete an unbound Pod. Return True if both are done. Return False if the Pod has changed or is
-        deleted; it has then been read again.
+        """Mark and delete an unbound Pod. Return True if both are done, False if the Pod has changed or is deleted.
+        Either way it is read again.
         """
         try:
             version = str(pod.version)
@@ -312,7 +310,7 @@ class PodControl:
         return True
 
     async def let_go(self, pod: PodFacts) -> None:
-        """Remove the operator's finalizer from a Pod. A withdrawn Pod then disappears."""
+        """Remove the operator's finalizer from a Pod, so that a withdrawn Pod disappears."""
         counts = pod.of_job and not pod.deleting
         with contextlib.suppress(InvalidError, ConflictError, NotFoundError):
             await self._client.patch_json(PODS, pod.name, let_go(pod.uid, pod.finalizers, counts=counts), pod.namespace)
@@ -330,7 +328,7 @@ class PodControl:
         self._state.put_pod(raw, sure=True)
 
     async def absent(self, name: str, namespace: str, tenant: str) -> bool:
-        """Read live. Return True if the tenant has no Pod, or its Pod has ended."""
+        """Read the tenant's Pod live. Return True if there is none, or it has ended."""
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:
@@ -345,8 +343,8 @@ class PodControl:
         return pod.ended
 
     async def not_on(self, node: str, name: str, namespace: str, tenant: str) -> bool:
-        """Read live. Return True if the tenant has no Pod that is bound or pinned to that node. A withdrawn Pod does
-        not count.
+        """Read the tenant's Pod live. Return True unless it is bound or pinned to that node. A withdrawn Pod does not
+        count.
         """
         try:
             raw = await self._client.get(PODS, name, namespace)

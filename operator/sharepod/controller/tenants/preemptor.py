@@ -1,16 +1,15 @@
-"""Preemptor: carries out preemptions that placement has chosen. It evicts the victims' Pods, and notifies the waiting
-tenant and the victims.
+"""Preemptor: carries out preemptions that placement has decided. It evicts the victims' Pods, and writes Events for the
+waiting tenant and the victims.
 
 Guarantees:
 - Before the first eviction, a dry run of the Eviction API must have succeeded for each victim's Pod. If a
-  PodDisruptionBudget forbids one eviction, no Pod is evicted and another set of victims is chosen.
-- A Pod is evicted by the Eviction API, by its uid, with its own grace period. It is never deleted against a
-  PodDisruptionBudget.
+    PodDisruptionBudget forbids any, no Pod is evicted and other victims are searched.
+- A Pod is evicted by the Eviction API, by its uid, with its own grace period. A PodDisruptionBudget is always obeyed.
 - No Pod is evicted for a tenant that no longer waits.
-- Namespaces take turns: evictions that wait for one namespace's admission webhook delay no others.
+- Namespaces take turns: the admission webhook of one namespace delays only evictions there.
 - The Events of a tenant never name objects of another namespace.
-- After a crash between any two calls, each victim's Pod is either ending or unchanged. The next operator continues from
-  that state.
+- After a crash between any two calls, each victim's Pod is either ending or unchanged, so the next operator can
+  continue.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from sharepod.placement.wording import counted
 _TOO_MANY = 429
 """HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 _WORKERS = 8
-"""Preemptions that are carried out at a time."""
+"""Number of preemptions that are carried out at the same time."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +46,7 @@ AnyPod = PodFacts | ClaimPodFacts
 
 
 class Preemptor:
-    """Executor of preemptions. Its queue's key is the preempting tenant. `clock`: monotonic seconds."""
+    """Executor of preemptions. Keys of its queue are the preempting tenants. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Preemptor:
         self.queue: WorkQueue[str] = WorkQueue("preemption", self._carry_out, _WORKERS, self._owner_of)
 
     def begin(self, preemption: OngoingPreemption) -> None:
-        """Notify the waiting tenant and the victims of a preemption, and enqueue the evictions."""
+        """Write the Events of a new preemption, and enqueue its evictions."""
         request, plan = preemption.request, preemption.plan
         for tenant in plan.lower:
             metrics.VICTIMS.labels("lowered").inc()
@@ -92,7 +91,8 @@ class Preemptor:
         await self.queue.run()
 
     async def _carry_out(self, tenant: str) -> None:
-        """Evict the victims of one preemption. Raises `ApiError`; the queue then tries again."""
+        """Evict the victims of one preemption, after a dry run for each. Raises `ApiError`; the queue then tries
+        again."""
         for dry_run in (True, False):
             for victim, pod in self._victims(tenant):
                 preemption = self._preemptions.of(tenant)
@@ -112,15 +112,15 @@ class Preemptor:
                     self._evicted(preemption, victim, pod)
 
     def _owner_of(self, tenant: str) -> str:
-        """Return the namespace of the first victim, as the owner of the key: a slow webhook there then delays only its
-        own evictions.
+        """Return the namespace of the first victim, as the owner of the key in the queue. So a slow webhook there
+        delays only that namespace's evictions.
         """
         preemption = self._preemptions.of(tenant)
         victims = preemption.plan.evict if preemption is not None else ()
         return self._namespace_of(victims[0]) if victims else ""
 
     def _victims(self, tenant: str) -> Sequence[tuple[str, AnyPod]]:
-        """Return (tenant, Pod) of each victim's Pod that is not ending yet. A Pod with several claims occurs once."""
+        """Return (tenant, Pod) for each Pod to evict that is not ending yet. A Pod with several claims occurs once."""
         preemption = self._preemptions.of(tenant)
         found: dict[str, tuple[str, AnyPod]] = {}
         for victim in preemption.plan.evict if preemption is not None else ():
@@ -130,7 +130,7 @@ class Preemptor:
         return list(found.values())
 
     def moved(self, move: OngoingMove, node: str) -> None:
-        """Notify the moved tenant, which is placed again on `node`, and the tenant for which it moved."""
+        """Write Events on a moved tenant, which now has a place on `node`, and on the tenant for which it moved."""
         mover, waits = move.mover, move.waits
         if waits is None:
             self._tell(mover.tenant, "Moved", "Move", f"has a place on {node} now")
@@ -141,7 +141,7 @@ class Preemptor:
         self._tell(waits.tenant, "Moved", "Move", f"{who} made room on {move.node} and has another place now")
 
     def _evicted(self, preemption: OngoingPreemption, victim: str, pod: AnyPod) -> None:
-        """Record and announce that a Pod ends for a preemption."""
+        """Record that the eviction of a victim's Pod was accepted, and write Events."""
         request, node, to = preemption.request, preemption.plan.node, preemption.plan.move_to
         self._seen.evicted(pod.uid)
         metrics.VICTIMS.labels("moved" if to is not None else "evicted").inc()
@@ -160,7 +160,7 @@ class Preemptor:
         self._state.on_tenant_changed(victim)
 
     def _tell_preemptor(self, preemption: OngoingPreemption) -> None:
-        """Notify the waiting tenant of the preemption."""
+        """Write the Event on the waiting tenant: which tenants it lowers, evicts or waits for."""
         request, plan = preemption.request, preemption.plan
         parts = []
         for verb, tenants in (("lowers", plan.lower), ("evicts", plan.evict), ("waits for", plan.leaving)):
@@ -170,7 +170,8 @@ class Preemptor:
         self._tell(request.tenant, "Preempting", "Preempt", text)
 
     def _named(self, namespace: str, tenants: Sequence[str]) -> str:
-        """Return tenants as text for a namespace: tenants of that namespace by name, all other tenants as a number."""
+        """Return tenants as text for readers in a namespace: tenants of that namespace by name, the others as a
+        number."""
         own = sorted(self._name_of(tenant) for tenant in tenants if self._namespace_of(tenant) == namespace)
         others = len(tenants) - len(own)
         words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]
@@ -204,14 +205,12 @@ class Preemptor:
 
 
 def _whom(request: PlacementRequest, namespace: str) -> str:
-    """Return the waiting tenant as text for readers in a namespace. Its name is included only in its own namespace."""
+    """Return the waiting tenant as text for readers in a namespace: by name only in its own namespace."""
     return request.name if request.namespace == namespace else "a tenant of another namespace"
 
 
 def _for_whom(request: PlacementRequest, namespace: str) -> str:
-    """Return the preempting tenant as text for readers in a namespace. Its name is included only in its own
-    namespace.
-    """
+    """Return the preempting tenant as text for readers in a namespace: by name only in its own namespace."""
     if request.namespace == namespace:
         return f"{request.name} of higher priority"
     return "a tenant of higher priority of another namespace"

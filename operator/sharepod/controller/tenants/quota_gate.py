@@ -1,12 +1,12 @@
-"""Quota check for live raises of a share. A share is raised above its Pod's resource line only in a namespace where no
-ResourceQuota counts the line.
+"""Quota check for raised shares: a running tenant's share may exceed its Pod's resource line only if no ResourceQuota
+counts the line.
 
-A ResourceQuota counts a Pod's line when the Pod is created, and a Pod's line cannot change. So the quota would not
-count the raise.
+A ResourceQuota counts a Pod's line when the Pod is created, and the line cannot change. So a quota would not count the
+raise.
 
 Guarantees:
-- The quotas of a namespace are read only for a raise above both the Pod's line and the present share, and at most once
-  in `_BELIEVED_S`.
+- The quotas of a namespace are read only for a raise above both the Pod's line and the present share, at most once in
+  `_BELIEVED_S`.
 - While the quotas are unreadable, such a raise is refused.
 """
 
@@ -26,23 +26,23 @@ from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 LOOK_AGAIN_S = 10.0
 """Seconds until a refused raise is tried again. Quotas are not watched, so no event shows a quota's deletion."""
 _BELIEVED_S = 2.0
-"""Seconds for which the last read of a namespace's quotas is used. Raises in one namespace often come together."""
+"""Seconds for which a read of a namespace's quotas is used again. Raises in one namespace often come together."""
 _MOST = 1000
-"""Most namespaces whose last read is kept."""
+"""Number of namespaces whose last read is kept."""
 _COUNTED = frozenset(f"requests.{name}" for name in (MILLI, MEMORY))
 
 log = structlog.get_logger(__name__)
 
 
 class QuotaGate:
-    """Quota check for raises. `clock`: monotonic seconds."""
+    """Quota check. `clock`: monotonic seconds."""
 
     def __init__(self, client: Client, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
         self._known: dict[str, tuple[float, str]] = {}
-        """For each namespace: (time of the last read of its quotas, name of a quota that counts the line, or empty if
-        none does)."""
+        """By namespace: (time of the last read of its quotas, name of a quota that counts the line, or empty if none
+        does)."""
 
     async def refusal(self, snapshot: TenantSnapshot) -> Refusal | None:
         """Return the reason why a SharePod may not have the share that it requests. None if no quota prevents it."""
@@ -65,7 +65,8 @@ class QuotaGate:
         return _refusal(pod.carried, f"ResourceQuota {quota} counts the resource line of its Pod", advice)
 
     async def _counting(self, namespace: str) -> str:
-        """Return the name of a quota that limits a resource of the line. Empty if there is none. Raises `ApiError`."""
+        """Return the name of a quota that limits a resource of the resource line. Empty if none does. Raises
+        `ApiError`."""
         now = self._clock()
         read, name = self._known.get(namespace, (-_BELIEVED_S, ""))
         if now >= read + _BELIEVED_S:

@@ -1,12 +1,12 @@
-"""Reconciler of one tenant: takes a snapshot, gets the next step from `lifecycle`, performs the step, writes the
-status.
+"""Reconciler of one SharePod or plain Pod: takes a snapshot, gets the next step from `lifecycle`, performs it, writes
+the status.
 
 Guarantees:
 - One tenant is handled at most once at a time.
 - Every step can be repeated: the next reconciliation completes what a crash between any two calls left undone.
-- Before the operator acts on a missing object, a GET confirms that the object is missing. There are two exceptions. A
-  SharePod's deletion is confirmed once, and not at all if the watch has shown it. A row whose Pod was seen to end or to
-  be deleted needs no GET, because the node's agent confirms the end before the share is released.
+- Before the operator acts on the absence of an object, a GET confirms it, with two exceptions. A SharePod's deletion is
+  confirmed once, and not at all if the watch has shown it. A row whose Pod was seen to end or to be deleted needs no
+  GET, because the node's agent confirms the end before the share is released.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ _FOLLOWING: dict[type, tuple[type, ...]] = {
     AllocateClaim: (steps.OpenGate,),
     steps.OpenGate: (steps.Wait,),
 }
-"""For each step: the steps that may follow it at once in the same reconciliation. Between the two, the operator need
-not wait for another party and need not write a status."""
+"""Steps that may follow a step at once, in the same reconciliation: in between, no other party has to act and no status
+has to be written."""
 _FOLLOWED = tuple(_FOLLOWING)
 
 
 class TenantReconciler:
     """Reconciler of tenants. A key is the uid of a SharePod or of a plain Pod.
 
-    `clock`: monotonic seconds. `wall`: seconds since the epoch. `advertises`: returns True if a node advertises enough
-    of the line's resources for the shares in its ledger.
+    `clock`: monotonic seconds. `wall`: seconds since 1970. `advertises`: returns True if a node advertises enough of
+    the resource line's resources for the shares in its ledger.
     """
 
     loop: PlacementLoop
     """Set once, before `run`."""
     on_lowered: Callable[[str], None] = staticmethod(lambda _node: None)
-    """Called with a node where a Pod's resource line exceeds its row, because the share was lowered."""
+    """Called with a node on which a Pod's resource line exceeds its row, because the share was lowered."""
 
     def __init__(
         self,
@@ -122,7 +122,8 @@ class TenantReconciler:
     async def reconcile(self, tenant: str) -> None:
         """Perform the next step of one tenant. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
-        # 1. Take a snapshot. A live read confirms the SharePod's deletion, unless a watch or write has shown it.
+        # 1. Take a snapshot. A missing SharePod counts as deleted once a watch, a write or a GET has shown the
+        # deletion.
         snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
             memo.tenant_deleted = memo.tenant_deleted or self._state.saw_deleted(tenant)
@@ -131,9 +132,9 @@ class TenantReconciler:
                 if not memo.tenant_deleted:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # the state may have changed during the read
-        # 2. Decide the next step, and 3. perform it. Some steps follow at once: a place is requested for a Pod that was
-        # just created, and a gate opens after its claim was allocated. The next snapshot contains the watch events that
-        # arrive during a step, so these events cause no further reconciliation.
+        # 2. Decide the next step, and 3. perform it. Some steps follow at once, such as the request for a place after
+        # the creation of a Pod. Each further snapshot contains the watch events that arrived during the step before, so
+        # these need no further reconciliation.
         step = lifecycle.decide(snapshot)
         finish = await self._act(snapshot, tenant, memo, step)
         while isinstance(step, _FOLLOWED) and finish is None and not memo.is_blocked(snapshot.now):
@@ -147,7 +148,7 @@ class TenantReconciler:
         if isinstance(step, steps.Forget):
             return
         self._tell_lowered(snapshot)
-        # 4. Write the status after the step, and 5. evict if the policy requires it.
+        # 4. Write the status as it is after the step. 5. Evict the Pod if the policy requires it.
         if not isinstance(step, steps.Wait | steps.Place):  # Wait and Place change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
         sharepod = snapshot.sharepod
@@ -162,15 +163,16 @@ class TenantReconciler:
                 self._run_ended(memo, finish)
 
     def back_off_from_node(self, node: str, tenant: str, why: str) -> None:
-        """Make a tenant avoid a node: the API server refused to write the tenant's row into that node's ledger."""
+        """Make a tenant avoid a node, because the API server refused to write the tenant's row into the ledger
+        there."""
         memo, now = self._memos.of(tenant), self._clock()
         pause = memo.next_pause_s(self._settings.bind_timeout)
         memo.not_before = now + pause
         memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
 
     def _tell_lowered(self, snapshot: TenantSnapshot) -> None:
-        """Call `on_lowered` with each node where the Pod's line exceeds the tenant's row. That node has to advertise
-        more of the line's resources than its GPUs have.
+        """Call `on_lowered` with each node where the Pod's resource line exceeds the tenant's row. Such a node must
+        advertise more than its GPUs have.
         """
         if snapshot.pod is not None and snapshot.pod.carried:
             for reserved in snapshot.reserved:
@@ -186,8 +188,8 @@ class TenantReconciler:
 
     @staticmethod
     def _undecided(snapshot: TenantSnapshot, memo: TenantMemo, step: steps.Step) -> bool:
-        """Return True if there is no result to show in the status yet. Cases: a row is unreadable; placement has not
-        answered; or a decided row is not yet written to the ledger.
+        """Return True if the status has nothing to show yet: a row is unreadable, placement has not answered, or the
+        decided row is not in the ledger yet.
         """
         if snapshot.unreadable_row:
             return True
@@ -199,9 +201,7 @@ class TenantReconciler:
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
     async def _is_deleted(self, snapshot: TenantSnapshot, tenant: str) -> bool:
-        """Read the SharePod or plain Pod live. Return True if it is deleted. If it exists, record it and return
-        False.
-        """
+        """Read the SharePod or plain Pod live. Return True if it is deleted; else record it and return False."""
         name, namespace = self._name(snapshot)
         if is_line(snapshot, tenant):
             return await self._pod_control.absent(name, namespace, tenant) and self._state.asking(tenant) is None
@@ -212,7 +212,7 @@ class TenantReconciler:
         if str(raw["metadata"]["uid"]) != tenant:
             return True
         self._state.put_sharepod(raw, sure=True)
-        return self._state.sharepods.get(tenant) is None  # a SharePod that is missing now was deleted after this answer
+        return self._state.sharepods.get(tenant) is None  # if missing, the watch has shown a deletion after this answer
 
     @staticmethod
     def _name(snapshot: TenantSnapshot) -> tuple[str, str]:
@@ -223,7 +223,7 @@ class TenantReconciler:
         return snapshot.reserved[0].wanted.pod_name, snapshot.reserved[0].wanted.namespace
 
     async def _act(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: steps.Step) -> Ending | None:
-        """Perform the step. Return how the SharePod or its run ends, or None if it does not end."""
+        """Perform the step. Return the end of the SharePod or of its run, if the step has confirmed one; else None."""
         log.debug("step", tenant=tenant, step=step)
         sharepod = snapshot.sharepod
         if not isinstance(step, steps.Place):
@@ -283,15 +283,13 @@ class TenantReconciler:
     async def _give(
         self, sharepod: SharePodFacts, step: steps.OpenGate | ShareClaimStep, memo: TenantMemo, now: float
     ) -> bool:
-        """Perform a step by which a Pod gets its share. Return True if the step is done."""
+        """Perform a step by which a Pod gets its share. Return True if it is done."""
         if isinstance(step, steps.OpenGate):
             return await self._pod_control.open_gate(sharepod, step.pod, step.node, step.row, memo, now)
         return await self.share_claims.act(sharepod, step, memo, now)
 
     def _try_others(self, sharepod: SharePodFacts) -> None:
-        """Retry the creation of other refused Pods in the namespace at once, because this SharePod's Pod was now
-        accepted.
-        """
+        """Retry other refused Pods of the namespace at once, because this SharePod's Pod was accepted."""
 
         def waits(tenant: str) -> bool:
             blocked = self._memos.of(tenant).blocked if self._state.sharepods.get(tenant) is not None else None
@@ -343,8 +341,8 @@ class TenantReconciler:
             log.info("deleted a SharePod that had ended", sharepod=f"{sharepod.namespace}/{sharepod.name}")
 
     async def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
-        """If the tenant requests another share and no quota prevents it, enqueue the tenant in the placement loop for
-        that share. Otherwise remove the tenant from the loop's queue.
+        """Enqueue the tenant in the placement loop if it requests another share than it has, and no quota prevents
+        that. Otherwise remove it from the loop's queues.
         """
         sharepod = snapshot.sharepod
         if sharepod is not None and asks_for_another_share(self._state, snapshot, memo):
@@ -365,7 +363,7 @@ class TenantReconciler:
         if not await self._pod_control.take_back(pod):
             return
         refused = step.cause is TakeBackCause.PLACE and claim_steps.names_claims(step.message)
-        # With another claim in the Pod, kube-scheduler's refusal may concern that claim.
+        # If the Pod uses another claim too, kube-scheduler's refusal may be about that claim.
         if pod.claim is not None and refused and not pod.other_claims:
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         now, settings = self._clock(), self._settings
@@ -395,8 +393,8 @@ class TenantReconciler:
 
 
 def _has_successor(snapshot: TenantSnapshot, node: str) -> bool:
-    """Return True if the tenant's present Pod is not the Pod of its row on that node. The two have one name, so the
-    row's Pod is deleted.
+    """Return True if the tenant's present Pod is another one than the row on that node names. As both have the same
+    name, the row's Pod is deleted.
     """
     pod, rows = snapshot.pod, (item.written for item in snapshot.reserved if item.node == node)
     return pod is not None and any(row is not None and row.pod_uid not in (None, pod.uid) for row in rows)

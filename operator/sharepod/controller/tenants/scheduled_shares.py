@@ -1,12 +1,11 @@
-"""Claims that kube-scheduler allocates (pool `scheduler`). The operator enters their shares in the ledger, adds its
-hold to the claims, and removes the hold again.
+"""Scheduled shares: enters the shares that kube-scheduler allocates (pool `scheduler`) in the ledger, and adds and
+removes the operator's hold on their claims.
 
 Guarantees:
 - A share is entered only in the ledger of a node of pool `scheduler` whose GPUs NVIDIA's device plugin does not
-  advertise. The share must fit with the rows of that ledger. Any other allocation is not entered; its owner gets an
-  Event with the reason.
-- If the Pod is already bound when its share is entered, the row counts as used: its release waits for the agent.
-- `ClaimWriter` gives every other guarantee of a write, `LedgerWriter` of a row.
+  advertise, and only if it fits there with the other rows. Otherwise the claim's owner gets an Event with the reason.
+- If a Pod is already bound when its share is entered, the row counts as used, so its release waits for the agent.
+- All writes have the guarantees of `ClaimWriter` and `LedgerWriter`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class ScheduledShares:
-    """Performs the steps for claims that kube-scheduler allocates. `act` may raise an `ApiError` or
-    `NotLeadingError`.
-    """
+    """Executor of the steps in `scheduled_claim_steps`. `act` may raise an `ApiError` or `NotLeadingError`."""
 
     def __init__(self, state: ClusterState, ledger: LedgerWriter, writer: ClaimWriter) -> None:
         self._state = state
@@ -41,11 +38,11 @@ class ScheduledShares:
     async def act(self, step: Adopt | HoldClaim | LetClaimGo, memo: TenantMemo, now: float) -> bool:
         """Perform a step. Return True if it is done. `now`: monotonic seconds.
 
-        If False, either `memo.claim.not_entered` has the reason, or the claim has changed and was read again.
+        If it is not done, `memo.claim.not_entered` has the reason, or the claim has changed and was read again.
         """
         match step:
             case Adopt(claim=claim, share=share):
-                why, until = memo.avoid.get(share.node, ("", 0.0))  # the API server refused this row a moment ago
+                why, until = memo.avoid.get(share.node, ("", 0.0))  # set after the API server has refused this row
                 memo.claim.not_entered = f"node {share.node} {why}" if now < until else self._enter(claim, share)
                 return memo.claim.not_entered is None
             case HoldClaim(claim=claim, node=node):
@@ -55,7 +52,7 @@ class ScheduledShares:
                 return await self._writer.let_go(claim)
 
     def _enter(self, claim: ClaimFacts, share: ScheduledShare) -> str | None:
-        """Reserve the row of a share in the ledger of its node. Return None, or the reason why no row is entered."""
+        """Reserve the row of a share in the ledger of its node. Return None, or the reason why it cannot be entered."""
         gpunode = self._state.gpunodes.named(share.node)
         if gpunode is None or gpunode.spec.pool is not Pool.SCHEDULER:
             pool = "no pool" if gpunode is None else f"pool {gpunode.spec.pool}"

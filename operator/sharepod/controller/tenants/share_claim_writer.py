@@ -1,11 +1,11 @@
-"""Writer of the claims of SharePods' Pods: creates and allocates claims, and removes the allocation to a former place.
+"""Writer of the claims that attach GPUs to SharePods' Pods: creates, allocates and deallocates these claims.
 
 Guarantees:
-- A claim is created for one Pod, whose uid it names. If the answer of the creation is lost, the existing claim is found
-  by its name.
-- A denial by a quota, a policy or a webhook is reported, and the call is retried after growing pauses. Until it
-  succeeds, the Pod's gate stays closed.
-- `ClaimWriter` gives every other guarantee of a write.
+- A claim is created for one Pod, whose uid it contains. If the answer to the creation is lost, the claim is found by
+  its name.
+- A denial by a quota, a policy or a webhook is reported, and the call is retried with back-off. Until it succeeds, the
+  Pod's gate stays closed.
+- All writes have the guarantees of `ClaimWriter`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class ShareClaimWriter:
         self._pod_control = pod_control
         self._writer = ClaimWriter(seen, client, wall)
         self.on_denied: Callable[[str], None] = lambda _why: None
-        """Called with the reason when the API server denies an allocation."""
+        """Called with the reason when the API server has denied an allocation."""
 
     async def act(self, sharepod: SharePodFacts, step: ShareClaimStep, memo: TenantMemo, now: float) -> bool:
         """Perform a step. Return True if it is done. `now`: monotonic seconds.
 
-        If False, either `memo.blocked` has the reason, or the claim has changed and was read again.
+        If it is not done, `memo.blocked` has the reason, or the claim has changed and was read again.
         """
         try:
             match step:

@@ -1,4 +1,4 @@
-"""Snapshots of one tenant, composed from the cluster state and the tenant's memo."""
+"""Snapshots of tenants: composes them from the cluster state and the tenant's memo."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
 LOOK_AGAIN_S = 1.0
-"""Seconds until a tenant's step is retried that was not yet possible. Watches normally lag by less than this."""
+"""Seconds until a step is retried that was not possible yet. Watches normally lag by less than this."""
 
 
 class Snapshots:
-    """Builder of snapshots. It also records in the memo the times since which states hold, such as "refused by
-    kube-scheduler".
+    """Builder of snapshots. It also records in the memo since when states last, such as "refused by kube-scheduler".
 
     Args:
         state: The cluster state.
         settings: The operator's settings, for the timeouts of Pods.
         clock: Monotonic seconds.
-        wall: Time of day, seconds since the epoch.
-        advertises: Returns True if a node advertises enough of the line's resources for the shares in its ledger.
+        wall: Time of day in seconds since 1970.
+        advertises: Returns True if a node advertises enough of the resource line's resources for the shares in its
+            ledger.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Snapshots:
         self._clock = clock
 
     def take(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
-        """Return all known facts of a tenant now."""
+        """Return all facts about a tenant now."""
         sharepod, pod = self._state.asking(tenant), _as_evicted(self._state.pod_of(tenant), memo)
         reserved = self.reserved(tenant, memo)
         now = self._clock()
@@ -87,9 +87,7 @@ class Snapshots:
         )
 
     def advertised(self, reserved: tuple[ReservationSnapshot, ...]) -> bool:
-        """Return True if each node with a written row of these advertises enough of the line's resources for its
-        ledger.
-        """
+        """Return True if, for each of these rows that is written, the node advertises enough for its ledger."""
         return all(self._advertises(item.node) for item in reserved if item.written is not None)
 
     def reserved(self, tenant: str, memo: TenantMemo) -> tuple[ReservationSnapshot, ...]:
@@ -98,9 +96,7 @@ class Snapshots:
         return tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
 
     def _gpu_failed(self, reserved: ReservationSnapshot) -> bool:
-        """Return True if a GPU of a row has failed: the agent reports it as unhealthy, or its report no longer contains
-        it.
-        """
+        """Return True if a GPU of a row has failed: the agent reports it as unhealthy, or no longer reports it."""
         gpunode = self._state.gpunodes.named(reserved.node) if reserved.written is not None else None
         if gpunode is None or reserved.written is None:
             return False
@@ -112,7 +108,7 @@ class Snapshots:
         gpunode = self._state.gpunodes.named(node)
         written = gpunode.rows.get(tenant) if gpunode is not None else None
         if written is None or written.state is not TenantState.RELEASING:
-            memo.release_generation.pop(node, None)  # the value belongs to an earlier run
+            memo.release_generation.pop(node, None)  # the value is about a former row
         if gpunode is None or written is None:
             return ReservationSnapshot(node=node, wanted=wanted, written=None)
         drained = False
@@ -150,9 +146,7 @@ def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus
 
 
 def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: TenantMemo) -> bool:
-    """Return True if a tenant requests another share than it has (`resize_wish`). Store `memory_settled` in the
-    memo.
-    """
+    """Return True if a tenant requests another share than it has (`resize_wish`). Update `memo.memory_settled`."""
     gpunode = state.gpunodes.named(snapshot.reserved[0].node) if snapshot.reserved else None
     wish = resize_wish(snapshot, gpunode, memo.memory_settled)
     memo.memory_settled = wish.memory_settled
@@ -160,10 +154,9 @@ def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: 
 
 
 def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, wall: float) -> float | None:
-    """Return the time at which a SharePod ended, in monotonic seconds. None if it has not ended, or its status has no
-    end time.
+    """Return the time at which a SharePod ended, in monotonic seconds. None if it has not ended, or has no end time.
 
-    The end time is converted once, at the first check. An end time in the future counts as the time of that check.
+    The end time in the status is converted once. If it is in the future, the time of the conversion counts.
     """
     end_time = sharepod.status.end_time if sharepod is not None else None
     if end_time is None or (ended := seconds(end_time)) is None:
@@ -174,7 +167,7 @@ def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, w
 
 
 def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
-    """Return the Pod, marked as disrupted if this process has evicted it, by the Eviction API or by a delete."""
+    """Return the Pod. If this process has evicted it, mark it as disrupted, which the watch may not show yet."""
     eviction = memo.eviction
     if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
         return pod

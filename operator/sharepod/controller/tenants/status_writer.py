@@ -2,12 +2,12 @@
 
 Guarantees:
 - A status is written only if a field has changed, and composed only if an input has changed.
-- After a Pod's gate was opened, the status is written once the Pod has started or kube-scheduler has refused it, or
-  after one second.
+- After a Pod's gate was opened, the status is written once the Pod has started, kube-scheduler has refused it, or one
+  second has passed.
 - Usage is written only after a change of five percentage points, and at most every `usage_interval`.
 - The totals of consumed GPU time are written when they have grown by an eighth, and when they are final.
-- A change of fields that only explain (`status.MINOR`, such as conditions) is written at most once a second.
-- A new process writes no Event for a state that the stored status already shows.
+- A change of fields that only inform users (`status.MINOR`, such as conditions) is written at most once a second.
+- A new process writes no Event about a state that the stored status already shows.
 - Each write names the resourceVersion of the SharePod from which the status was composed. If the SharePod has changed,
   it is read and reconciled again.
 - The whole status is written by server-side apply with one field manager. Fields of another manager are removed.
@@ -43,12 +43,11 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 from .snapshots import asks_for_another_share
 
 _START_S = 1.0
-"""Seconds for which the status write waits for the start of a Pod whose gate was just opened. A Pod whose image is on
-the node starts within a second, so it has one status write. That write is one of the API server's most expensive ones
-in a Pod's life."""
+"""Seconds for which the write of the status waits after a gate was opened. A Pod whose image is on the node starts
+within a second, so one write shows all. Such writes are among the most expensive for the API server."""
 _MINOR_PERIOD_S = 1.0
-"""Least seconds between two writes of a status in which only minor fields change. So a message that alternates causes
-one write a second."""
+"""Shortest time in seconds between two writes in which only minor fields change. So a message that alternates causes at
+most one write a second."""
 
 log = structlog.get_logger(__name__)
 
@@ -79,10 +78,10 @@ class StatusWriter:
         self._requeue_after = requeue_after
 
     async def totals_are_written(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> bool:
-        """Write the final totals of a share. The caller must do this before it removes the row, because the agent drops
-        its counts with the row. Return True if the row may be removed. Return False if the SharePod has changed, so
-        that the caller must retry. If the API server refuses the totals, they are lost and True is returned, because
-        the GPU must not stay reserved for them. Raises `ApiError`."""
+        """Write the final totals of a share. The caller must do this before it removes the row, as the agent drops its
+        counts with the row. Return True if the row may be removed, False if the SharePod has changed and the caller
+        must retry. Totals that the API server refuses are lost: the GPU must not stay reserved for them. Raises
+        `ApiError`."""
         if not sharepod.readable:
             return True
         inputs = self._inputs(snapshot, memo, last=True)
@@ -104,8 +103,8 @@ class StatusWriter:
         """Write the changed fields of the status and the Events about them. Return True if the status was written.
         Raises `ApiError`.
 
-        Fields that are not due yet are written later. A SharePod of which only the metadata is known gets only an
-        Event, unless it has ended.
+        Fields that are not due yet are written later. If only the metadata of a SharePod is readable and it has not
+        ended, only an Event is written.
         """
         if finish is None and (pause := self._about_to_start(snapshot, memo)) > 0.0:
             self._requeue_after(sharepod.uid, pause)
@@ -116,8 +115,8 @@ class StatusWriter:
         return await self._write(snapshot, sharepod, memo, finish, self._inputs(snapshot, memo))
 
     def _about_to_start(self, snapshot: TenantSnapshot, memo: TenantMemo) -> float:
-        """Return for how many more seconds to wait for the Pod to start or to be refused. 0 if there is nothing to wait
-        for.
+        """Return the seconds for which to wait for the Pod's start or refusal before the status is written. 0 if there
+        is nothing to wait for.
         """
         pod = snapshot.pod
         if memo.opened is None or pod is None or pod.uid != memo.opened[0]:
@@ -136,13 +135,13 @@ class StatusWriter:
     ) -> bool:
         """Write the status that follows from these inputs. Return True if it was written.
 
-        1. Return False if the stored status was made from the same inputs. If only minor inputs changed within the last
-           second, return False and retry later.
+        1. Return False if the stored status was composed from the same inputs. If only inputs of minor fields have
+           changed, and the last write was less than a second ago, return False and retry later.
         2. Compose the status and compare it with the stored status.
-        3. Return False if they are equal. If only minor fields differ, within the same second, return False and retry
-           later.
-        4. Apply the status. After a conflict read the SharePod and retry at once. If the SharePod is not found, record
-           its deletion.
+        3. Return False if they are equal. If only minor fields differ, and the last write was less than a second ago,
+           return False and retry later.
+        4. Apply the status. After a conflict, read the SharePod and retry at once. If it is not found, record its
+           deletion.
         5. Write Events.
         """
         pod = snapshot.pod
@@ -215,9 +214,9 @@ class StatusWriter:
     async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:
         """Write a status by server-side apply. Return the resulting SharePod.
 
-        If another field manager also owns a list of the status, the apply that removes the list's last entry stores
-        null, which no schema allows. The apply then fails, or leaves a difference. In both cases a merge patch writes
-        the difference, and the other manager's list is removed.
+        If another field manager also owns a list of the status, an apply that removes the list's last entry stores
+        null, which no schema allows. The apply then fails or leaves a difference. A merge patch then writes the
+        difference, and removes that manager's list.
         """
         metadata: Json = {"name": sharepod.name, "uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         body: Json = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
@@ -235,8 +234,8 @@ class StatusWriter:
         return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
 
     def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo, *, last: bool = False) -> StatusInputs:
-        """Return the inputs of the status. Usage is left as it was; the caller sets `usage_due`. `last`: True if the
-        row is removed next, so that the totals must be written now.
+        """Return the inputs of the status. `usage_due` is False; the caller sets it. `last`: True if the row will be
+        removed next, so that the totals must be written now.
         """
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
@@ -267,8 +266,8 @@ class StatusWriter:
         )
 
     def _unreachable(self, snapshot: TenantSnapshot) -> str | None:
-        """Return the node that does not answer and on which the tenant's Pod, or the release of its share, waits. None
-        if there is none.
+        """Return the node that does not answer although the end of the tenant's Pod, or the release of its share, needs
+        it. None if there is none.
         """
         pod = snapshot.pod
         if pod is not None and pod.deleting and not pod.ended and pod.node is not None:
@@ -282,7 +281,7 @@ class StatusWriter:
         return None
 
     def _later(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
-        """Enqueue the SharePod for the time when its minor fields may be written again."""
+        """Enqueue the SharePod for the time at which its minor fields may be written again."""
         assert memo.status_written is not None
         self._requeue_after(sharepod.uid, memo.status_written + _MINOR_PERIOD_S - now)
 
@@ -299,8 +298,8 @@ def _time_of_day(second: int) -> str:
 
 
 def _moves_to(snapshot: TenantSnapshot, memo: TenantMemo) -> KeptPlace | None:
-    """Return the place that is reserved for a tenant while this operator moves it. None once the tenant's next Pod has
-    a share.
+    """Return the place that is reserved for a tenant that this operator moves. None once the tenant's next Pod has a
+    share.
     """
     eviction, pod = memo.eviction, snapshot.pod
     if eviction is None or (pod is not None and pod.uid != eviction.pod and not pod.waits_for_share):

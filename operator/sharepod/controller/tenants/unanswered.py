@@ -1,11 +1,11 @@
-"""Longer timeouts for calls that the API server did not answer in time: creations of Pods, and openings of their gates.
+"""Longer timeouts for calls that got no answer in time: creations of Pods, and openings of their gates.
 
 An admission webhook may take 30 s, and the API server calls it again for each try. So with the usual timeout
-(`write_timeout`), a slower webhook would block the Pods of its namespace permanently.
+(`write_timeout`), a slow webhook would block the Pods of its namespace permanently.
 
 Guarantees:
-- A call has the longer timeout only if the last call of its kind for the same tenant got no answer, while the API
-  server answered other calls.
+- A call has the longer timeout only if the last such call for the same tenant got no answer while the API server
+  answered other calls.
 - At most `MOST` calls have a longer timeout at a time, and at most `MOST_OF_A_NAMESPACE` of one namespace.
 """
 
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MOST = 16
-"""Most calls with the longer timeout at a time: half of the operator's default `writers`. Slow work has its own lane
-(`worker_lanes.py`), so these calls do not delay quick work."""
+"""Number of calls that may have the longer timeout at the same time: half of the default `writers`. Slow work has its
+own lane (`worker_lanes.py`), so these calls do not delay other work."""
 MOST_OF_A_NAMESPACE = 4
 PATIENCE_S = 65.0
-"""Timeout of such a call, in seconds. The API server itself ends a call after 60 s, so it has answered by then."""
+"""Longer timeout in seconds. The API server ends a call after 60 s, so it has answered by then."""
 
 
 class Patience:
-    """Number of running calls with the longer timeout, by namespace."""
+    """Counter of the running calls with the longer timeout, by namespace."""
 
     def __init__(self) -> None:
         self._waiting: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""Webhook that gives plain Pods with a resource line their claims where the API server has no policies for that."""
+"""Webhook that adds claims or volumes to Pods with a resource line, where the API server has no policies for that."""

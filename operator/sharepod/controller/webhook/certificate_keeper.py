@@ -1,12 +1,11 @@
-"""Rotation of the webhook's certificates: the leader renews them, and every operator process serves the certificate of
-the Secret.
+"""Rotation of the webhook's certificates. The leader renews them; every operator process serves the certificate in the
+Secret.
 
 Guarantees:
-- Nothing is written unless this process leads, and the Secret and the webhook's configuration exist.
-- A new leader continues a renewal that another process has begun, because the whole state of a renewal is in the two
-  objects.
-- Invalid content of the two objects never ends the process. A configuration without SharePod's webhook is not changed.
-- While the API server is away or the Secret is missing, the last certificate stays in use. A missing Secret is logged.
+- Nothing is written unless this process leads and both objects exist: the Secret, and the webhook's configuration.
+- A new leader continues a renewal that another process has begun, because its whole state is in these two objects.
+- Invalid content of these objects never ends the process. A configuration without SharePod's webhook is not changed.
+- While the API server is away or the Secret is missing, the last certificate is served. A missing Secret is logged.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .certificates import Held, Pair, Step, bundle_of, expiry, held, host_of, ma
 PERIOD_S = 5.0
 """Seconds between two rounds. Every operator process serves a renewed certificate within this time."""
 _LOG_S = 600.0
-"""Least seconds between two log lines about a missing Secret."""
+"""Shortest time in seconds between two log lines about a missing Secret."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +65,7 @@ class CertificateKeeper:
         self._trusted_since: tuple[bytes, float] | None = None
         """(the next certificate, time since which the caBundle contains it)."""
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        """TLS context of the server. It has a certificate once `ready`."""
+        """TLS context of the server. It has a certificate once `ready` is set."""
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
@@ -101,8 +100,8 @@ class CertificateKeeper:
         self._looked = True
 
     def unready(self) -> str | None:
-        """Return why API servers must not call this process yet. None if they may, or if the Secret is missing or has
-        no certificate: then there is none to wait for."""
+        """Return why API servers must not call this process yet. None if they may, and if the Secret is missing or has
+        no certificate, as waiting would not help then."""
         return None if self._looked else "the certificate of the webhook has not been read"
 
     def _say_missing(self) -> None:
@@ -118,7 +117,7 @@ class CertificateKeeper:
             )
 
     async def _renewed(self, secret: Json, pairs: Held) -> Held:
-        """Perform the next step. Return the pairs that the Secret has after it."""
+        """Perform the next step of a renewal, if any. Return the certificate pairs in the Secret after it."""
         try:
             configuration = await self._client.get(WEBHOOKS, PLAIN_PODS_POLICY)
         except NotFoundError:
@@ -178,7 +177,7 @@ def _ours(configuration: Json) -> tuple[int, Json] | None:
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    """Load a certificate and its key into a context. `ssl` reads only files, so they are passed in a file in memory."""
+    """Load a certificate and its key into a context. `ssl` reads only files, so the file is in memory."""
     file = os.memfd_create("webhook")
     try:
         os.write(file, pair.certificate + b"\n" + pair.key)

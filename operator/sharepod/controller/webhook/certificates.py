@@ -1,11 +1,11 @@
-"""Certificates of the webhook: self-signed, each one trusted by the caBundle, renewed in steps. Pure except for the
-creation of keys.
+"""Certificates of the webhook: self-signed, trusted one by one through the caBundle, and renewed in steps. Pure, except
+for the creation of keys.
 
-One Secret contains two certificates: the served certificate, and during a renewal the next certificate.
+One Secret contains the served certificate and, during a renewal, the next certificate.
 
-Guarantees (C = the certificates that API servers trust, the caBundle of the webhook's configuration):
-- W1: a certificate is served only once C has contained it for `TRUSTED_S` and its validity has begun. The clock of the
-  process that created it may be ahead.
+Guarantees (C: the certificates in the caBundle of the webhook's configuration, which API servers trust):
+- W1: a certificate is served only once C has contained it for `TRUSTED_S` and its validity has begun. Its validity may
+  begin later by this machine's clock, as another machine has created it.
 - W2: the served certificate is in C; if it is missing there, the next step adds it.
 - W3: the next certificate is created when a third of the served certificate's life is left, when it has expired, or
   when API servers use a name that it does not contain.
@@ -32,15 +32,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE = datetime.timedelta(days=90)
-"""Life of a certificate, and so the longest time for which a leaked key is of use."""
+"""Life of a certificate, and so the longest time for which a stolen key can be used."""
 RENEWED_AT = 2 / 3
 """Part of its life after which the next certificate is created. A month is left, during which the API server may be
 away."""
 TRUSTED_S = 10.0
-"""Seconds that a certificate must be in the caBundle before it is served. API servers read their configurations by a
-watch, within this time."""
+"""Seconds for which a certificate must be in the caBundle before it is served. API servers watch their webhook
+configurations, and notice a change within this time."""
 _MOST = 16
-"""Most certificates that are kept in a caBundle."""
+"""Largest number of certificates in a caBundle."""
 _CLOCKS = datetime.timedelta(days=1)
 """Largest expected difference between the clocks of the operator and of API servers."""
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
@@ -50,7 +50,7 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Certificate and key, in PEM."""
+    """Certificate and its key, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -86,7 +86,7 @@ def host_of(client: Mapping[str, Any]) -> str:
 
 
 def make_pair(host: str, now: datetime.datetime) -> Pair:
-    """Create a key and its self-signed certificate for a host."""
+    """Return a new key and its self-signed certificate for a host."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sharepod-webhook")])
     certificate = (
@@ -108,14 +108,14 @@ def make_pair(host: str, now: datetime.datetime) -> Pair:
 
 
 def held(secret: Mapping[str, Any]) -> Held:
-    """Read the pairs of the Secret. A pair that cannot be served counts as absent."""
+    """Return the pairs in the Secret. A pair that cannot be served counts as absent."""
     data = secret.get("data")
     data = data if isinstance(data, Mapping) else {}
     return Held(_pair(data, "tls"), _pair(data, "next"))
 
 
 def secret_data(pairs: Held) -> dict[str, str | None]:
-    """Return the merge patch of the data of a Secret with these pairs."""
+    """Return the merge patch that gives the data of a Secret these pairs."""
     data: dict[str, str | None] = {}
     for prefix, pair in (("tls", pairs.serving), ("next", pairs.coming)):
         for suffix, content in (("crt", pair and pair.certificate), ("key", pair and pair.key)):
@@ -124,7 +124,7 @@ def secret_data(pairs: Held) -> dict[str, str | None]:
 
 
 def trusted(bundle: object) -> list[bytes]:
-    """Return the certificates of a caBundle, as the API server shows it."""
+    """Return the certificates in a caBundle, which is base64 of PEM."""
     return _PEM.findall(_decoded(bundle))
 
 
@@ -148,7 +148,7 @@ def next_step(
         bundle: Certificates of the caBundle.
         now: Time of day.
         trusted_for_s: Seconds for which the caBundle has contained the next certificate; None if it does not.
-        host: Name by which API servers call the webhook. None: any.
+        host: Name by which API servers call the webhook, which the certificate must contain. None: not checked.
     """
     known = set(bundle)
     wanted = [pair for pair in (pairs.serving, pairs.coming) if pair is not None and not _ended(pair, now)]
@@ -163,8 +163,8 @@ def next_step(
 
 
 def bundle_of(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime) -> str:
-    """Return a caBundle with the certificates of these pairs, and with the latest other certificates of `bundle` that
-    are still valid.
+    """Return a caBundle with the certificates of these pairs, and with the other certificates of `bundle` that are
+    still valid, up to the limit.
     """
     ours = [_alone(pair.certificate) for pair in (pairs.serving, pairs.coming) if pair is not None]
     others = [one for one in bundle if one not in ours and _ends(one) > now]
@@ -204,7 +204,7 @@ def _alone(certificate: bytes) -> bytes:
 
 
 def _ends(certificate: bytes) -> datetime.datetime:
-    """Return the time at which a certificate expires. For an unreadable certificate return a time long ago."""
+    """Return the time at which a certificate expires; a time long ago if it is unreadable."""
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     except _UNREADABLE:
@@ -230,8 +230,8 @@ def _names(pair: Pair, host: str | None) -> bool:
 
 
 def _due(pair: Pair, now: datetime.datetime) -> bool:
-    """Return True if the next certificate is due: two thirds of this certificate's life have passed, or a clock that
-    was far ahead created it.
+    """Return True if the next certificate is due: two thirds of this one's life have passed, or its life has not begun
+    because a clock far ahead created it.
     """
     certificate = x509.load_pem_x509_certificate(pair.certificate)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc

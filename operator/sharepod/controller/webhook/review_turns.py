@@ -1,13 +1,13 @@
-"""Turns of reviews: reviews are read and answered one at a time, in turn with the operator's other work.
+"""Turns of reviews: a review is read and answered while no other is, and reviews alternate with the operator's work.
 
-The port is open to the whole cluster, because API servers have no labels that a NetworkPolicy could select.
+Any client in the cluster may send reviews, because API servers have no labels that a NetworkPolicy could select.
 
 Guarantees:
-- After each review other work has the event loop for as long as the review took. So reviews take at most half of the
+- After each review, other work has the event loop for as long as the review took. So reviews take at most half of the
   operator's time.
 - Client addresses take turns, each with its oldest review first. So many reviews from one address delay any other
   address by at most one review.
-- The large reviews in memory have at most `HELD` bytes, however many connections send them.
+- The reviews in memory that are larger than `SMALL` have at most `HELD` bytes in sum.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SMALL = 64 << 10
-"""Size in bytes of a review that is always accepted: usual Pods' reviews have about 10 KiB."""
+"""Bytes up to which a review is always accepted. Reviews of usual Pods have about 10 KiB."""
 HELD = 64 << 20
-"""Most bytes of larger reviews in memory at a time."""
+"""Largest sum of the bytes of larger reviews in memory."""
 HELD_EACH = 16 << 20
-"""Most of these bytes for one address."""
+"""Largest part of `HELD` for one client address."""
 
 
 class ReviewTurns:
-    """Turns of reviews, by address."""
+    """Turns of reviews by client address."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Waiting reviews of each address. The address whose turn is next comes first."""
+        """Waiting reviews by address, in the order of the addresses' turns."""
         self._busy = False
         self._began = 0.0
         self._held: dict[str, int] = {}
 
     @contextmanager
     def holding(self, address: str, size: int) -> Iterator[bool]:
-        """Account for a review of `size` bytes in memory, until the context ends. Yield False if the caller must refuse
-        it.
-        """
+        """Count a review of `size` bytes as in memory while the context lasts. Yield False if it must be refused."""
         if size <= SMALL:
             yield True
             return
@@ -57,7 +55,7 @@ class ReviewTurns:
                 del self._held[address]
 
     async def begin(self, address: str) -> None:
-        """Wait for a turn. Until `end` no other review has a turn."""
+        """Wait for a turn. No other review has a turn until `end`."""
         if self._busy:
             mine = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(address, deque()).append(mine)
@@ -71,11 +69,11 @@ class ReviewTurns:
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """End the turn. The next turn begins once other work has had as much time as this review."""
+        """End the turn. The next one begins once other work has had as much time as this review."""
         asyncio.get_running_loop().call_later(time.monotonic() - self._began, self._next)
 
     def _next(self) -> None:
-        """Begin the turn of the next address that waits."""
+        """Begin the turn of the next waiting address."""
         while self._waiting:
             address = next(iter(self._waiting))
             waiting = self._waiting.pop(address)

@@ -1,13 +1,13 @@
-"""Reduced review for Kopf: only the parts of a new Pod on which the claim or volume for its resource line depends.
-Pure.
+"""Reduction of reviews for Kopf: keeps only the parts of a new Pod on which the claim or volume for its resource line
+depends. Pure.
 
-Kopf compares the whole object under review with its patched version, which takes time that grows with the object. It
-also stores a part of each object that is not new. So Kopf gets a reduced review, in the form of a creation.
+Kopf compares the whole reviewed object with its patched version, which takes longer for large objects. It also stores a
+part of each object that is not new. So Kopf gets a reduced review, always in the form of a creation.
 
 Guarantees:
-- A patch of the reduced Pod is valid for the whole Pod, because no omitted part lies within a patched part.
-- The reduced review has at most `MOST_PARTS` parts. For a volume it has at most `MOST_CONTAINERS` containers and
-  `MOST_LISTED` other parts. It is the creation of a Pod, whatever was sent.
+- A patch of the reduced Pod is valid for the whole Pod, because parts that a patch changes are not reduced.
+- A reduced review for a claim has at most `MOST_PARTS` parts. For a volume it has at most `MOST_CONTAINERS` containers
+  and `MOST_LISTED` other parts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from sharepod.api.pods.attached_volume import DRIVER_CAPABILITIES, VISIBLE_DEVIC
 from sharepod.api.resource_line import MILLI
 
 MOST_PARTS: Final = 512
-"""Most containers of a Pod plus claims that the Pod and its containers name. No Pod that can run has so many."""
+"""Largest number of containers and claims in sum, counting each claim that a container names. No Pod that can run has
+more."""
 MOST_LISTED: Final = 2048
-"""For a volume: most variables and mounts of all containers, plus volumes and gates of the Pod."""
+"""For a volume: largest number of variables and mounts of all containers, and volumes and gates of the Pod, in sum."""
 MOST_CONTAINERS: Final = 2 * MAX_CONTAINERS
-"""For a volume: most containers of the Pod. Each container is patched, which takes Kopf a millisecond."""
+"""For a volume: largest number of containers. Each of them is patched, which takes Kopf a millisecond."""
 _LISTS = ("containers", "initContainers")
 _OF_POD: Final = {"schedulingGates": (SHARE_GATE,), "volumes": (VOLUME_NAME,)}
-"""For a volume: lists of a Pod that are patched, and SharePod's names in them."""
+"""For a volume: lists of a Pod that are patched, with the names of SharePod's entries."""
 _OF_CONTAINER: Final = {"env": (VISIBLE_DEVICES, DRIVER_CAPABILITIES), "volumeMounts": (VOLUME_NAME,)}
-"""For a volume: lists of a container that are patched, and SharePod's names in them."""
+"""For a volume: lists of a container that are patched, with the names of SharePod's entries."""
 _ANNOTATIONS: Final = frozenset({GPUS_ANNOTATION, *(name for name, field in FIELD_OF.items() if field == "mode")})
 _LONGEST_NAME = 253
 _POD = {"group": "", "version": "v1", "resource": "pods"}
@@ -42,7 +43,8 @@ class TooManyPartsError(Exception):
 
 
 def left_of(review: Any, *, volume: bool = False) -> dict[str, Any]:
-    """Return the reduced review. Raises `ValueError` for anything but a review of a new Pod, and `TooManyPartsError`.
+    """Return the reduced review. Raises `ValueError` for anything except a review of a new Pod, and
+    `TooManyPartsError`.
 
     `volume`: True: keep the parts on which a volume depends. False: keep the parts on which a claim depends.
     """
@@ -57,7 +59,7 @@ def left_of(review: Any, *, volume: bool = False) -> dict[str, Any]:
 
 
 def refusal(review: Any, *, volume: bool = False) -> dict[str, Any]:
-    """Return the answer to a review of a Pod with too many parts."""
+    """Return the answer that refuses a Pod with too many parts."""
     text = f"with their claims they are more than {MOST_PARTS}"
     if volume:
         text = f"they are more than {MOST_CONTAINERS}, or have more than {MOST_LISTED} variables and mounts"
@@ -78,7 +80,7 @@ def _pod(pod: Mapping[str, Any], held: Callable[[Mapping[str, Any]], dict[str, A
 
 
 def _by_claim(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a Pod's spec on which the claim for its line depends."""
+    """Return the parts of a Pod's spec on which the claim for its resource line depends."""
     containers = {name: _list(spec[name]) for name in _LISTS if name in spec}
     claims = _list(spec.get("resourceClaims"))
     named = sum(len(_claims(one)) for listed in containers.values() for one in listed)
@@ -101,7 +103,7 @@ def _claims(container: Any) -> list[Any]:
 
 
 def _by_volume(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a Pod's spec on which the volume for its line depends."""
+    """Return the parts of a Pod's spec on which the volume for its resource line depends."""
     containers = {name: [_map(one) for one in _list(spec[name])] for name in _LISTS if name in spec}
     parts = sum(len(_list(one.get(name))) for some in containers.values() for one in some for name in _OF_CONTAINER)
     parts += sum(len(_list(spec.get(name))) for name in _OF_POD)
@@ -123,7 +125,8 @@ def _listing(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(items: list[Any], own: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return the same number of items. Only items with a name in `own` keep their name."""
+    """Return as many items, of which only those named in `own` keep their name. So the indexes in a patch stay
+    valid."""
     names = (_map(one).get("name") for one in items)
     return [{"name": name} if isinstance(name, str) and name in own else {} for name in names]
 

@@ -1,12 +1,12 @@
-"""Server of the webhook: receives the reviews of API servers over HTTPS, and Kopf answers them.
+"""HTTPS server of the webhook: receives the reviews of API servers and passes them to Kopf, which answers them.
 
-Kopf calls this server like its own webhook servers, and passes the function that answers a review.
+Kopf calls this server as it calls its own webhook servers, and passes in the function that answers a review.
 
 Guarantees:
 - The server listens once it has a certificate.
 - A review takes bounded memory and time, whatever its sender. All reviews take at most half of the operator's time
   (`review_turns.py`).
-- A connection that sends anything other than a review is closed. At most a few log lines a minute report this.
+- If a request cannot be answered, only its sender is affected. At most a few log lines a minute report such requests.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .reviews import TooManyPartsError, left_of, refusal
 LARGEST_REVIEW: Final = 4 << 20
 """Largest review in bytes: the largest object of an API server (3 MiB) and the review's other fields."""
 _READ_S = 5.0
-"""Seconds within which a review must have arrived. The API server gives up after 5 s."""
+"""Seconds within which a review must have arrived and have a turn. The API server gives up after 5 s."""
 _OPEN_EACH, _OPEN_MAX = 256, 512
-"""Most open connections for one address, and in total. An API server opens one connection for each review in
+"""Largest number of open connections for one address, and in total. An API server opens one for each review in
 progress."""
 _TOLD_PER_S, _TOLD_AT_ONCE = 0.1, 5.0
-"""Log lines about invalid requests: rate in 1/s, and burst. Any client that reaches the port may send them."""
+"""Log lines about requests that cannot be answered: rate per second, and burst. Any client may send such requests."""
 
 Answer = Callable[..., Awaitable[Mapping[str, Any]]]
 
@@ -52,7 +52,7 @@ class WebhookServer:
         self._port = port
 
     async def __call__(self, answer: Answer) -> AsyncGenerator[dict[str, Any], None]:
-        """Serve until cancelled. `answer`: answers a review, given as it was sent."""
+        """Serve until cancelled. `answer`: Kopf's function, which gets a review and returns its answer."""
         await self._keeper.ready.wait()
 
         async def respond(request: web.Request) -> web.Response:
@@ -90,14 +90,13 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, lim
         return web.Response(status=408, text=f"the review has not arrived, or had no turn, within {_READ_S:.0f} s\n")
     except web.HTTPRequestEntityTooLarge:
         return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
-    except Exception as error:  # an error in any input affects only its sender
+    except Exception as error:  # invalid content must affect its sender only
         if limiter.take(time.monotonic()):
             log.warning("a review cannot be answered", error=repr(error)[:200])
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")
 
 
 async def _answered(review: Any, answer: Answer, handler: str) -> Mapping[str, Any]:
-    """Have a review answered by one of Kopf's handlers."""
     volume = handler == BY_VOLUME
     try:
         left = left_of(review, volume=volume)
