@@ -1,9 +1,10 @@
-"""Attach mode: whether new Pods of SharePods get their GPUs by a ResourceClaim, or by the runtime class and CSI.
+"""Attach mode: whether new Pods of SharePods get their GPUs by a ResourceClaim, or by the runtime class and a CSI
+volume.
 
 Guarantees:
 - With the setting `csi` no call of the API server is made.
 - While the API server does not answer, the mode stays as it is.
-- After an allocation was refused or not honoured, new Pods get their GPUs by CSI for `NOT_HONOURED_S`. Then claims are
+- After the kubelet refused an allocation or attached other GPUs, new Pods use CSI for `NOT_HONOURED_S`. Then claims are
   tried again.
 """
 
@@ -23,10 +24,10 @@ from .decisions.attaching import Attaching, AttachReason, AttachSituation, attac
 from .state.cluster_state import ClusterState
 
 PERIOD_S = 5.0
-"""Seconds between two checks, and so the longest delay until a change of a node has an effect."""
+"""Seconds between two checks, and so the longest delay until the mode follows a change of a node."""
 NOT_HONOURED_S = 600.0
-"""Seconds for which Pods are attached by CSI after an allocation was not honoured. Ten minutes: claims are used again
-at most this long after the cause is fixed. A cause that lasts delays one Pod per ten minutes, by `bind_timeout`."""
+"""Seconds for which Pods are attached by CSI after an allocation was not honoured. So claims are used again at most ten
+minutes after the cause is fixed. While the cause lasts, each trial of claims delays one Pod, by `bind_timeout`."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class AttachMode:
         setting: The operator's setting.
         state: The cluster state, for the nodes' conditions.
         client: The API server.
-        served: Returns True if the API server has listed ResourceClaims.
+        served: Returns True if the API server serves ResourceClaims.
         acts: Returns True while this process acts as the leader. Otherwise nothing is checked.
         on_changed: Called when the mode or its reason has changed.
         clock: Monotonic seconds.
@@ -72,7 +73,8 @@ class AttachMode:
         return self.now.by_claims
 
     def not_honoured(self, why: str) -> None:
-        """Record that an allocation was refused, or not honoured. `why`: the reason as text."""
+        """Record that an allocation of the operator was refused or not honoured, and decide again. `why`: the reason as
+        text."""
         self._not_honoured = (why, self._clock() + NOT_HONOURED_S)
         self._decide()
 
@@ -84,7 +86,7 @@ class AttachMode:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Bring the mode up to date."""
+        """Read whether the policy on claims is enforced, then decide the mode."""
         if self._setting is Attach.AUTO:
             try:
                 await self._client.get(POLICY_BINDINGS, SHARE_CLAIMS_POLICY)

@@ -1,4 +1,4 @@
-"""Bill: `python -m sharepod.controller.bill` prints the namespaces' GPU time of a month, at given prices.
+"""Bill: `python -m sharepod.controller.bill` prints the namespaces' GPU time of one month, with costs by given prices.
 
 It reads GPUStatements or, for `--by owner`, SharePods, and writes nothing.
 
@@ -32,7 +32,7 @@ from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFound
 from sharepod.setting_faults import first_fault
 
 _PAGE = 100
-"""Statements in one page of a list. A page of large statements has about 90 MB."""
+"""Statements in one page of a list: 100 of the largest possible have about 90 MB."""
 _PATH = f"/apis/{API_VERSION}/{STATEMENT_PLURAL}"
 
 
@@ -54,7 +54,7 @@ def read_prices(path: Path) -> Prices:
 
 
 async def _listed(api: Connection, path: str) -> AsyncIterator[Json]:
-    """Objects of a list, read page by page. Raises `ApiError`."""
+    """Yield the objects of a list, read page by page. Raises `ApiError`."""
     tokens, token = PageTokens(path), ""
     while True:
         page = await api.get(path, {"limit": str(_PAGE), **({"continue": token} if token else {})})
@@ -66,7 +66,7 @@ async def _listed(api: Connection, path: str) -> AsyncIterator[Json]:
 
 
 async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, NamespaceAccount], list[str]]:
-    """Return the accounts of one or all namespaces, and the errors of unreadable ones.
+    """Return (account by namespace, errors of unreadable statements). `namespace`: None: all namespaces.
 
     Raises `ApiError`, and `BillError` if there are no statements.
     """
@@ -93,8 +93,8 @@ async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, 
 
 
 async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[Json, SharePodStatus]], list[str]]:
-    """Return metadata and status of the SharePods of one or all namespaces, and the errors of unreadable ones. Raises
-    `ApiError`."""
+    """Return (metadata and status of each SharePod, errors of unreadable ones). `namespace`: None: all namespaces.
+    Raises `ApiError`."""
     found: list[tuple[Json, SharePodStatus]] = []
     wrong: list[str] = []
     path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}" if namespace else f"/apis/{API_VERSION}/{PLURAL}"
@@ -151,7 +151,7 @@ def _month(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Return its exit status. `arguments`: default: the process's own."""
+    """Run the command; return its exit status. `arguments`: of the command line; None: the process's own."""
     parser = argparse.ArgumentParser(
         prog="python -m sharepod.controller.bill",
         description="Print the GPU time of namespaces in a month, in UTC, from GPUStatements.",

@@ -1,12 +1,11 @@
-"""HTTP endpoints of the operator: `/metrics` for Prometheus; `/healthz` and `/readyz` for the kubelet, on a port of
-their own.
+"""HTTP endpoints of the operator: `/metrics` for Prometheus; on another port `/healthz` and `/readyz` for the kubelet.
 
-Kopf can serve the same health (`kopf run --liveness=...`), but its server has no limits.
+Kopf can serve the same health (`kopf run --liveness=...`), but that server does not limit its clients.
 
 Guarantees:
-- The metrics are rendered in another thread, so the event loop does not wait: 0.25 s for 2,000 namespaces.
-- Rendering takes at most a quarter of the time, however many clients scrape: between two renderings each client gets
-  the last text.
+- The metrics are rendered in another thread, so the event loop is not blocked (0.25 s for 2,000 namespaces).
+- Rendering takes at most a quarter of the time, however many clients scrape: for three times the duration of a
+  rendering, every client gets that text.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from sharepod.web.metrics_access import MetricsGuard
 from . import metrics
 
 _RESTS = 3
-"""How long a rendered text is sent, in multiples of its rendering time. With 3, rendering takes a quarter of the time.
-"""
+"""How long a rendered text is sent, as a multiple of the duration of its rendering. So rendering takes a quarter of the
+time at most."""
 
 log = structlog.get_logger(__name__)
 

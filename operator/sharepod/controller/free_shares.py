@@ -1,9 +1,9 @@
-"""Free shares of the cluster by model and pool, in a ConfigMap for users who may not read GPUNodes.
+"""Free shares of the cluster, as totals by GPU model and node pool, in a ConfigMap for users who may not read GPUNodes.
 
 Guarantees:
 - The ConfigMap holds totals: no name of a node, namespace, Pod or user.
 - Changed totals are written at most every `PERIOD_S`, unchanged totals never.
-- The operator only patches the ConfigMap: where an admin has left it out, nothing is published.
+- The operator patches the ConfigMap and never creates it: if an administrator has not applied it, nothing is published.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .apiserver.client import CONFIG_MAPS, Client, NotLeadingError
 from .state.cluster_state import ClusterState
 
 PERIOD_S = 5.0
-"""Seconds between two writes: soon enough for a person, and 0.2 small writes a second at most."""
+"""Seconds between two writes: short for a person who reads the totals, and at most one small write in five seconds."""
 KEY = "free.json"
 """Key of the totals in the ConfigMap: a JSON list, read by `kubectl sharepod free`."""
 
@@ -33,7 +33,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Total:
-    """Total of the GPUs of one model and pool. `largest`: time and memory of the largest free share."""
+    """Total of the GPUs of one model and pool. `largest`: free (time, memory) of the GPU with the largest free
+    share."""
 
     gpus: int = 0
     unused: int = 0
@@ -54,7 +55,7 @@ class _Total:
 
 
 def free_totals(state: ClusterState) -> list[Json]:
-    """Return GPUs, unused GPUs, free time and the largest free share, by model and pool."""
+    """Return the totals by model and pool: GPUs, unused GPUs, free time and the largest free share."""
     totals: dict[tuple[str, str], _Total] = {}
     for gpunode in state.gpunodes:
         node = state.cluster.node(gpunode.name)
@@ -65,7 +66,7 @@ def free_totals(state: ClusterState) -> list[Json]:
 
 
 def _free(node: NodeAccount, gpu: GpuAccount) -> tuple[Milli, Bytes] | None:
-    """Return the free time and memory of a GPU; None if it takes no new tenants."""
+    """Return the free (time, memory) of a GPU; None if the GPU takes no new tenants or has no free memory."""
     able = node.state is not None and node.state.unavailable is None and gpu.state.available and not gpu.state.taken
     if not able or gpu.exclusive or gpu.free_memory <= 0:
         return None
@@ -79,7 +80,7 @@ class FreeShares:
         state: The cluster state.
         client: The API server.
         namespace: The operator's namespace.
-        acts: Asked before each write.
+        acts: Returns True while this process acts as the leader. Otherwise nothing is written.
     """
 
     def __init__(self, state: ClusterState, client: Client, namespace: str, acts: Callable[[], bool]) -> None:
@@ -99,7 +100,7 @@ class FreeShares:
             await asyncio.sleep(PERIOD_S)
 
     def forget(self) -> None:
-        """Forget the written totals: another operator may write other totals."""
+        """Drop the written totals, as another operator may have written other totals since."""
         self._written, self._changed = None, True
 
     async def write(self) -> None:

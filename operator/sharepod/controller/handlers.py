@@ -7,7 +7,7 @@ Pods.
 Guarantees:
 - The operator starts with Kopf, and releases its Lease and ends before Kopf ends.
 - If a part of the operator fails, Kopf ends with a non-zero exit status.
-- Kopf waits for an unreachable API server without limit.
+- Kopf waits for an unreachable API server, for any length of time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .operator import Operator
 from .settings import load
 
 _BACKOFF = Backoff(0.5, 3.0)
-"""Seconds between tries of Kopf's own calls."""
+"""Pauses between tries of Kopf's own calls, in seconds: first and longest."""
 _EXIT_S = 30
-"""Seconds after which Kopf ends a process that does not stop: more than the pod's grace period."""
+"""Seconds after which Kopf kills a process that does not stop: more than the pod's grace period."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,8 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
 
 @kopf.on.cleanup()  # type: ignore[untyped-decorator]
 async def stop(memo: Any, **_: Any) -> None:
-    """Stop the operator. Under `kopf run`, raise `kopf.PermanentError` if it has failed: that is the exit status."""
+    """Stop the operator, and wait for its end. Under `kopf run`, raise `kopf.PermanentError` if the operator has
+    failed, which makes Kopf's exit status non-zero."""
     memo.ending.set()
     await asyncio.wait([memo.running])
     if (failure := memo.get("failure")) is not None and "stop" not in memo:
@@ -76,7 +77,7 @@ async def stop(memo: Any, **_: Any) -> None:
 
 @kopf.on.login()  # type: ignore[untyped-decorator]
 async def log_in(memo: Any, **_: Any) -> kopf.ConnectionInfo:
-    """Return the operator's credentials; called again whenever the API server rejects the former ones."""
+    """Return the operator's credentials. Kopf calls this again whenever the API server rejects the former ones."""
     config: Configuration = memo.config
     header = await config.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _space, token = (header or "").partition(" ")
@@ -93,7 +94,8 @@ async def log_in(memo: Any, **_: Any) -> kopf.ConnectionInfo:
 
 @kopf.on.probe(id="operator")  # type: ignore[untyped-decorator]
 async def probe(memo: Any, **_: Any) -> str:
-    """Return whether the operator leads or stands by. Raise `kopf.PermanentError` if a restart can help."""
+    """Return whether the operator leads or stands by, for the health probe. Raise `kopf.PermanentError` if a restart
+    can help."""
     try:
         return str(memo.operator.health.healthy())
     except RuntimeError as error:
@@ -102,17 +104,17 @@ async def probe(memo: Any, **_: Any) -> str:
 
 
 async def give_claim(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
-    """Give a Pod with a resource line the claim that its share is attached by."""
+    """Add to a new Pod with a resource line the claim through which its share is attached."""
     patch.update(with_claim(body))
 
 
 async def give_volume(body: kopf.Body, patch: kopf.Patch, memo: Any, **_: Any) -> None:
-    """Give a Pod with a resource line the volume that its share is attached by."""
+    """Add to a new Pod with a resource line the CSI volume through which its share is attached."""
     patch.update(with_volume(body, memo.runtime_class))
 
 
 def _ended(task: asyncio.Task[None], memo: Any) -> None:
-    """Record how the operator has ended, and end Kopf unless Kopf requested the end."""
+    """Record the error that ended the operator, if any. Stop Kopf, unless it was Kopf that stopped the operator."""
     if task.cancelled() or memo.ending.is_set():
         memo.failure = None if task.cancelled() else task.exception()
         return

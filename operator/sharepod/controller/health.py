@@ -1,10 +1,10 @@
-"""Health of the operator: its probes, its gauges, and whether its watches are fresh enough for placement.
+"""Health of the operator: results of its probes, its gauges, and a check that its watches are fresh enough to place.
 
 Guarantees:
 - The health probe fails only if a restart of the process can help.
-- The process ends, with a log line, if for `_REJECTED_S` the API server rejects its credentials or presents an
+- The process ends, with a log line, if for `_REJECTED_S` the API server has rejected its credentials or presented an
   untrusted certificate.
-- While stale watches stop placement, the status of waiting SharePods reports it.
+- While stale watches stop placement, the status of each waiting SharePod reports it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .state.memos import TenantMemos
 from .state.placement_view import agent_unready
 
 _STALLED_S = 30.0
-"""Seconds without a check after which the health probe fails: longer than any working step takes."""
+"""Seconds without a call of `look` after which the health probe fails: longer than any step of a working event loop."""
 _REJECTED_S = 60.0
-"""Seconds for which credentials or certificate may be rejected before the process ends. The kubelet rotates a token
-long before it expires, and a restarted process reads everything again."""
+"""Longest time in seconds for which the credentials or the certificate may be rejected before the process ends. A
+restarted process reads both again. The kubelet replaces a token long before it expires."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,14 +46,14 @@ class OperatorHealth:
 
     Args:
         state: The cluster state.
-        watches: Freshness of the watches.
+        watches: The watches, for their freshness.
         clients: All clients of the API server.
-        leadership: Reports whether this process leads.
+        leadership: The leader election, which knows whether this process leads.
         loop: The placement loop, which is woken once the watches are fresh again.
-        memos: The tenants' memos, where the reason is recorded for waiting tenants.
+        memos: The tenants' memos, in which the reason for the wait is recorded.
         queues: The work queues, by their names in the gauges.
         acts: Returns True while this process acts as the leader.
-        enqueue_tenant: Called with each tenant whose status has to change.
+        enqueue_tenant: Called with each tenant whose status must change.
         webhook_unready: Returns why the webhook does not serve; None if it does, or is off.
         clock: Seconds that include suspension of the machine.
     """
@@ -89,7 +89,7 @@ class OperatorHealth:
         """Time of the last call of `look`, which proves that the event loop ran at that time."""
 
     def look(self) -> None:
-        """Check the credentials and the freshness of the watches. The caller must call this each second. Raise
+        """Check the credentials and the freshness of the watches. The caller must call this about once a second. Raise
         `RejectedError` if the process must end.
         """
         self.looked_at = self._clock()
@@ -105,8 +105,8 @@ class OperatorHealth:
             )
 
     def check_beliefs(self) -> None:
-        """Wake the placement loop once all watches are fresh again. While a watch is stale, log it and notify the
-        waiting SharePods.
+        """Compare the watches' freshness with the last call. If all are fresh again, wake the placement loop. If one is
+        stale, log that, and report it to the waiting tenants.
         """
         believed = self._watches.believed()
         if believed and not self._believed:
@@ -120,7 +120,8 @@ class OperatorHealth:
         self._believed = believed
 
     def _tell_waiting(self, kinds: list[str]) -> None:
-        """Set the stale watches as the reason of each waiting tenant that has no refusal yet. Enqueue that tenant."""
+        """Record the stale watches as refusal of each waiting tenant that has none, and enqueue the tenant for its
+        status."""
         late = ", ".join(kinds)
         headline = f"no watch event of {late} for {BELIEF_S:.0f} s; the operator places nothing until there is one"
         for tenant in self._loop.waiting():
@@ -147,8 +148,8 @@ class OperatorHealth:
             metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
 
     def unready(self) -> str | None:
-        """Return why the operator is not ready: kinds that are not yet listed, or a webhook that does not serve. None
-        if ready.
+        """Return why the operator is not ready: kinds that are not listed yet, or a webhook that does not serve. None
+        if it is ready.
         """
         return self._watches.unready() or self._webhook_unready()
 

@@ -1,8 +1,8 @@
-"""Watcher of one admission policy, which refuses Pods with a resource line and no claim: reports whether it is
+"""Observer of the admission policy that refuses Pods with a resource line and no claim: finds out whether the policy is
 enforced.
 
-Nodes advertise the resources of the line only while the policy is enforced. Without the policy, a Pod whose line was
-not turned into a claim could be created. No scheduler binds such a Pod while no node advertises the resources.
+Nodes advertise the resources of the line only while it is. Without the policy, a Pod could be created whose line was
+not turned into a claim. While no node advertises the resources, no scheduler binds such a Pod.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from sharepod.kube import ApiError, NotFoundError
 from .apiserver.client import POLICIES, POLICY_BINDINGS, Client
 
 PERIOD_S = 5.0
-"""Seconds between two checks, and so the longest delay until lines work after an admin has applied the manifests."""
+"""Seconds between two checks, and so the longest time until lines work after an administrator has applied the
+policy."""
 
 log = structlog.get_logger(__name__)
 
 
 class LinePolicy:
-    """Watcher of the admission policy for resource lines. It reads the policy and its binding every `PERIOD_S`, because
-    either may be deleted without the other.
+    """Observer of the policy. It reads the policy and its binding every `PERIOD_S`, as either may be deleted without
+    the other.
 
     Args:
         client: The API server.
@@ -48,7 +49,8 @@ class LinePolicy:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Read the policy and its binding. If the API server does not answer, `in_force` stays as it is."""
+        """Read the policy and its binding; update `in_force`. If the API server does not answer, `in_force` stays as it
+        is."""
         try:
             binding = await self._client.get(POLICY_BINDINGS, PLAIN_PODS_POLICY)
             await self._client.get(POLICIES, PLAIN_PODS_POLICY)

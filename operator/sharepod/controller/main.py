@@ -25,11 +25,11 @@ log = structlog.get_logger(__name__)
 
 
 async def _run(settings: OperatorSettings) -> None:
-    """Run Kopf until a signal. Raise the error that ended the operator."""
+    """Run Kopf until a signal ends it. Raise the error that ended the operator, if any."""
     memo = kopf.Memo(stop=asyncio.Event())
     try:
         await kopf.operator(
-            # otherwise Kopf looks up the user's name, which a pod's user may lack
+            # without an identity, Kopf would look up the user's name, which a pod's user may not have
             identity=Identity(settings.identity),
             standalone=True,
             clusterwide=True,

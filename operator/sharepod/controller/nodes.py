@@ -1,16 +1,16 @@
-"""Reconciler of one node of the pool: its GPUNode, its conditions AgentAlive and DevicePluginPresent, Events for
-admins.
+"""Reconciler of the nodes in a pool: keeps each node's GPUNode, advertises the resources of the resource line, and
+writes the operator's conditions and Events about nodes.
 
 Guarantees:
 - A GPUNode is created for every Node whose pool label names a pool, and for no other Node. If the label has another
-  value, an Event on the Node reports the value.
+  value, an Event on the Node quotes it.
 - A GPUNode is deleted only when its Node is deleted, or has left the pool, and its ledger is empty.
-- A Node with shared GPUs advertises the resources of the line once the policy on Pods with a line is enforced. If
-  another client removes these resources from the Node's status, they are written again. A Node that has left the pool
-  no longer advertises them.
-- A share waits for at most `_ADVERTISED_S` until its Node advertises enough of these resources.
-- The annotation force-release releases only tenants that have ended. A tenant that runs keeps its row, and an Event
-  names it.
+- A Node with shared GPUs advertises the resources of the line while the policy on Pods with a line is enforced. If
+  another client removes them from the Node's status, they are written again. A Node that has left the pool does not
+  advertise them.
+- A Pod's gate waits at most `_ADVERTISED_S` for its Node to advertise enough of these resources.
+- The annotation force-release releases only tenants that have ended. A listed tenant that runs keeps its row, and an
+  Event names it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CONDITION_DEVICE_PLUGIN = "DevicePluginPresent"
 """Condition of a GPUNode of pool `dedicated` or `scheduler`: True while its Node advertises GPUs of NVIDIA's device
 plugin."""
 _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
-"""Conditions that the operator writes."""
+"""Conditions of a GPUNode that the operator writes. The agent writes the others."""
 
 _LOOK_AGAIN_S = 1.0
-"""Seconds until the next check of a deleted node with tenants, or of a node that leaves pool `scheduler`. No watch
-shows that a deleted node returns without the pool label."""
+"""Seconds until the next check of a deleted node with tenants, or of a node that leaves pool `scheduler`. A check is
+needed because no watch shows a Node that was created again without the pool label."""
 _ADVERTISED_S = 5.0
-"""Most seconds for which a Pod's gate stays closed because its Node advertises too little of the line's resources.
-After that the gate opens and kube-scheduler decides. Normally the wait takes one write."""
+"""Longest time in seconds for which a Pod's gate stays closed because its Node advertises too little. Then the gate
+opens, and kube-scheduler decides. Normally one write is enough."""
 
 _UNLABELLED = (
     f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
@@ -77,10 +77,10 @@ _DEVICE_PLUGIN_SHORT = (
     "NVIDIA's device plugin also assigns these GPUs, so no SharePod is placed here; "
     f"condition {CONDITION_DEVICE_PLUGIN} has the commands"
 )
-"""Note of the Event: one short sentence. The condition's message has the whole text."""
+"""Texts ending in SHORT are notes of Events: one sentence. The condition's message has the whole text."""
 
 _NAMED = 200
-"""Most characters of an annotation's wrong entries that an Event quotes."""
+"""Largest number of characters of an annotation's wrong entries that an Event quotes."""
 _CORDON_FIX = "write an index or UUID from `kubectl sharepod gpus -o wide`"
 _POOL_FIX = f"write {', '.join(Pool)}: kubectl label node {{1}} --overwrite {POOL_LABEL}={{0}}"
 
@@ -89,9 +89,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Enough:
-    """Version of a ledger for which its Node was seen to advertise enough of the line's resources.
+    """Record that a Node was seen to advertise enough of the line's resources for one version of its ledger.
 
-    `uids`: of the Node and the GPUNode. `amounts`: amount of each resource that the rows of that version need.
+    `uids`: uids of the Node and its GPUNode. `amounts`: amount of each resource that the rows of that version need.
     """
 
     uids: tuple[str, str]
@@ -119,21 +119,21 @@ class NodeReconciler:
         self._settings = settings
         self._clock = clock
         self._away: dict[str, float] = {}
-        """For each node: time since which its agent is away."""
+        """Time since which the agent of a node is away, by node."""
         self._short: dict[str, float] = {}
-        """For each node: time since which it advertises too little for its ledger."""
+        """Time since which a node advertises too little for its ledger, by node."""
         self._enough: dict[str, _Enough] = {}
-        """For each node: the latest version of its ledger for which it was seen to advertise enough."""
+        """For each node, the latest version of its ledger for which the Node was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
-        """For each (node, GPU's UUID or annotation's name): text of the last Event about that GPU or annotation."""
+        """Text of the last Event about a GPU or an annotation, by (node, the GPU's UUID or the annotation's name)."""
         self.lines_in_force: bool | None = None
         """True if the cluster enforces the policy that refuses a Pod with a resource line and no claim. None while
         unknown."""
         self.attaching: Attaching | None = None
-        """How the GPUs of new Pods of SharePods are attached. None while unknown."""
+        """Way in which the GPUs of SharePods' new Pods are attached. None while unknown."""
         self.take_in: Callable[[Iterable[GpuNodeFacts]], Awaitable[bool]] = _nothing_to_take_in
-        """Stores the consumption counts of GPUNodes in GPUStatements before the GPUNodes are deleted. Returns True if
-        all counts are stored."""
+        """Stores the consumption counts of GPUNodes in GPUStatements, so that the GPUNodes can be deleted. Returns True
+        if all counts are stored."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -141,8 +141,8 @@ class NodeReconciler:
         await self.queue.run()
 
     def check_agents(self, *, acting: bool) -> None:
-        """Record which agents have become alive or away since the last call. If `acting`, enqueue their nodes. The
-        caller must call this about once a second.
+        """Find the agents that have become alive or away since the last call, and update their nodes. If `acting`,
+        enqueue those nodes. The caller must call this about once a second.
         """
         names = [node.name for node in self._state.nodes]
         for name in self._state.agents.changed(names):
@@ -176,7 +176,7 @@ class NodeReconciler:
         else:
             if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
-                # no event of the Node or GPUNode shows that its last claim has ended
+                # no watch event shows that the last claim of a node that changes its pool has ended
                 if gpunode.spec.pool is Pool.SCHEDULER:
                     self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)
@@ -245,10 +245,10 @@ class NodeReconciler:
         log.info("the node has left the pool: it no longer advertises the resources of the line", node=name)
 
     def advertises_enough(self, name: str) -> bool:
-        """Return True if a Node advertises enough of the line's resources for the shares in its ledger.
+        """Return True if a Node advertises enough of the line's resources for all shares in its ledger.
 
-        Otherwise enqueue the node, which writes the amounts, and return False. After `_ADVERTISED_S` without enough,
-        return True. Also return True where no line is in use or the objects cannot be read.
+        Otherwise return False and enqueue the node, whose reconciliation writes the amounts. Return True in three more
+        cases: the Node has lacked the amounts for `_ADVERTISED_S`, no line is in use, or an object cannot be read.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if (
@@ -272,8 +272,8 @@ class NodeReconciler:
         return True
 
     def _needs_more(self, seen: _Enough, gpunode: GpuNodeFacts) -> bool:
-        """Return True if the present ledger may need more of the line's resources than the ledger in `seen`. Rows are
-        compared by identity, because an unchanged row is the same object.
+        """Return True if the present ledger may need more of the line's resources than the ledger in `seen`. Only
+        changed rows are checked; an unchanged row is the same Python object.
         """
         before, rows = seen.rows, gpunode.rows
         if seen.generation == gpunode.generation:
@@ -285,14 +285,14 @@ class NodeReconciler:
         return any(line is not None and line.beyond for line in lines)
 
     def _wanted(self, gpunode: GpuNodeFacts) -> Mapping[str, int]:
-        """Return the amounts of the line's resources that a Node should advertise."""
+        """Return the amounts of the line's resources that a Node should advertise now."""
         by_scheduler = gpunode.spec.pool is Pool.SCHEDULER
         ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False and not by_scheduler]
         return advertised(ours, self._lines_on(gpunode), in_force=bool(self.lines_in_force))
 
     def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:
-        """Yield the resource lines on a node: of each row with a line, and of each Pod that is bound there without a
-        row.
+        """Yield the resource lines that a node must fit: of each row with a line, and of each Pod that is bound there
+        without a row.
         """
         seen = self._state.seen_claims
         for uid, row in gpunode.rows.items():
@@ -304,7 +304,7 @@ class NodeReconciler:
                 yield LineOnNode(plain.carried, None)
         account = self._state.cluster.node(gpunode.name)
         for uid, usage in account.pods.items() if account is not None else ():
-            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # an admin may have released its row
+            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # e.g. its row was released by force
                 left = self._state.pods.get(uid)
                 if left is not None and left.carried and left.node == gpunode.name:
                     yield LineOnNode(left.carried, None)
@@ -329,8 +329,8 @@ class NodeReconciler:
         self._state.put_gpunode(made)
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
-        """Handle a Node that was deleted or has left the pool. While the ledger has tenants, set AgentAlive to False
-        with advice on a Node that has left the pool. Delete the GPUNode once its ledger is empty.
+        """Handle a Node that was deleted or has left the pool. Delete its GPUNode once the ledger is empty. While a
+        Node that has left the pool still has tenants, set AgentAlive to False, with advice.
         """
         for known in (self._away, self._short, self._enough):
             known.pop(name, None)
@@ -368,7 +368,7 @@ class NodeReconciler:
             log.info("deleted GPUNode: its Node is deleted and its ledger is empty", node=name)
 
     async def _force_release(self, gpunode: GpuNodeFacts) -> None:
-        """Process the annotation force-release, which lists tenants.
+        """Carry out the annotation force-release, which lists tenants.
 
         Each listed tenant with a row is enqueued; its reconciler removes the row if the tenant has ended. A listed
         tenant that still runs keeps its row, and an Event names its SharePod or Pod. The annotation is removed once no
@@ -397,7 +397,8 @@ class NodeReconciler:
             self.queue.add_after(gpunode.name, 1.0)
 
     def _running(self, tenant: str, row: Tenant) -> Iterator[str]:
-        """Yield the SharePod and the Pods that run, or are about to run, with a row that an admin wants to release."""
+        """Yield the SharePod and the Pods that use a row, or are about to use it, although an administrator wants to
+        release the row."""
         sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if (
             sharepod is not None
@@ -413,8 +414,8 @@ class NodeReconciler:
             yield from (f"Pod {user.namespace}/{user.name}" for user in users if user.runs and not user.deleting)
 
     async def _show_agent(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """Set AgentAlive to False, with advice, on a GPUNode whose Node is ready and whose agent has been away for
-        `agent_duration`. Set it to True when the agent is back.
+        """Set AgentAlive to False, with advice, once the agent of a ready Node has been away for `agent_duration`. Set
+        it to True when the agent is back.
         """
         known = next((item for item in gpunode.status.conditions if item.type == CONDITION_AGENT_ALIVE), None)
         away = node.ready and self._state.agent_away(node.name)
@@ -433,7 +434,7 @@ class NodeReconciler:
 
     async def _show_device_plugin(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
         """Set DevicePluginPresent to True, with advice, while NVIDIA's device plugin could assign the node's GPUs to
-        other Pods. Set it to False afterwards. Write nothing if the plugin was never seen.
+        other Pods, else to False. Write nothing if the plugin was never seen there.
         """
         present = node.double_booked
         known = any(item.type == CONDITION_DEVICE_PLUGIN for item in gpunode.status.conditions)
@@ -448,8 +449,8 @@ class NodeReconciler:
             self._events.warning(KIND, gpunode, CONDITION_DEVICE_PLUGIN, "Watch", _DEVICE_PLUGIN_SHORT)
 
     async def _show_attaching(self, gpunode: GpuNodeFacts) -> None:
-        """Write the condition on the attachment of GPUs to new Pods. Write nothing where the setting has always been
-        `csi`.
+        """Write the condition SharePodsByClaims: how GPUs of new Pods are attached. Write nothing where the setting has
+        always been `csi`.
         """
         how = self.attaching
         known = next((item for item in gpunode.status.conditions if item.type == CONDITION_BY_CLAIMS), None)
@@ -461,7 +462,7 @@ class NodeReconciler:
         )
 
     async def _show_agent_away(self, gpunode: GpuNodeFacts, reason: str, text: str, short: str) -> None:
-        """Set AgentAlive to False and write a short Event, unless the condition already has this reason."""
+        """Set AgentAlive to False and write a short Event, unless AgentAlive already has this reason."""
         if await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=False, reason=reason, text=text):
             self._events.warning(KIND, gpunode, "AgentAway", "Watch", short)
 
@@ -480,8 +481,8 @@ class NodeReconciler:
         """Write one of the operator's conditions. Return True if it was written, and False if the GPUNode already has
         the condition with this reason. `again`: write in that case too.
 
-        Each apply contains all conditions of the operator, because server-side apply removes the conditions that it
-        omits.
+        Each apply contains all conditions that the operator writes, because server-side apply removes omitted
+        conditions.
         """
         present = (self._state.gpunodes.named(gpunode.name) or gpunode).status.conditions
         if not again and any(item.type == kind and item.reason == reason for item in present):

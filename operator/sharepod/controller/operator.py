@@ -1,10 +1,10 @@
-"""Operator: all its parts, wired together, from the start of the process to its end.
+"""Operator: creates all parts, connects them, and runs them from the start of the process to its end.
 
 Guarantees:
 - The operator acts only while it leads, and only after each watch has delivered all events from before its leadership.
 - The operator places nothing while any watch has been silent for longer than `watch_freshness.BELIEF_S`.
-- If a part fails, `run` ends with an error that names the part.
-- On shutdown it first stops acting, then releases its Lease.
+- If a part fails or ends, `run` raises an error that names the part.
+- On shutdown the operator first stops acting, then releases its Lease.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .webhook.server import WebhookServer
 
 _TICK_S = 1.0
-"""Period of the checks of agents, watches and credentials, and of garbage collection."""
+"""Period, in seconds, of the checks of agents, watches, credentials and the daily garbage collection."""
 
 log = structlog.get_logger(__name__)
 
@@ -72,10 +72,10 @@ def boot_seconds() -> float:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPart:
-    """Part of the operator that runs as a separate task.
+    """Part of the operator that runs as a task of its own.
 
     Args:
-        name: Name of the task, shown in `TaskEndedError`.
+        name: Name of the task, for `TaskEndedError`.
         run: Coroutine function that runs until cancelled.
         clear: Drops pending work; called each time that leadership is lost.
     """
@@ -86,7 +86,7 @@ class OperatorPart:
 
 
 class Operator:
-    """Operator: all parts, wired together. `clock`: monotonic seconds. `wall_ns`: this machine's time of day."""
+    """All parts of one operator. `clock`: monotonic seconds. `wall_ns`: this machine's time of day in nanoseconds."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Operator:
         self._active = False
         self._garbage = Garbage(clock)
         self._term = 0
-        """Number of changes so far: leadership gained, leadership lost, or the cluster state replaced after versions
-        went back."""
+        """Number of terms so far. A term begins when leadership is gained or lost, and when the versions went back. A
+        step that spans two terms is not used."""
         self._term_begun = asyncio.Event()
         pods, timeout = settings.pods(), settings.write_timeout
         self.lease_client = Client(config, read_timeout=timeout, write_timeout=timeout, tries=1)
@@ -303,7 +303,7 @@ class Operator:
         self._parts = self._all_parts()
 
     def _all_parts(self) -> list[OperatorPart]:
-        """Return the parts that every operator has. They are started and cleared in this order."""
+        """Return the tasks that every operator runs. They are started and cleared in this order."""
         return [
             OperatorPart("lease", self.leadership.run),
             OperatorPart("activation", self._activate),
@@ -343,7 +343,7 @@ class Operator:
     # Leadership
 
     def may_place(self) -> bool:
-        """Return True while this process acts, and no watch has been silent for long."""
+        """Return True if this process acts as the leader and every needed watch is fresh enough."""
         return self._active and self.leadership.acting() and self.watches.believed()
 
     def _gained(self) -> None:
@@ -359,15 +359,15 @@ class Operator:
         self.state.seen_claims.forget_unused()
 
     def _replaced(self) -> None:
-        """Drop all conclusions and begin again. Called when the API server's versions went back (etcd restored from a
-        backup).
+        """Drop all pending work and derived state, and begin again as a new leader. Called when the API server's
+        versions went back (etcd restored from a backup).
         """
         if self.leadership.acting():
             self._lost()
             self._gained()
 
     async def _activate(self) -> None:
-        """Begin to act after leadership was gained: wait until the watches have caught up, then enqueue every
+        """After each gain of leadership: wait until the watches have caught up, then begin to act and enqueue every
         object.
         """
         while True:
@@ -375,7 +375,8 @@ class Operator:
             self._term_begun.clear()
             term = self._term
             await self.watches.catch_up()
-            await self.line_policy.look()  # so that even the first created Pod has a resource line if lines are in use
+            # before the first Pod is created, which has a resource line if lines are in use
+            await self.line_policy.look()
             if term != self._term or not self.leadership.acting():
                 continue
             await self.attach_mode.look()
@@ -430,7 +431,7 @@ class Operator:
             await self._reviews.close()
 
     def webhook(self) -> WebhookServer | None:
-        """Return the server by which Kopf receives reviews of Pods. None if the setting `webhook_port` is 0."""
+        """Return the server on which Kopf receives the API server's reviews of Pods. None if `webhook_port` is 0."""
         if self.certificates is None:
             return None
         from .webhook.server import WebhookServer
@@ -438,8 +439,8 @@ class Operator:
         return WebhookServer(self.certificates, self._settings.bind_address, self._settings.webhook_port)
 
     def _certificates(self) -> CertificateKeeper:
-        """Create the rotation of the webhook's certificates. Its libraries take 9 MB and are imported only in this
-        method.
+        """Create the keeper of the webhook's certificates. Its libraries take 9 MB and are imported only here, so an
+        operator without a webhook does not need them.
         """
         from .webhook.certificate_keeper import CertificateKeeper
 

@@ -1,22 +1,22 @@
-"""Reconciler of holders: Pods of the operator that take GPUs from NVIDIA's device plugin, so that tenants can share
-them.
+"""Reconciler of plugin holders: Pods of the operator that take GPUs from NVIDIA's device plugin, so that SharePod can
+share these GPUs. Below, a holder is a plugin holder.
 
 One key of the queue is one node: all its holders are reconciled together.
 
 Guarantees:
-- To create a holder, the operator creates the Pod first and the ledger row second. If the operator dies in between, the
-  next operator finds the Pod and writes its row.
+- The operator creates a holder's Pod first and its ledger row second. If it dies in between, the next operator finds
+  the Pod and writes the row.
 - A holder whose Pod gets no GPU within `holder_pending` is withdrawn. A holder whose creation fails for
-  `holder_pending` is given up; a creation that the API server refuses is given up at once. In each case the holder's
-  tenant avoids the node for a while and is placed again.
+  `holder_pending` is given up; a refusal by the API server counts at once. In each case, the tenant that it was meant
+  for avoids the node for some time and is placed again.
 - A holder whose GPU has had no tenant for `holder_idle` is returned: its row becomes Releasing, then its Pod is
   deleted.
-- While a Pod waits for whole GPUs and could have such a GPU, `_WANTED_S` replaces `holder_idle`.
+- While a Pod waits for whole GPUs and could use such a GPU, `_WANTED_S` replaces `holder_idle`.
 - The GPU of a reservation for a moving or preempting tenant is not returned. The GPU of the head-of-queue reservation
-  is returned only while a Pod that waits for whole GPUs could have it.
-- A Held holder has lost its GPU in two cases: for `holder_pending` the agent reports the GPU as not assigned to any
-  Pod, or the agent's report does not contain the GPU. Its row then becomes Releasing.
-- A tenant with a GPU of no Held holder is ended by the deletion of its Pod. It is placed again by its restartPolicy.
+  is returned only while a Pod that waits for whole GPUs could use it.
+- A Held holder has lost its GPU in two cases: for `holder_pending`, the agent has reported that the GPU is assigned to
+  no Pod, or has not reported the GPU at all. The holder's row then becomes Releasing.
+- A tenant with a GPU that no Held holder has is ended by the deletion of its Pod. Its restartPolicy places it again.
 - A holder's Pod counts as deleted only after a GET has confirmed it.
 """
 
@@ -52,7 +52,7 @@ _LOST = "the holder of its GPU no longer exists, so NVIDIA's device plugin may g
 _NOT_REPORTED = "the agent of {} no longer reports {}: the driver does not show it"
 
 _WANTED_S = 2.0
-"""Seconds that a holder keeps an unused GPU while a Pod waits for whole GPUs. The tenant for which the holder was
+"""Seconds for which a holder keeps an unused GPU while a Pod waits for whole GPUs. The tenant for which the holder was
 created is placed within this time."""
 
 log = structlog.get_logger(__name__)
@@ -62,11 +62,11 @@ class HolderReconciler:
     """Reconciler of the holders of nodes, by the node's name.
 
     Args:
-        state: The cluster state. The reconciler records created Pods in it.
+        state: The cluster state, in which created Pods are recorded at once.
         client: The API server.
         ledger: Writes the holders' rows, as `rows` returns them.
-        events: For admins, about GPUNodes.
-        memos: The tenants' memos, where the reconciler records the nodes that a tenant must avoid.
+        events: Recorder of Events about GPUNodes, for administrators.
+        memos: The tenants' memos, in which the nodes that a tenant must avoid are recorded.
         settings: Settings of the operator.
         clock: Monotonic seconds.
         retry: Called with the tenant of a holder that was withdrawn or given up, to place that tenant elsewhere.
@@ -93,17 +93,16 @@ class HolderReconciler:
         self._clock = clock
         self._retry = retry
         self._ended: set[str] = set()
-        """Ids of holders whose Pods' end is confirmed, until their rows are removed."""
+        """Ids of the holders whose Pods have certainly ended. Kept until their rows are removed."""
         self._without: set[str] = set()
-        """Ids of holders that have lost their GPU: the agent's report has not shown the GPU as theirs for
-        `holder_pending`."""
+        """Ids of the holders that have lost their GPU (see the guarantees above)."""
         self._since: dict[tuple[str, HolderState], float] = {}
-        """For each holder's id and state: time since which a Pending holder has no GPU, or the GPU of a Held holder has
-        no tenant."""
+        """By (holder's id, state): time since which a Pending holder has no GPU, or the GPU of a Held holder has no
+        tenant."""
         self._unshown_since: dict[str, float] = {}
-        """For each holder's id: time since which the agent's report shows the holder without its GPU."""
+        """By a holder's id: time since which the agent's report does not show the holder with its GPU."""
         self._failing_since: dict[str, float] = {}
-        """For each holder's name: time of the first failed attempt to create it."""
+        """By the name of a holder's Pod: time of the first failed attempt to create it."""
         self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -128,7 +127,7 @@ class HolderReconciler:
         self._seen.want(wanted)
 
     def rows(self, base: GpuNodeFacts) -> tuple[PluginHolder, ...]:
-        """Return the holders' rows that the ledger of a node should contain."""
+        """Return the rows of plugin holders that the ledger of a node should contain."""
         pods = self._seen.on(base.name)
         if not base.spec.holders and not pods:  # the node has no GPUs of the device plugin, like most nodes
             return ()
@@ -145,12 +144,12 @@ class HolderReconciler:
     async def reconcile(self, node: str) -> None:
         """Reconcile the holders of one node. Raises `ApiError` and `NotLeadingError`.
 
-        1. Confirm which Pods of holders have ended; delete the ended Pods.
+        1. Confirm which Pods of holders have ended, and delete these.
         2. Decide which holders to withdraw or to return, and write the rows.
         3. End the tenants whose GPUs have no Held holder.
         4. Delete the Pods of Releasing holders.
-        5. Create the wanted holders. This step is last, because an API server that refuses new Pods may still delete
-           Pods.
+        5. Create the wanted holders. This step is last, because it raises if the API server refuses new Pods, and the
+           deletions must not wait for that.
         """
         gpunode = self._state.gpunodes.named(node)
         await self._confirm_ends(node, gpunode)
@@ -165,15 +164,15 @@ class HolderReconciler:
             await self._create(wanted)
 
     def _in_use(self, gpunode: GpuNodeFacts) -> set[str]:
-        """Return the UUIDs of the node's GPUs that have a tenant: by a row of the ledger, or by a reservation not yet
-        written.
+        """Return the UUIDs of the node's GPUs that have a tenant: by a row of the ledger, or by a decision not written
+        yet.
         """
         rows = (row.gpus for row in gpunode.spec.tenants)
         decided = (row.gpus for row in self._state.cluster.reservations(gpunode.name))
         return {str(gpu) for gpus in (*rows, *decided) for gpu in gpus}
 
     def _kept(self, node: str, *, wanted: bool) -> set[str]:
-        """Return the UUIDs of the node's GPUs that are reserved for a tenant to be placed later.
+        """Return the UUIDs of the node's GPUs that are reserved for a tenant which is not placed yet.
 
         Args:
             node: Name of the node.
@@ -222,7 +221,7 @@ class HolderReconciler:
         self._warn(wanted.node, "HolderRefused", f"the API server refuses a holder: {error.message}")
 
     def _give_up(self, node: str, tenant: str, why: str) -> None:
-        """Make a tenant avoid a node that gave it no GPU, and retry it elsewhere."""
+        """Make a tenant avoid a node on which it got no GPU, and retry it elsewhere."""
         if not tenant:
             return
         memo = self._memos.of(tenant)
@@ -232,7 +231,7 @@ class HolderReconciler:
     # Ends
 
     async def _confirm_ends(self, node: str, gpunode: GpuNodeFacts | None) -> None:
-        """Find the holders whose Pod is missing in the cluster state, and confirm by a GET which of these Pods have
+        """Find the holders whose Pod is missing in the cluster state, and read these Pods live to confirm which have
         ended.
         """
         for pod in self._seen.lost_on(node):
@@ -283,13 +282,13 @@ class HolderReconciler:
         self._since = {key: at for key, at in self._since.items() if key[0] in rows}
 
     def _look_for_lost(self, gpunode: GpuNodeFacts) -> None:
-        """Find the Held holders that have lost their GPU although no other Pod has it, and add them to `_without`.
+        """Find the Held holders that have lost their GPU to no other Pod, and add them to `_without`.
 
         - A kubelet that has lost its record of devices reports the GPU as unassigned. The agent then serves no tenant
           on it.
-        - A GPU that has fallen off the bus is missing from the agent's report. So is a GPU that was in the node only
-          before the Node was registered again.
-        - An agent that is away, or not ready, proves neither case: the holder's time starts again.
+        - A GPU that has fallen off the bus is missing from the agent's report. So is a GPU that was taken out of a
+          node.
+        - An agent that is away, or not ready, shows neither. The time until a holder counts as lost then starts again.
         """
         now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
         knows = not self._state.agent_away(gpunode.name) and not any(
@@ -313,9 +312,7 @@ class HolderReconciler:
     # Giving back
 
     def _give_back(self, gpunode: GpuNodeFacts) -> None:
-        """Mark the holders to return: holders that got no GPU in time, and holders whose GPU has had no tenant for too
-        long.
-        """
+        """Mark the holders to return: a holder that got no GPU in time, or whose GPU has had no tenant for too long."""
         node, now, in_use = self._state.nodes.named(gpunode.name), self._clock(), self._in_use(gpunode)
         ours = node is not None and node.pool == Pool.DEVICE_PLUGIN
         wanted = self._is_wanted_whole(gpunode)
@@ -344,7 +341,7 @@ class HolderReconciler:
             self._tell_given_back(gpunode, pod, pending=pending)
 
     def _is_wanted_whole(self, gpunode: GpuNodeFacts) -> bool:
-        """Return True if a waiting Pod for whole GPUs would fit on the node with the holders' GPUs, but not without
+        """Return True if a waiting Pod for whole GPUs would fit on the node with the GPUs of holders, but not without
         them.
         """
         cluster, account = self._state.cluster, self._state.cluster.node(gpunode.name)
@@ -375,8 +372,8 @@ class HolderReconciler:
     # Lost GPUs
 
     async def _end_homeless(self, gpunode: GpuNodeFacts) -> None:
-        """Delete the Pods of tenants with a GPU that no Held holder has: the device plugin may have given that GPU to
-        another Pod.
+        """Delete the Pods of tenants with a GPU that no Held holder has, because the device plugin may have given that
+        GPU to another Pod.
         """
         if gpunode.spec.pool is not Pool.DEVICE_PLUGIN:
             return

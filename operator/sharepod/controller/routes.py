@@ -1,9 +1,9 @@
-"""Routes of changes: the queues that receive the key of a changed object.
+"""Routes of changes: enqueue the key of a changed object in the queue of its reconciler.
 
 Guarantees:
-- Nothing is enqueued while this process does not act; everything is enqueued when it begins to.
-- A key with a change goes before the keys of a resync.
-- In a full pass, tenants without a share go first: a new leader places before it has handled all running tenants.
+- Nothing is enqueued while this process does not act. Everything is enqueued when it begins to act.
+- Keys of changed objects precede the keys of a resync.
+- A full pass enqueues tenants without a share first. So a new leader places them before it handles running tenants.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .tenants.line_templates import LineTemplates
 from .tenants.reconciler import TenantReconciler
 
 _TURN_S = 0.005
-"""Seconds of enqueuing tenants before other tasks get a turn: 10,000 take 30 ms."""
+"""Seconds of enqueuing tenants before other tasks get a turn: 10,000 tenants take 30 ms in all."""
 
 
 class Routes:
-    """Routes to the queues of all reconcilers. `acts`: returns whether this process acts."""
+    """Routes to the queues of all reconcilers. `acts`: returns True while this process acts as the leader."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Routes:
         self._acts = acts
 
     def tenant_changed(self, tenant: str) -> None:
-        """Enqueue a tenant: a SharePod or a claim."""
+        """Enqueue a tenant: a SharePod, plain Pod or claim."""
         if self._acts():
             self._queue_of(tenant).add(tenant)
 
@@ -68,22 +68,22 @@ class Routes:
         return self._claims.queue if self._state.is_claim(tenant) else self._tenants.queue
 
     def ledger_changed(self, node: str) -> None:
-        """Enqueue a node."""
+        """Enqueue a node, whose reconciler compares its GPUNode with its Node."""
         if self._acts():
             self._nodes.queue.add(node)
 
     def holders_changed(self, node: str) -> None:
-        """Enqueue the holders of a node."""
+        """Enqueue a node for the reconciler of its plugin holders."""
         if self._acts():
             self._holders.queue.add(node)
 
     def row_removed(self, node: str) -> None:
-        """Enqueue a node and its holders: a tenant has left its ledger."""
+        """Enqueue a node for both reconcilers, because a tenant has left its ledger."""
         self.ledger_changed(node)
         self.holders_changed(node)
 
     def node_changed(self, name: str) -> None:
-        """Enqueue a node and its holders, and update refusals that count it if it was deleted."""
+        """Enqueue a node for both reconcilers. If the node was deleted, compute again the refusals that count it."""
         self.ledger_changed(name)
         self.holders_changed(name)
         if self._state.nodes.named(name) is None:
@@ -95,17 +95,18 @@ class Routes:
             self.ledger_changed(node.name)
 
     def claim_lacking(self, namespace: str) -> None:
-        """Enqueue the claim templates of a namespace: a Pod waits for one."""
+        """Enqueue the claim templates of a namespace, because a Pod there waits for one."""
         if self._acts():
             self._line_templates.want(namespace)
 
     def self_test_changed(self, claim: str) -> None:
-        """Enqueue a claim of a node's self-test."""
+        """Enqueue the claim by which an agent tests its node."""
         if self._acts():
             self._self_test_claims.queue.add(claim)
 
     async def look_at_all(self) -> None:
-        """Enqueue everything once, after changed keys. Yields to other tasks; ends once this process does not act."""
+        """Enqueue everything once, behind changed keys. Yields to other tasks; stops when this process no longer
+        acts."""
         tenants = self._state.tenants()
         waiting = {tenant for tenant in tenants if self._waits(tenant)}
         for tenant in waiting:

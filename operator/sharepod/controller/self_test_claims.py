@@ -1,11 +1,10 @@
-"""Allocation of self-test claims, with which an agent tests whether its node attaches a claim's devices. Such a claim
-has no share, no row in a ledger and no fixed node.
+"""Self-test claims: allocates the ResourceClaims with which agents test whether their nodes attach a claim's devices.
+Such a claim has no share, no row in a ledger and no fixed node.
 
 Guarantees:
 - Only claims of class `self-test.sharepod.dev` in the operator's own namespace are allocated here.
-- The finalizer is written before the allocation. Both writes name the resourceVersion that a GET returned just before.
-- If kube-scheduler removes the allocation because the Pod fits nowhere, the allocation is written again, at most every
-  `_TAKEN_S`.
+- The finalizer is written before the allocation. Both writes contain the resourceVersion that was read just before.
+- kube-scheduler removes the allocation if the Pod fits on no node. It is then written again, at most every `_TAKEN_S`.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from .settings import OperatorSettings
 from .state.claims_seen import ClaimsSeen
 
 _AGAIN_S = 1.0
-"""Seconds until the retry for a claim that changed between its read and its write."""
+"""Seconds until the retry for a claim that changed between its read and its write, or was not found."""
 _TAKEN_S = 60.0
-"""Least seconds between two allocations of one claim. kube-scheduler removes the allocation each time it finds no node
-for the Pod, so without this pause both would write in a loop."""
+"""Shortest time in seconds between two allocations of one claim. Without it, kube-scheduler and the operator would
+remove and write the allocation in a loop while the Pod fits on no node."""
 
 log = structlog.get_logger(__name__)
 
 
 class SelfTestClaims:
-    """Reconciler of self-test claims: allocates each ResourceClaim with which an agent tests its node. Keys are uids.
+    """Reconciler of the claims with which agents test their nodes. Keys of its queue are uids of claims.
 
     Args:
-        seen: The claims that the watch shows.
+        seen: The claims in the cluster state.
         client: The API server.
         settings: The operator's settings. Used are its namespace and `writers`, the number of claims worked on at a
             time.
         clock: Monotonic seconds.
-        wall: Seconds since the epoch.
+        wall: Time of day in seconds since 1970.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class SelfTestClaims:
         self._clock = clock
         self._wall = wall
         self._allocated: dict[str, float] = {}
-        """For each claim's uid: time at which this process last allocated it."""
+        """Time at which this process last allocated a claim, by the claim's uid."""
         self.queue: WorkQueue[str] = WorkQueue("self-test claim", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -67,13 +66,13 @@ class SelfTestClaims:
         await self.queue.run()
 
     def look_at_all(self) -> None:
-        """Enqueue each claim of the self-test."""
+        """Enqueue each self-test claim, unchanged ones included."""
         for claim in self._seen.claims:
             if claim.namespace == self._namespace and has_name_of_self_test(claim.name):
                 self.queue.add_resync(claim.uid)
 
     async def reconcile(self, uid: str) -> None:
-        """Allocate a claim if it has no allocation. Raises `ApiError` and `NotLeadingError`."""
+        """Allocate a self-test claim if it has no allocation. Raises `ApiError` and `NotLeadingError`."""
         known = self._seen.claims.get(uid)
         if known is None:
             self._allocated.pop(uid, None)

@@ -1,7 +1,7 @@
-"""Settings of the operator: one typed object, checked once, at start.
+"""Settings of the operator: one typed object, which is checked once, at the start.
 
-Values come, first match wins, from the environment (`SHAREPOD_` and the field's name in capitals) and from one YAML
-file (the ConfigMap's), named by `SHAREPOD_SETTINGS`.
+Values come from the environment (`SHAREPOD_` and the field's name in capitals) and from one YAML file (the
+ConfigMap's), whose path is in `SHAREPOD_SETTINGS`. The environment has precedence.
 
 Guarantees:
 - An unknown key, a value of a wrong type, and values that contradict each other end the start with a message that names
@@ -30,7 +30,7 @@ FILE_VARIABLE = "SHAREPOD_SETTINGS"
 
 Seconds = Annotated[float, Field(gt=0)]
 FiniteSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""Seconds that are counted with, so that infinity has no meaning."""
+"""Seconds with which other times are computed, so infinity is refused."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -275,7 +275,7 @@ class OperatorSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment before file; neither dotenv nor secret files are read."""
+        """Return the sources of settings: the environment, then the file. Neither dotenv nor secret files are read."""
         path = os.environ.get(FILE_VARIABLE)
         file = (YamlConfigSettingsSource(settings_cls, yaml_file=path),) if path else ()
         return (init_settings, env_settings, *file)

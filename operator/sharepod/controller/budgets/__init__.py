@@ -1,1 +1,1 @@
-"""Budgets of GPU time: charged, shown, and turned into the standing of namespaces."""
+"""Budgets of GPU time: charging, status, and the standing (place in the queue) that they give to namespaces."""

@@ -1,13 +1,15 @@
-"""Control of budgets: charges each GPUBudget, writes its status, and keeps the standing of each namespace.
+"""Control of budgets: charges each GPUBudget, writes its status, and computes each namespace's standing: how budgets
+and use change its place in the queue.
 
 Guarantees:
-- BC1 once: each round starts from the stored account. It stores the new account together with the charged totals, and
-  names the resourceVersion that it started from. So neither a kill at any moment nor two leaders charge any use twice.
-- BC2 told-after: an Event is recorded only after the status that contains its cause is stored. So a restart repeats no
-  Event.
-- A status is written at most every `PERIOD_S`. Without consumption it is written every `_FRESH_S`. A budget whose
-  reservations spend it within `_NEAR_S` is charged every `_NEAR_PERIOD_S`.
-- The standing of each namespace (its rank in the queue by use and budget) is known before a leader's first decision.
+- BC1 once: each round computes the new account from the stored one, and stores it together with the totals that it has
+  charged. The write fails if another one came first (resourceVersion). So neither a kill at any moment nor two leaders
+  charge any use twice.
+- BC2 told-after: an Event is recorded only after the status that contains its cause is stored. So a restarted operator
+  does not repeat the Event.
+- A status is written at most every `PERIOD_S`, and every `_FRESH_S` if it does not change. Exception: a budget that its
+  reservations will spend within `_NEAR_S` is charged every `_NEAR_PERIOD_S`.
+- The standing of each namespace is known before a leader's first decision.
 - Invalid content of a GPUBudget affects only that budget.
 """
 
@@ -47,13 +49,14 @@ from .consumed_totals import ReportAges, consumed_totals, reserving
 PERIOD_S = 30.0
 """Seconds between two rounds: as often as agents write consumption."""
 _NEAR_S = 90.0
-"""Seconds before its end from which a budget is charged more often: a report of an agent and a round."""
+"""Seconds before its end from which a budget is charged more often: the time of one agent's report and one round."""
 _NEAR_PERIOD_S = 5.0
-"""Seconds between two charges of such a budget: with the delay of a report, its end is noticed within 10 s."""
+"""Seconds between two charges of a budget that is nearly spent. With the delay of a report, its end is noticed in 10
+s."""
 _SOON_S = 1.0
 """Seconds from a change of a GPUBudget or namespace to the next round, so that several changes share one round."""
 _FRESH_S = 600.0
-"""Seconds after which a status without consumption is written again, and so the greatest age of the stored account."""
+"""Seconds after which an unchanged status is written again, and so the greatest age of the stored account."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,9 +69,9 @@ class BudgetControl:
         client: The API server.
         events: Recorder of Events.
         namespace: The operator's namespace. Only GPUBudgets in it may select other namespaces.
-        half_life_s: Seconds after which charged use counts half in the order of the queue.
+        half_life_s: Half-life, in seconds, of past use in the order of the queue.
         now_ms: Time of day in milliseconds since 1970.
-        written: Returns the totals of the GPUStatements. None before they are read.
+        written: Returns the totals that the GPUStatements contain. None before they are read.
         acts: Returns True while this process acts as the leader. Otherwise nothing is charged.
         on_changed: Called when a namespace's standing, and with it its place in the queue, has changed.
     """
@@ -99,9 +102,9 @@ class BudgetControl:
         self._kick = asyncio.Event()
         self._reports = ReportAges()
         self._rates: Counter[TotalKey] = Counter()
-        """Reserved time in milliseconds a second, by namespace and model."""
+        """Reserved GPU time per second, in milliseconds, by namespace and model."""
         self._nearly_spent: set[str] = set()
-        """Budgets that are spent within `_NEAR_S`, by uid."""
+        """uids of the budgets that their reservations will spend within `_NEAR_S`."""
         state.budgets.on_changed = state.namespace_labels.on_changed = self._kick.set
 
     def standing(self, namespace: str) -> Standing:
@@ -223,8 +226,8 @@ class BudgetControl:
         return coverages(claimants, self._state.namespace_labels.by_name(), self._namespace)
 
     def _worked_out(self, totals: dict[TotalKey, ConsumedTotal]) -> dict[str, Standing]:
-        """Return the standing of each namespace with a budget, from stored accounts and from totals that could not be
-        stored yet.
+        """Return the standing of each namespace with a budget. It counts the stored accounts, plus any use in `totals`
+        that is not stored yet.
         """
         now_ms, covered = self._now_ms(), self._covered()
         found: dict[str, Standing] = {}
@@ -257,7 +260,7 @@ class BudgetControl:
         return standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
 
     def _rate(self, rules: BudgetRules, coverage: Coverage) -> int:
-        """Return what the present reservations charge a budget, in account units a second."""
+        """Return the speed at which the present reservations use up a budget, in account units per second."""
         return sum(
             rules.weighted(model, ConsumedTotal(0, milli)).by(rules.terms.charge_by)
             for (namespace, model), milli in self._rates.items()
@@ -265,7 +268,7 @@ class BudgetControl:
         )
 
     def _show(self, standings: dict[str, Standing]) -> None:
-        """Make these standings the present ones. Call `on_changed` if they change the order of the queue."""
+        """Replace the standings. Call `on_changed` if this changes the order of the queue or a message in it."""
         before, self._standings = self._standings, standings
         names = before.keys() | standings.keys()
         without = WITHOUT_BUDGET
@@ -274,7 +277,7 @@ class BudgetControl:
 
 
 def _rank(standing: Standing) -> tuple[int | None, str | None, str | None, int]:
-    """Return the parts of a standing that order the queue or appear in messages to waiting tenants."""
+    """Return the parts of a standing that order the queue or appear in messages to waiting tenants, for comparison."""
     return standing.lowered_to, standing.waits_until, standing.refill_at, standing.step
 
 

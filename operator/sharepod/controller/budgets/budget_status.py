@@ -1,8 +1,8 @@
-"""Status of a GPUBudget, and its messages. Pure: the time is passed in.
+"""Status and messages of a GPUBudget. Pure: the time is passed in.
 
 Guarantees:
 - Every condition has a reason. The message of a condition that reports a problem contains a remedy.
-- A condition keeps the time of its last change while its status stays.
+- The transition time of a condition changes only with its status.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ _FOLLOWS = {
     WhenSpent.QUEUE: "new SharePods wait",
     WhenSpent.NOTIFY: "nothing follows",
 }
-"""Consequence of a spent budget, as text that follows a colon."""
+"""What follows when a budget is spent, as the end of a message."""
 
 
 def time_text(at_ms: int) -> str:
-    """Return a time as Kubernetes writes it."""
+    """Return a time as RFC 3339 text, as Kubernetes writes times."""
     return text_of(at_ms / 1000)
 
 
 def refill_text(state: BudgetState, rules: BudgetRules) -> str:
-    """Return the time at which a spent budget has GPU time again, as Kubernetes writes times. With continuous refill it
-    is rounded up to ten minutes.
+    """Return the time at which a spent budget has GPU time again, as RFC 3339 text. With continuous refill it is
+    rounded up to ten minutes.
     """
     due_ms = refill_due_ms(state.account, rules.terms)
     return time_text(due_ms if rules.terms.refill is Refill.PERIOD_START else _rounded(due_ms))
 
 
 def unreadable_status(item: BudgetFacts, *, now_ms: int) -> GPUBudgetStatus:
-    """Return the status of a GPUBudget with an unreadable spec. Its account stays as it is."""
+    """Return the status of a GPUBudget with an unreadable spec. It keeps the account, so a corrected spec continues
+    it."""
     why = _condition(
         item, CONDITION_IN_FORCE, "False", "Unreadable", clipped(f"{item.error}. Correct the GPUBudget"), now_ms
     )
@@ -100,7 +101,7 @@ def budget_status(
 
 
 def gpus_text(rate: float) -> str:
-    """Return a rate, in account units a second, as text with a number of GPUs."""
+    """Return a rate as text in GPUs. The rate is in account units per second, that is, millionths of a GPU."""
     return f"{rate / MICRO:.3g}"
 
 

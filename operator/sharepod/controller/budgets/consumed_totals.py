@@ -1,11 +1,14 @@
-"""Totals of GPU time by namespace and GPU model. A total is the GPUStatement's or, if larger, the sum of the agents'
-present reports. A statement contains these reports one round later. Reserved time continues between two reports.
+"""Totals of GPU time by namespace and GPU model, more recent than the GPUStatements.
+
+A total is the larger of two: the statement's total, and the sum of the agents' present reports. A statement contains a
+report one round later. Between two reports, the reserved time is estimated from the reservations.
 
 Guarantees:
-- A total never exceeds the real consumption, and finally equals it. Deleted nodes and restarts never reduce a total
-  below the statement's. Exception: a share raised since the last report counts up to `_MOST_MS` with its new size.
+- A total never exceeds the real consumption, and finally equals it. Exception: a share that was raised since the last
+  report counts with its new size, for `_MOST_MS` at most.
+- A total is never below the statement's, whatever nodes are deleted or restarted.
 - The report of one node never changes the count of another node.
-- Series (counts per tenant and GPU model) that nodes no longer report are not kept.
+- Only the series in the agents' present reports are summed. A series has one node's counts of one namespace and model.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from sharepod.budgets.budget import ConsumedTotal, TotalKey
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 _MOST_MS = 90_000
-"""Milliseconds for which reserved time continues without a report: agents report each minute."""
+"""Longest time in milliseconds for which reserved time is estimated without a report. Agents report each minute."""
 
 
 class ReportAges:
-    """Ages of the nodes' reports by this process's clock: a node's own clock may differ."""
+    """Ages of the nodes' reports, measured by this process's clock because a node's clock may be wrong."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int]] = {}
@@ -39,7 +42,8 @@ class ReportAges:
 
 
 def reserving(gpunode: GpuNodeFacts) -> Counter[TotalKey]:
-    """Return the thousandths of GPUs that tenants of a node have reserved since before its last report."""
+    """Return the thousandths of GPUs reserved on a node, by namespace and model. A share counts if its agent has
+    counted it since before the last report, so the next report will contain its time from now on."""
     found: Counter[TotalKey] = Counter()
     at = gpunode.status.consumption_at
     for row in gpunode.rows.values():
@@ -55,7 +59,7 @@ def reserving(gpunode: GpuNodeFacts) -> Counter[TotalKey]:
 def consumed_totals(
     gpunodes: Iterable[GpuNodeFacts], written: Mapping[TotalKey, ConsumedTotal], ages_ms: Mapping[str, int]
 ) -> dict[TotalKey, ConsumedTotal]:
-    """Return the present totals. `written`: totals of the statements; `ages_ms`: ages of the reports by node."""
+    """Return the totals at present. `written`: totals of the statements; `ages_ms`: age of each node's report."""
     found: dict[TotalKey, ConsumedTotal] = {}
     for gpunode in gpunodes:
         for entry in gpunode.status.consumption:

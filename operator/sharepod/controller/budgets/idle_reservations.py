@@ -1,8 +1,9 @@
-"""Idle reservations: shares that were not used for an hour. They are reported to their owners and counted by namespace.
+"""Idle reservations: shares that were unused for an hour. Their owners get an Event, and a metric counts them by
+namespace.
 
 Guarantees:
 - An owner gets one Event per idle period, however long the share stays unused.
-- Time without observation (an agent without reports, or another leader) counts as use.
+- Time without observation counts as use: while an agent does not report, or another operator leads.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 PERIOD_S = 30.0
 """Seconds between two checks."""
 _TURN_S = 0.005
-"""Seconds of work after which other tasks get a turn: 10,000 reservations take 30 ms."""
+"""Seconds of work after which other tasks get a turn: 10,000 reservations take 30 ms in all."""
 REASON = "ReservationIdle"
 
 
 class IdleReservations:
-    """Watcher of idle reservations.
+    """Observer of idle reservations.
 
     Args:
         state: The cluster state.
@@ -58,7 +59,8 @@ class IdleReservations:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Detect reservations that are idle now; yield to other tasks after each slice of nodes."""
+        """Find the reservations that are idle now; write Events and the metric. Other tasks get a turn every
+        `_TURN_S`."""
         now = self._clock()
         since: dict[str, float] = {}
         idle: list[IdleReservation] = []

@@ -1,9 +1,9 @@
-"""Time of day for charging budgets and for comparison with times of objects.
+"""Time of day, for charging budgets and for comparison with the times in objects.
 
 Guarantee: a leader whose clock is wrong by more than a minute uses the API server's clock instead, and logs this.
 
-With a clock years ahead, each budget would enter a far period with full credit, and stay in it after the clock was
-corrected. With a clock hours ahead, each ending Pod would seem overdue, and other Pods would be evicted instead.
+With a clock years ahead, each budget would enter a far period with full credit, and stay there after the correction.
+With a clock hours ahead, each ending Pod would seem overdue, so other Pods would be evicted instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 import structlog
 
 _TOLERATED_S = 60.0
-"""Seconds by which the two clocks may differ. An answer that is read late adds to the difference."""
+"""Seconds by which the two clocks may differ. Without any real difference, a late answer causes some."""
 _LOG_S = 600.0
-"""Least seconds between two log lines about a wrong clock."""
+"""Shortest time in seconds between two log lines about a wrong clock."""
 
 log = structlog.get_logger(__name__)
 

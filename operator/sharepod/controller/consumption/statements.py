@@ -1,13 +1,14 @@
-"""Statements: the accounts of consumed GPU time per namespace, collected from GPUNodes and stored in GPUStatements.
+"""Statements: collects the counts of consumed GPU time from GPUNodes, and stores one account per namespace in a
+GPUStatement.
 
 Guarantees:
 - ST1 one-writer: only the leader writes. Each write names the resourceVersion that the leader has read; if another
   client has written since, the statement is read again.
 - ST2 any-step: an operator that dies between any two calls loses nothing. A count that is not yet in a statement is
   still in the GPUNode. A count that is in both is counted once (`budgets.namespace_account`).
-- ST3 written-first: an agent may drop a closed series (the count of a tenant that has ended) only after the statement
-  with it is written. The operator deletes a GPUNode only after all its counts are written.
-- ST4 growing: totals never fall while this process lives.
+- ST3 written-first: an agent may drop a closed series (to which it adds no more) only after the statement that contains
+  it is written. The operator deletes a GPUNode only after all its counts are written.
+- ST4 growing: the totals in metrics never fall while this process lives.
 - A statement that cannot be read or written affects only its namespace. All others are read and charged as usual. An
   unreadable statement is never overwritten.
 """
@@ -38,7 +39,7 @@ from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, Not
 ROUND_S = 30.0
 """Seconds between two rounds. Agents report each minute. A thousand namespaces cause at most thirty writes a second."""
 _PAGE = 50
-"""Statements in one page of a list. A page of large statements has 30 MB."""
+"""Statements in one page of a list: 50 of the largest possible have 30 MB."""
 _LOOK_S = 1.0
 """Seconds between two checks of `acting` while this process does not act."""
 
@@ -62,7 +63,7 @@ class Statements:
         client: The API server.
         gpunodes: Returns all GPUNodes.
         acting: Returns True while this process leads and its watches have caught up.
-        wall: Time of day, seconds since the epoch. A count with a later time is dated now.
+        wall: Time of day in seconds since 1970. A count whose time lies in its future gets the present time.
         prices: Prices by which the cost in a statement is computed.
     """
 
@@ -85,10 +86,10 @@ class Statements:
         self._doubtful: set[str] = set()
         """Namespaces whose last write got no answer. Their statements are read before the next write."""
         self._reported: dict[tuple[str, str, str], int] = {}
-        """For each (namespace, model, kind): value of the metric so far."""
+        """Value of the metric so far, by (namespace, model, kind)."""
         self._round = asyncio.Lock()
         self._lost = asyncio.Event()
-        """Set when leadership is lost, so that the next leadership begins with a round at once."""
+        """Set when leadership is lost: ends the pause, so that the next leadership begins with a round at once."""
         self.complete = False
         """True once all statements have been read since this process began to lead."""
 
@@ -133,8 +134,8 @@ class Statements:
             self._lost.clear()
 
     async def take_in(self, gpunodes: Iterable[GpuNodeFacts]) -> bool:
-        """Store the counts of these GPUNodes in statements, then name the stored closed series to their agents. Return
-        True if all counts are stored."""
+        """Store the counts of these GPUNodes in statements. Then name the stored closed series to their agents, which
+        drop them. Return True if all counts are stored."""
         async with self._round:
             try:
                 if not self.complete:
@@ -181,7 +182,7 @@ class Statements:
 
     async def _take_in(self, namespace: str, readings: list[NodeReading]) -> bool:
         if namespace in self._unreadable:
-            return True  # this process no longer acts, so no caller waits for the result
+            return True  # an unreadable statement is left as it is, and must not keep GPUNodes from being deleted
         if namespace in self._doubtful and not await self._read_again(namespace):
             return False
         known = self._written.get(namespace) or _WrittenAccount(NamespaceAccount(), None)
@@ -216,7 +217,8 @@ class Statements:
         return True
 
     async def _read_again(self, namespace: str) -> bool:
-        """Read a statement. Return True if its account is known again, and False if it is unreadable."""
+        """Read a statement again. Return True if its account is now known, or the statement does not exist. Return
+        False if it is unreadable or the call failed."""
         try:
             self._take(await self._client.get(GPUSTATEMENTS, namespace))
         except NotFoundError:
@@ -268,8 +270,8 @@ class Statements:
 
 
 def _by_namespace(nodes: Iterable[GpuNodeFacts], now_s: float) -> dict[str, list[NodeReading]]:
-    """Return the nodes' counts by namespace. A count with a time in the future is dated now, because future months
-    would otherwise displace past months of an account."""
+    """Return the nodes' counts by namespace. A count with a time in the future gets the present time, because future
+    months would displace past months of an account."""
     latest = f"{text_of(now_s)[:-1]}.000Z"
     found: dict[str, list[NodeReading]] = {}
     for node in nodes:

@@ -1,1 +1,1 @@
-"""Placeholders: Pods by which shares without room on any node request nodes from a cluster autoscaler."""
+"""Placeholders: Pods that make a cluster autoscaler add nodes for shares that fit on no present node."""

@@ -1,14 +1,14 @@
-"""Turns of placeholders: decides which shares without room have a placeholder now. A placeholder is a Pod that requests
-a node from a cluster autoscaler. Pure.
+"""Turns of placeholders: decides which of the shares that fit on no node have a placeholder now. A placeholder is a Pod
+that makes a cluster autoscaler add a node. Pure.
 
 Guarantees:
 - The limits, in total and per namespace, are never exceeded.
-- A share's turn begins once it has been without room for `after_s`, and lasts `for_s`. The pause before its next turn
-  doubles each time, up to sixteen times `for_s`. So nodes that never help are not bought forever.
-- Among shares whose turn may begin, the namespace with the fewest placeholders comes first. So a namespace with many
-  shares does not exclude others.
+- A share's turn begins once it has fitted nowhere for `after_s`, and lasts `for_s`. The pause before its next turn
+  doubles each time, up to sixteen times `for_s`. So an autoscaler does not add useless nodes for it indefinitely.
+- If several turns may begin, the namespace with the fewest placeholders comes first. So a namespace with many shares
+  does not exclude others.
 - A share keeps its turn for `for_s`, whichever shares arrive later.
-- No turn begins while a node is starting, because that node may have room for all.
+- No placeholder is requested while a node is starting, because that node may fit all shares.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from itertools import chain
 from sharepod.backoff import Backoff
 
 _MOST_PAUSES = 16
-"""Longest pause in multiples of `for_s`: four hours with the default of 15 minutes."""
+"""Longest pause as a multiple of `for_s`: four hours with the default of 15 minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingLimits:
-    """Limits: most placeholders in total and for one namespace; seconds of waiting before a turn (`after_s`), and
-    seconds of a turn (`for_s`).
+    """Limits: largest number of placeholders in total (`most`) and for one namespace; seconds of waiting before a turn
+    (`after_s`), and of a turn (`for_s`).
     """
 
     most: int
@@ -39,7 +39,8 @@ class AskingLimits:
 
 @dataclass(slots=True)
 class _Turn:
-    """Turn of one share. Times are monotonic seconds. `began`: start of its turn; None if it has no turn now."""
+    """State of one share. Times are monotonic seconds. `not_before`: earliest start of its next turn. `began`: start of
+    its present turn; None if it has none. `ended`: number of its past turns."""
 
     not_before: float
     began: float | None = None
@@ -47,7 +48,7 @@ class _Turn:
 
 
 class AskingTurns:
-    """Turns of the shares without room."""
+    """Turns of the shares that fit on no node."""
 
     def __init__(self, limits: AskingLimits) -> None:
         self._limits = limits
@@ -70,11 +71,11 @@ class AskingTurns:
         """Return the tenants that must have a placeholder from now on.
 
         Args:
-            short: (tenant, namespace) of each share without room on any node, in the order of the queue.
+            short: (tenant, namespace) of each share that fits on no node, in the order of the queue.
             now: Monotonic seconds.
-            node_comes: True if a node of the pool exists that does not take shares yet.
+            node_comes: True if a node of the pool has not reported its GPUs yet, so it is still starting.
             there: Tenants that have a placeholder now, including placeholders of an earlier leader.
-            kept: Namespaces of other placeholders that stay. The limits count them too.
+            kept: Namespaces of further placeholders that stay, one entry each. The limits count them too.
         """
         namespaces = dict(short)
         self._turns = {
@@ -102,7 +103,7 @@ class AskingTurns:
 
     def _due(self, namespaces: Mapping[str, str], now: float, asking: Mapping[str, int]) -> Iterator[str]:
         """Yield the tenants whose turn may begin, the namespace with the fewest turns first. `asking`: number of turns
-        by namespace; the caller updates it between two values."""
+        by namespace, which the caller updates after each value."""
         due: dict[str, deque[tuple[int, int, str]]] = {}
         for number, (tenant, turn) in enumerate(self._turns.items()):
             if turn.began is None and now >= turn.not_before:

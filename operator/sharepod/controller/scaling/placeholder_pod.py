@@ -1,10 +1,10 @@
-"""Pod of a placeholder: requests the node that a share needs from a cluster autoscaler. Pure.
+"""Placeholder Pod: makes a cluster autoscaler add the node that a share needs. Pure.
 
 Guarantees:
 - A placeholder has the node requirements and the resource line of the share's Pod, and no claim, volume or gate.
 - kube-scheduler never handles a placeholder, because it names a scheduler that does not exist.
-- In an autoscaler's simulation a placeholder fits no node with tenants. Such a node's free sum does not show how the
-  free time is split between GPUs, and the share had no room there.
+- In an autoscaler's simulation a placeholder fits no node with tenants. The free sum of such a node does not show how
+  it is split between GPUs, and the operator has already found that the share does not fit there.
 - A share that a new node could not take gets no placeholder.
 """
 
@@ -36,16 +36,15 @@ HOSTNAME = "kubernetes.io/hostname"
 _OF_DAEMON_SET = "pod-template-generation"
 """Label that only the DaemonSet controller gives its Pods."""
 _PER_NAMESPACE_CAP = "ExclusionCap"
-"""Name of an obstacle that a new node does not remove: the namespace already excludes others from as many GPUs as the
-setting allows."""
+"""Name of an obstacle that a new node does not remove: the namespace already keeps others from as many GPUs as the
+setting `max_excluded_gpus` allows."""
 _LEAST = {"cpu": "1m", "memory": "1Mi"}
-"""Requests of a placeholder if the share's Pod requests no cpu or memory. They may be small, as the placeholder never
-runs."""
+"""Requests of a placeholder if the share's Pod requests no cpu or memory. Small, as a placeholder never runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderSettings:
-    """Settings of the Pods of placeholders. `with_line`: True if nodes advertise the resources of the line."""
+    """Settings of placeholder Pods. `with_line`: True if nodes advertise the resources of the resource line."""
 
     namespace: str
     image: str
@@ -54,10 +53,10 @@ class PlaceholderSettings:
 
 
 def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
-    """Return True if a new node could take a refused share.
+    """Return True if a new node could fit a refused share.
 
-    Return False for a share that names nodes by name. Also return False if it names GPUs, models or an affinity group,
-    because no node label promises these.
+    Return False for a share that names its nodes. Also return False if it names GPUs, models or an affinity group,
+    because no label of a future node promises these.
     """
     asked = [one.gpu for one in (request, *request.siblings)]
     if any(gpu.uuids or gpu.models or gpu.labels.affinity is not None for gpu in asked):
@@ -71,8 +70,8 @@ def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
 
 
 def placeholder_name(tenant: str) -> str:
-    """Return the name of a tenant's placeholder. It depends only on the tenant, so an existing placeholder is found
-    again.
+    """Return the name of a tenant's placeholder. It is derived from the tenant only, so that another leader finds the
+    existing placeholder.
     """
     return f"{PLACEHOLDER_PREFIX}{tenant}"
 
@@ -122,7 +121,7 @@ def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) ->
 
 
 def unschedulable(request: PlacementRequest) -> dict[str, Any]:
-    """Return the status of a placeholder. It equals the status of a Pod for which a scheduler finds no node."""
+    """Return the status by which a Pod shows that a scheduler has found no node. Autoscalers react to it."""
     text = f"no node has room for the share of GPUs that {request.namespace}/{request.name} waits for"
     return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}]}
 
@@ -144,8 +143,8 @@ def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
 
 
 def _open_terms(terms: tuple[NodeSelectorTerm, ...]) -> Iterator[tuple[NodeRequirement, ...]]:
-    """Yield the requirements of each term, without its requirements on node names. Terms that only named nodes can meet
-    are left out.
+    """Yield the requirements of each term, without requirements on node names. Leave out the terms that only nodes with
+    given names can meet.
     """
     for term in terms:
         names = [one for one in term.expressions if one.key == HOSTNAME]
@@ -162,11 +161,10 @@ def _toleration(one: Any) -> Iterator[tuple[str, str]]:
 
 
 def _beside_nobody() -> Iterator[Mapping[str, Any]]:
-    """Yield the anti-affinity terms that exclude nodes with Pods of SharePods and nodes with Pods that have a resource
-    line.
+    """Yield anti-affinity terms that keep a placeholder from nodes with Pods of SharePods or Pods with a resource line.
 
-    Pods of DaemonSets are excepted. Cluster Autoscaler copies these to its model of a new node, so otherwise it would
-    never add a node.
+    Pods of DaemonSets do not count. Cluster Autoscaler copies these to its model of a new node, so it would otherwise
+    find that no new node helps.
     """
     of_no_daemon_set = {"key": _OF_DAEMON_SET, "operator": "DoesNotExist"}
     for label in (TENANT_LABEL, LINE_LABEL):

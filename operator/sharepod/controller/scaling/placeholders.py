@@ -1,10 +1,10 @@
-"""Placeholders: Pods by which shares without room on any node request nodes from a cluster autoscaler.
+"""Placeholders: keeps one Pod for each share that fits on no node and has its turn, so that a cluster autoscaler adds
+nodes.
 
 Guarantees:
-- While the setting `placeholders` is 0, the API server is called only once, to remove placeholders of an earlier
-  setting.
-- Existing placeholders are read from the API server in each round. So a new leader continues with them, each for a full
-  turn.
+- While the setting `placeholders` is 0, a leader calls the API server only once: to delete the placeholders that exist
+  from an earlier setting.
+- Existing placeholders are read from the API server in each round. So a new leader keeps them, each for a full turn.
 - If the request of a share changes, its placeholder is created again.
 - A placeholder that the API server refuses does not prevent others.
 - The operator writes the condition Unschedulable only into placeholders, and only if the placeholder matches the
@@ -46,10 +46,10 @@ from .placeholder_pod import PlaceholderSettings, new_node_helps, placeholder_na
 PERIOD_S = 5.0
 """Seconds between two rounds: half of Cluster Autoscaler's scan interval."""
 _BEGINNING_S = 30.0
-"""Seconds within which a new leader has decided about all waiting shares. Placeholders of an earlier leader stay until
-then."""
+"""Seconds after which a new leader has decided on every waiting share. Until then, existing placeholders of undecided
+shares stay."""
 _SLICE = 32
-"""Shares handled before other tasks get a turn: 0.5 ms."""
+"""Number of shares that are handled before other tasks get a turn: 0.5 ms."""
 _WITHOUT_ROOM = (Outlook.WAITING, Outlook.NEVER)
 
 log = structlog.get_logger(__name__)
@@ -57,8 +57,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Placeholder as stored in the API server. `namespace`: namespace of its share. `asks`: hash of its request.
-    `marked`: True if it has the condition Unschedulable."""
+    """Placeholder in the API server. `tenant`, `namespace`: of its share. `asks`: hash of its Pod spec. `marked`: True
+    if it has the condition Unschedulable."""
 
     tenant: str
     name: str
@@ -76,10 +76,10 @@ class Placeholders:
         client: The API server.
         events: Recorder of Events for the owners of shares.
         memos: The tenants' memos, with the refusals.
-        loop: Waiting tenants and their requests.
+        loop: The placement loop, for the waiting tenants and their requests.
         settings: Settings of the operator.
         acts: Returns True while this process leads and its watches are fresh. Otherwise a round does nothing.
-        lines_in_force: Returns True if nodes advertise the resources of the line.
+        lines_in_force: Returns True if nodes advertise the resources of the resource line.
         clock: Monotonic seconds.
     """
 
@@ -114,13 +114,13 @@ class Placeholders:
             )
         )
         self._coming: dict[str, float] = {}
-        """For each node that takes no shares yet: time since which it is known."""
+        """By name of a node that has not reported GPUs yet: time since which this process knows the node."""
         self._refused: dict[str, str] = {}
-        """For each tenant: reason for which the API server last refused its placeholder."""
+        """Reason why the API server last refused a placeholder, by tenant."""
         self._begun: float | None = None
         """Time of this leader's first round."""
         self._idle = False
-        """True once the placeholders of an earlier setting are removed."""
+        """True once no placeholder is left and none will be created, because the setting is 0."""
 
     async def run(self) -> None:
         """Run a round every `PERIOD_S` until cancelled."""
@@ -141,7 +141,7 @@ class Placeholders:
     async def look(self) -> None:
         """Run one round: update the placeholders. Raises `ApiError` and `NotLeadingError`.
 
-        1. Find the shares without room on any node, and among them the shares with a turn now.
+        1. Find the shares that fit on no node, and among them the shares that have a turn now.
         2. Delete placeholders that are not wanted, or whose request has changed.
         3. Create missing placeholders, and mark existing placeholders as Unschedulable.
         """
@@ -174,7 +174,7 @@ class Placeholders:
     # Deciding
 
     async def _short(self) -> dict[str, PlacementRequest]:
-        """Return, by tenant, the requests of shares without room that a new node could take, the oldest first."""
+        """Return the requests that fit on no node although a new node could fit them, by tenant, the oldest first."""
         found: dict[str, PlacementRequest] = {}
         if not self._settings.placeholders:
             return found
@@ -190,15 +190,15 @@ class Placeholders:
         return found
 
     def _undecided(self, tenant: str) -> bool:
-        """Return True if this leader began less than `_BEGINNING_S` ago and has not decided about a tenant yet."""
+        """Return True if this leader has not decided on a tenant yet and has begun less than `_BEGINNING_S` ago."""
         known = bool(self._state.asking(tenant) or self._state.seen_claims.claims.get(tenant))
         placed = bool(self._state.cluster.reservations_of(TenantId(tenant)))
         early = self._begun is not None and self._clock() < self._begun + _BEGINNING_S
         return early and known and not placed and self._memos.of(tenant).refusal is None
 
     def _node_comes(self) -> bool:
-        """Return True if a node of the pool has not reported its GPUs yet, and has existed for less than
-        `placeholder_for`.
+        """Return True if a node of the pool is starting: it has reported no GPUs, and was seen first less than
+        `placeholder_for` ago.
         """
         now = self._clock()
         new = {node.name for node in self._state.nodes if not self._has_told(node.name)}
@@ -228,13 +228,13 @@ class Placeholders:
     async def _create(self, request: PlacementRequest, body: Json) -> _There | None:
         try:
             made = await self._client.create(PODS, body, self._settings.namespace, strict=True)
-        # a former placeholder is being deleted, or an answer was lost: the next round handles it
+        # the former placeholder is still being deleted, or an answer was lost: the next round handles both
         except AlreadyExistsError:
             return None
         except ApiError as error:
             if not (isinstance(error, ForbiddenError | InvalidError) or error.of_admission):
                 raise
-            # If the API server refuses this placeholder, other placeholders must still be created.
+            # Only log the refusal: the other placeholders must still be created.
             if self._refused.get(str(request.tenant)) != error.message:
                 self._refused[str(request.tenant)] = error.message
                 log.warning("the API server refuses a placeholder", tenant=request.tenant, error=error.message)
