@@ -1,1 +1,1 @@
-"""Budgets: limits on the GPU consumption of namespaces, summed over nodes and time. Pure."""
+"""Budgets: GPU consumption of namespaces, summed over nodes and time, and limits on it. Pure."""

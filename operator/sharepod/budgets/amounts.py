@@ -1,7 +1,7 @@
-"""Amounts of GPU time and memory, and moments as texts.
+"""Amounts of GPU time and memory, their division between months, and conversions of times and hours to text.
 
 Guarantee:
-- AM1 exact: the parts of an amount that is spread over months add up to it.
+- AM1 exact: if an amount is divided between months, the parts add up to it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MONTHS_AT_MOST = 24
-"""Most months over which one amount is spread, counted back from the latest. It bounds the work for a moment that is
-far in the past."""
+"""Largest number of months between which one amount is divided, counted back from the latest. It bounds the work for a
+start that is far in the past."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """GPU time in milliseconds of one GPU, and reserved memory over time."""
+    """GPU time in milliseconds of one GPU, and reserved memory times its duration."""
 
     held_ms: int = 0
-    """Time held."""
+    """Time for which the GPU was held."""
     borrowed_ms: int = 0
-    """Part of `held_ms` in excess of the guarantee."""
+    """Part of `held_ms` that exceeds the guaranteed time."""
     reserved_ms: int = 0
-    """Request x time."""
+    """Requested fraction x time for which it was reserved."""
     memory_mib_s: int = 0
     """Reserved memory x time, in MiB x s."""
 
@@ -37,7 +37,7 @@ class Amounts:
         )
 
     def beyond(self, other: Amounts) -> Amounts:
-        """Return by how much each amount exceeds the other amount. 0 if it does not."""
+        """Return for each amount by how much it exceeds the same amount of `other`; 0 if it does not."""
         return Amounts(
             max(0, self.held_ms - other.held_ms),
             max(0, self.borrowed_ms - other.borrowed_ms),
@@ -46,7 +46,7 @@ class Amounts:
         )
 
     def part(self, numerator: int, denominator: int) -> Amounts:
-        """Return a fraction of each amount, rounded down."""
+        """Return the fraction `numerator / denominator` of each amount, rounded down."""
         return Amounts(
             self.held_ms * numerator // denominator,
             self.borrowed_ms * numerator // denominator,
@@ -65,7 +65,7 @@ def hours_text(milliseconds: int) -> str:
 
 
 def moment_ms(timestamp: str) -> int:
-    """Return a moment such as `2026-01-31T23:59:59.999Z` in milliseconds since 1970. A day beyond the end of its month
+    """Return a time such as `2026-01-31T23:59:59.999Z` in milliseconds since 1970. A day after the end of its month
     counts into the next month."""
     year, month, day = int(timestamp[:4]), int(timestamp[5:7]), int(timestamp[8:10])
     hour, minute, second = int(timestamp[11:13]), int(timestamp[14:16]), int(timestamp[17:19])
@@ -80,13 +80,13 @@ def month_begin_ms(month: str) -> int:
 
 
 def month_after(month: str) -> str:
-    """Return the month after one such as `2026-01`."""
+    """Return the month after a month such as `2026-01`."""
     year, number = int(month[:4]), int(month[5:7])
     return f"{year + number // 12:04}-{number % 12 + 1:02}"
 
 
 def spread(amounts: Amounts, begin: str, end: str) -> Iterator[tuple[str, Amounts]]:
-    """Yield the part of each month in amounts that have grown evenly from `begin` to `end`, both timestamps."""
+    """Yield (month, its part) of amounts that have grown evenly from `begin` to `end`, which are timestamps."""
     first, last = moment_ms(begin), moment_ms(end)
     month, until = _month_of(begin), _month_of(end)
     if first >= last or month >= until:
@@ -106,8 +106,8 @@ def spread(amounts: Amounts, begin: str, end: str) -> Iterator[tuple[str, Amount
 
 
 def _month_of(timestamp: str) -> str:
-    """Return the month of a timestamp. The pattern of timestamps allows month numbers that do not exist; such a number
-    counts as the nearest month."""
+    """Return the month of a timestamp. Timestamps may have month numbers that do not exist; these count as the nearest
+    month."""
     return f"{timestamp[:4]}-{min(max(int(timestamp[5:7]), 1), 12):02}"
 
 

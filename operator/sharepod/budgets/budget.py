@@ -1,13 +1,13 @@
 """Budget of one GPUBudget: its rules, its charges, and the resulting standing of the namespaces that it covers.
 
 Guarantees:
-- BU1 once: a total that is read again, or late, charges nothing. The charge and the totals up to which consumption is
-  charged are one value, stored in one write.
-- BU2 from-here-on: a namespace is charged from the time at which the budget first covers it, not for its earlier
-  consumption.
-- BU3 told-once: each of 80 %, 100 % and the refill is announced once in a period; with continuous refill 80 % and 100 %
-  again after each refill.
-- An account is never larger than can be stored: namespaces for whose totals it has no room are charged nothing.
+- BU1 once: a total that is read again, or late, charges nothing more. The charge, and the totals that it contains, are
+  stored in one write.
+- BU2 from-here-on: a namespace is charged from the time at which the budget first covers it. Earlier consumption is not
+  charged.
+- BU3 told-once: 80 %, 100 % and the refill are each announced once in a period. With continuous refill, 80 % and 100 %
+  are announced again after each refill.
+- An account is never larger than can be stored. Namespaces whose totals have no room in it are charged nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _WEIGHT_ONE = 1000
 _NO_MODEL = ""
 
 TotalKey = tuple[str, str]
-"""Namespace and model of GPU."""
+"""(namespace, GPU model)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumedTotal:
-    """GPU time that a namespace has consumed of one model, in milliseconds; a total that only grows."""
+    """GPU time that a namespace has consumed on one GPU model, in milliseconds. A total never falls."""
 
     held_ms: int = 0
     reserved_ms: int = 0
@@ -43,7 +43,8 @@ class ConsumedTotal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRules:
-    """Rules of a budget. `weights`: thousandths charged for a thousandth of a second, by model."""
+    """Rules of a budget. `weights`: thousandths of a second charged for one second of GPU time, by model; 1000 without
+    an entry."""
 
     terms: Terms
     when_spent: WhenSpent = WhenSpent.BORROW
@@ -67,19 +68,19 @@ class BudgetRules:
         )
 
     def weighted(self, model: str, had: ConsumedTotal) -> Consumed:
-        """Return GPU time of a model in account units."""
+        """Return GPU time on a model in account units, that is, multiplied by the model's weight."""
         weight = self.weights.get(model, _WEIGHT_ONE)
         return Consumed(had.held_ms * weight, had.reserved_ms * weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetState:
-    """State of a budget at the time of its account.
+    """State of a budget at the time `account.at_ms`.
 
-    - `announced`: the percentage that was announced last, 0, 80 or 100.
-    - `usage`: charged time, decayed by the half-life of the queue's order.
-    - `spending`: charged time, decayed by a half-life of an hour.
-    - `charged`: by namespace and model, the total that is already charged.
+    - `announced`: percentage that was announced last: 0, 80 or 100.
+    - `usage`: charged time, in which past time decays with the half-life of the queue's order.
+    - `spending`: charged time, in which past time decays with a half-life of an hour.
+    - `charged`: total that is charged already, by namespace and model.
     """
 
     account: BudgetAccount
@@ -96,7 +97,7 @@ class BudgetState:
 
     @classmethod
     def restored(cls, books: BudgetBooks) -> BudgetState:
-        """Return the stored state."""
+        """Return the state from its stored form."""
         return cls(
             account=BudgetAccount(
                 period_start_ms=books.period_start,
@@ -140,13 +141,13 @@ class BudgetState:
 
 
 def _with_room(charged: Mapping[TotalKey, ConsumedTotal]) -> list[tuple[TotalKey, ConsumedTotal]]:
-    """Return the totals to store, in order of namespaces, as many as there is room for. Each namespace is stored
-    completely or not at all. Otherwise the totals that were left out would be charged again."""
+    """Return the totals to store, by namespace, as many as there is room for. A namespace is stored completely or not
+    at all. If only some of its totals were stored, the others would be charged again."""
     found: list[tuple[TotalKey, ConsumedTotal]] = []
     for _, group in groupby(sorted(charged.items()), key=lambda item: item[0][0]):
         own = list(group)
         if len(own) > 1 and own[0] == (own[0][0], ConsumedTotal()) and own[0][0][1] == _NO_MODEL:
-            del own[0]  # this entry only shows that the namespace is covered, which its other entries show too
+            del own[0]  # it only marks the namespace as covered, and so do the namespace's other entries
         if len(found) + len(own) > MAX_TAKEN:
             break
         found += own
@@ -162,7 +163,7 @@ def charged(
     at_ms: int,
     half_life_s: float,
 ) -> BudgetState:
-    """Return the state with the totals of the namespaces charged, as they are at `at_ms`."""
+    """Return the state at `at_ms`, with the growth of the totals of these namespaces charged."""
     covered = set(namespaces)
     known = {namespace for namespace, _ in state.charged}
     far = {key: had for key, had in state.charged.items() if key[0] in covered}
@@ -191,7 +192,7 @@ def charged(
 
 
 class BudgetEvent(StrEnum):
-    """Event of a GPUBudget, by its reason."""
+    """Event about a GPUBudget. The value is the Event's reason."""
 
     NEARLY_SPENT = "BudgetNearlySpent"
     SPENT = "BudgetSpent"
@@ -199,9 +200,9 @@ class BudgetEvent(StrEnum):
 
 
 def announced(before: BudgetState, now: BudgetState, rules: BudgetRules) -> tuple[BudgetState, list[BudgetEvent]]:
-    """Return the state with the new announcements recorded, and the announcements to make once the state is stored.
+    """Return (state with the new announcements recorded, announcements to make once that state is stored).
 
-    `before`: the state that was stored last.
+    `before`: the state as last stored.
     """
     events = []
     announced_percent = now.announced
@@ -223,8 +224,8 @@ def announced(before: BudgetState, now: BudgetState, rules: BudgetRules) -> tupl
 
 
 def standing_of(state: BudgetState, rules: BudgetRules, *, half_life_s: float, refill_at: str) -> Standing:
-    """Return the effect of a budget on its namespaces: their use relative to their entitlement and, once the budget is
-    spent, the penalty of `whenSpent`. `refill_at`: start of the budget's next period, RFC 3339."""
+    """Return the standing that a budget gives its namespaces: their use relative to their entitlement and, once the
+    budget is spent, the effect of `whenSpent`. `refill_at`: time at which a spent budget counts again, RFC 3339."""
     account, terms = state.account, rules.terms
     entitled_per_s = terms.amount * 1000 / span_of(terms.period, account.at_ms).length_ms
     share = share_milli(state.usage, entitled_per_s, half_life_s)

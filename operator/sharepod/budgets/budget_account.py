@@ -1,14 +1,14 @@
 """Account of one budget: the charge in its period, and the remaining amount.
 
-Amounts are millionths of a GPU-second (milliseconds of a GPU times its model's weight in thousandths). They are whole
-numbers, so that repeated additions lose nothing. Times are milliseconds since 1970.
+Amounts are in account units: millionths of a GPU-second (milliseconds of a GPU times its model's weight in
+thousandths). They are integers, so that repeated additions lose nothing. Times are milliseconds since 1970.
 
 Guarantees:
-- BA1 exact: the charge of a period is the consumption in it, however the time is cut into steps.
+- BA1 exact: the charge of a period is the consumption in it, however often it is charged.
 - BA2 idempotent: the same consumption up to the same time, added again, changes nothing.
 - BA3 bounded: the remaining amount is from 0 to the amount (refill at the period's start) or to the cap (continuous).
-- Consumption over the end of a period is divided by time. The part that may lie in the old period is not charged to the
-  new one.
+- Consumption that spans the end of a period is divided in proportion to time. The old period's part is not charged to
+  the new one.
 - A clock that goes back changes no period and refills nothing.
 """
 
@@ -21,17 +21,18 @@ from sharepod.api.gpubudget import BudgetPeriod, ChargeBy, Refill
 from .periods import span_of
 
 MICRO = 1_000_000
-"""Account units in a GPU-second of weight 1."""
+"""Account units per GPU-second of weight 1."""
 RESUMED_AT = 10
-"""Divisor of the cap: a spent budget with continuous refill counts again once a tenth of the cap is refilled. With
-less, a team's priority would alternate at each check."""
+"""A spent budget with continuous refill counts again once the cap divided by this number is refilled. Without such a
+threshold, a team's priority would change at each check."""
 _MOST_PERIODS = 120
-"""Most periods that are checked for the time at which a spent budget counts again: ten years of months."""
+"""Largest number of periods that are searched for the time at which a spent budget counts again: ten years of
+months."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Consumption of GPU time, weighted, in account units."""
+    """Consumed GPU time, multiplied by its weight, in account units: `held`, and `reserved`."""
 
     held: int = 0
     reserved: int = 0
@@ -40,17 +41,17 @@ class Consumed:
         return Consumed(self.held + other.held, self.reserved + other.reserved)
 
     def part(self, numerator: int, denominator: int) -> Consumed:
-        """Return a fraction of it, rounded down."""
+        """Return the fraction `numerator / denominator` of it, rounded down."""
         return Consumed(self.held * numerator // denominator, self.reserved * numerator // denominator)
 
     def by(self, charge: ChargeBy) -> int:
-        """Return the part of the consumption that this kind of charge counts."""
+        """Return the consumption that a budget with this `chargeBy` charges."""
         return self.held if charge is ChargeBy.HELD else self.reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Terms of a budget. `amount`: account units for each period. `cap`: the most that a continuous budget saves."""
+    """Terms of a budget. `amount`: account units per period. `cap`: largest amount that continuous refill can save."""
 
     amount: int
     period: BudgetPeriod = BudgetPeriod.MONTH
@@ -60,7 +61,7 @@ class Terms:
 
     @property
     def full(self) -> int:
-        """Amount of an unspent budget, in account units."""
+        """Remaining amount of an unspent budget, in account units."""
         return self.cap if self.refill is Refill.CONTINUOUS else self.amount
 
 
@@ -69,10 +70,11 @@ class BudgetAccount:
     """Account of a budget at `at_ms`.
 
     - `consumed`: consumption in the period that began at `period_start_ms`.
-    - `credit`: remaining amount of a budget with continuous refill. For a budget that is refilled at the period's
-      start, it is the remaining amount at `at_ms`. The account continues from it if the terms change to continuous
-      refill; until then the remaining amount is the amount less the charge.
-    - `spent`: True from when nothing was left until `1 / RESUMED_AT` of the cap is refilled.
+    - `credit`: remaining amount with continuous refill. With refill at the period's start, the remaining amount is the
+      amount less the charge; `credit` has the same value, so that the account can continue if the terms change to
+      continuous refill.
+    - `spent`: True once nothing is left. With continuous refill, it stays True until `1 / RESUMED_AT` of the cap is
+      refilled.
     """
 
     period_start_ms: int
@@ -88,8 +90,7 @@ class BudgetAccount:
         return max(0, terms.amount - self.consumed.by(terms.charge_by))
 
     def used_milli(self, terms: Terms) -> int:
-        """Return the used part of the budget, in thousandths. With refill at the period's start it exceeds 1000 if the
-        charge exceeds the amount."""
+        """Return the used part of the budget, in thousandths. With refill at the period's start it may exceed 1000."""
         if terms.refill is Refill.CONTINUOUS:
             return 1000 - self.left(terms) * 1000 // terms.cap
         return self.consumed.by(terms.charge_by) * 1000 // terms.amount
@@ -100,22 +101,23 @@ class BudgetAccount:
 
 
 def opened(terms: Terms, at_ms: int) -> BudgetAccount:
-    """Return a new account, unspent."""
+    """Return a new account, of which nothing is spent."""
     return BudgetAccount(period_start_ms=span_of(terms.period, at_ms).start_ms, at_ms=at_ms, credit=terms.full)
 
 
 def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: int) -> BudgetAccount:
-    """Return the account at a later time, charged with the consumption since `account.at_ms`."""
+    """Return the account at `at_ms`, charged with the consumption since `account.at_ms`."""
     if at_ms <= account.at_ms:
         if consumed == Consumed():
             return _judged(account, terms)
         at_ms = account.at_ms
-    # 1. The consumption of the current period: all, or in proportion to the time since its start.
+    # 1. The consumption in the present period: all of it, or the part in proportion to the time since the period's
+    # start.
     span = span_of(terms.period, at_ms)
     here, before = consumed, account.consumed if account.period_start_ms >= span.start_ms else Consumed()
     if span.start_ms > account.at_ms:
         here = consumed.part(at_ms - span.start_ms, at_ms - account.at_ms)
-    # 2. The credit of a continuous budget: refilled and charged at the same time, between 0 and the cap.
+    # 2. The credit of continuous refill: refilled and charged for the same time, between 0 and the cap.
     charged = before + here
     if terms.refill is Refill.CONTINUOUS:
         net = _refilled(terms, account.at_ms, at_ms) - consumed.by(terms.charge_by)
@@ -127,15 +129,16 @@ def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: in
 
 
 def refill_rate(terms: Terms, at_ms: int) -> float:
-    """Return the refill of a continuous budget in the period that contains a time, in account units a second. Return 0
-    for a budget that refills at once."""
+    """Return the speed of a continuous refill in the period that contains `at_ms`, in account units per second. 0 for
+    refill at the period's start."""
     if terms.refill is not Refill.CONTINUOUS:
         return 0.0
     return terms.amount * 1000 / span_of(terms.period, at_ms).length_ms
 
 
 def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
-    """Return when a spent budget counts again, if nothing is charged until then."""
+    """Return the time at which a spent budget counts again if nothing is charged until then, in milliseconds since
+    1970."""
     if terms.refill is Refill.PERIOD_START:
         return span_of(terms.period, account.at_ms).end_ms
     missing, at_ms = max(0, max(1, terms.cap // RESUMED_AT) - account.credit), account.at_ms
@@ -150,14 +153,14 @@ def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
 
 
 def _judged(account: BudgetAccount, terms: Terms) -> BudgetAccount:
-    """Return the account with `spent` set."""
+    """Return the account with `spent` computed."""
     left = account.left(terms)
     waits = account.spent and terms.refill is Refill.CONTINUOUS and left < terms.cap // RESUMED_AT
     return replace(account, spent=left <= 0 or waits)
 
 
 def _refilled(terms: Terms, since_ms: int, until_ms: int) -> int:
-    """Return the refill of a continuous budget between two times. Sums over adjacent spans are exact."""
+    """Return the continuous refill between two times, in account units. Adjacent intervals add up exactly."""
     if terms.refill is not Refill.CONTINUOUS:
         return 0
     got, at_ms = 0, since_ms

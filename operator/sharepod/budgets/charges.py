@@ -1,8 +1,8 @@
-"""Charges: a month's GPU time and memory of namespaces at an administrator's prices, as lines of a bill.
+"""Charges: GPU time and memory of namespaces in one month, at an administrator's prices, as lines of a bill.
 
 Guarantees:
 - CH1 adds-up: the total of a bill is the sum of the costs in its lines.
-- Fields that OpenCost's allocations also have carry its names and units: `name`, `properties.namespace`, `window`,
+- Fields that OpenCost's allocations also have use its names and units: `name`, `properties.namespace`, `window`,
   `gpuHours`, `gpuCost`, `totalCost`.
 """
 
@@ -30,9 +30,9 @@ _COST = Decimal("0.0001")
 _HOURS = Decimal("0.000001")
 """Resolution of hours: 3.6 ms."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/()-]*")
-"""Text that no spreadsheet interprets as a formula, in any locale: names of objects, models, times and currencies."""
+"""Text that no spreadsheet takes for a formula in any locale, such as names of objects, models, times, currencies."""
 _SEPARATORS = str.maketrans(dict.fromkeys(',;|"', " "))
-"""Characters that begin or end a cell in a spreadsheet of some locale."""
+"""Translation of the characters that separate or quote cells in a spreadsheet of some locale, to spaces."""
 
 
 class Charged(StrEnum):
@@ -77,7 +77,7 @@ class Prices(Model):
 
 @dataclass(frozen=True)
 class BillLine:
-    """One namespace and one model of GPU in a bill. Amounts are in hours of one GPU."""
+    """Line of a bill: one namespace and one GPU model. Hours are of one GPU, memory is in GiB times hours."""
 
     namespace: str
     model: str
@@ -120,8 +120,8 @@ def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str | Decimal]]) -> str:
-    """Return rows as CSV, with a header. Texts are written so that no spreadsheet interprets them as a formula, or as
-    several cells or rows."""
+    """Return rows as CSV, with a header. A text that a spreadsheet could take for a formula, or for several cells or
+    rows, is quoted and cleaned."""
     parts = _Parts()
     writer = csv.writer(parts, lineterminator="\n")
     writer.writerow(columns)
@@ -157,10 +157,10 @@ def as_allocations(lines: Iterable[BillLine], month: str, prices: Prices) -> dic
 
 
 class _Parts(list[str]):
-    """Pieces of a text, as the CSV writer delivers them."""
+    """Parts of a text, collected as the CSV writer writes them."""
 
     def write(self, piece: str) -> None:
-        """Add a piece."""
+        """Append a part of the text."""
         self.append(piece)
 
 
@@ -198,7 +198,7 @@ def amount_columns(line: BillLine, prices: Prices) -> dict[str, str | Decimal]:
 
 
 def charged_line(namespace: str, model: str, amounts: Amounts, prices: Prices) -> BillLine:
-    """Return amounts with their cost."""
+    """Return the line of a bill for these amounts, with their costs."""
     price = prices.of(model)
     charged = {
         Charged.HELD: amounts.held_ms,

@@ -1,9 +1,10 @@
-"""Coverage: decides which budget covers a namespace, if several budgets select it.
+"""Coverage: decides which budget covers a namespace if several budgets select it.
 
 Guarantees:
 - CV1 one: a namespace is covered by one budget at most.
-- Selecting budgets in the operator's namespace have precedence over budgets in the covered namespaces. So a user cannot
-  replace a team's budget by a budget of his own. Within a kind the oldest has precedence, then the first by name.
+- A budget in the operator's namespace that selects the namespace has precedence over a budget in the namespace itself.
+  So a user cannot replace a team's budget by another one. Otherwise the older one has precedence, then the first by
+  name.
 - A budget that cannot be read covers nothing, and affects no other budget.
 """
 
@@ -17,7 +18,8 @@ from sharepod.api.gpubudget import MAX_NAMESPACES, NamespaceSelector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimant:
-    """Budget that selects namespaces. `created`: its creationTimestamp, RFC 3339. `readable`: its spec can be read."""
+    """Budget that selects namespaces. `created`: its creationTimestamp, RFC 3339. `readable`: True if its spec was
+    read."""
 
     uid: str
     namespace: str
@@ -29,8 +31,8 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Namespaces that one budget covers. `reason` and `message`: why it does not cover some of the namespaces that it
-    selects. None if it covers all."""
+    """Namespaces that one budget covers. `reason` and `message`: why some of the selected namespaces are not covered;
+    None and empty if all are."""
 
     namespaces: tuple[str, ...] = ()
     reason: str | None = None
@@ -40,7 +42,7 @@ class Coverage:
 def coverages(
     claimants: Iterable[Claimant], labels: Mapping[str, Mapping[str, str]], operator_namespace: str
 ) -> dict[str, Coverage]:
-    """Return the coverage of each budget, by uid. `labels`: the labels of every namespace."""
+    """Return the coverage of each readable budget, by uid. `labels`: labels of every namespace, by its name."""
     taken: dict[str, Claimant] = {}
     found: dict[str, Coverage] = {}
     central = operator_namespace
@@ -65,7 +67,7 @@ def coverages(
 
 
 def _rank(one: Claimant, central: str) -> tuple[bool, str, str, str]:
-    """Return the sort key of budgets that select the same namespace."""
+    """Return the sort key by which budgets that select the same namespace have precedence."""
     selects = one.selector is not None and one.namespace == central
     return (not selects, one.created, one.namespace, one.name)
 

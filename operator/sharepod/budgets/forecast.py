@@ -1,8 +1,8 @@
-"""Forecast of a budget: its rate of spending, and the time at which it is spent. Also finds unused reservations.
+"""Forecast of the time at which a budget is spent. Also finds reservations that are idle.
 
 Guarantees:
-- A forecast assumes the current rate. It gives no time if the budget is refilled before.
-- A reservation counts as idle only after it was observed as unused for all of `IDLE_AFTER_S`.
+- A forecast assumes that the present rate continues. It gives no time if the budget is refilled before.
+- A reservation counts as idle only after it was unused for all of `IDLE_AFTER_S`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .budget_account import BudgetAccount, Terms, refill_rate
 from .periods import span_of
 
 RATE_HALF_LIFE_S = 3600.0
-"""Half-life of the spending from which the rate is computed, in seconds. With an hour, a job's start shows in minutes
-and a pause of minutes does not."""
+"""Half-life of the spending from which the rate is computed, in seconds. With an hour, the rate shows a job's start
+after some minutes, and hardly reacts to a pause of minutes."""
 IDLE_AFTER_S = 3600.0
 """Seconds without use after which a reservation is idle."""
 
 
 def gone_at_ms(account: BudgetAccount, terms: Terms, rate: float) -> int | None:
-    """Return the time at which the budget is spent at this rate (account units a second), in milliseconds since 1970.
+    """Return the time at which the budget is spent at `rate` (account units per second), in milliseconds since 1970.
 
-    None if the budget is refilled before, or if the rate does not exceed the refill.
+    None if the budget is refilled before, or if the rate does not exceed a continuous refill.
     """
     left = account.left(terms)
     if left <= 0:
@@ -41,8 +41,8 @@ def gone_at_ms(account: BudgetAccount, terms: Terms, rate: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Current reservation. `milli`: its time in thousandths, summed over its GPUs; the other fields show whether it is
-    in use."""
+    """Share that is reserved now. `milli`: its request in thousandths, summed over its GPUs. `used`: True if it is in
+    use."""
 
     tenant: str
     namespace: str
@@ -62,9 +62,9 @@ class IdleReservation:
 def unused_since(
     before: Mapping[str, float], holdings: Iterable[Holding], now_s: float
 ) -> tuple[dict[str, float], list[IdleReservation]]:
-    """Return the time since which each reservation has been unused, and the reservations that are idle.
+    """Return (time since which each unused reservation has been unused, by tenant; the reservations that are idle).
 
-    `before`: the first result of the last call. Best effort reserves nothing and is never idle.
+    `before`: the first value of the last call. A tenant with request 0 reserves nothing and is never idle.
     """
     since: dict[str, float] = {}
     idle = []

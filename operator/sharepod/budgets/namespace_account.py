@@ -1,13 +1,15 @@
-"""Consumption of one namespace: the counters of all nodes, added up by model and month.
+"""Account of one namespace: the counters of all nodes, added up by GPU model and month.
+
+A series is the set of counters that one node keeps of the namespace and one GPU model. An hour without tenants ends it.
 
 Guarantees:
-- CF1 once: a node's counters that are added again, after newer ones, or in another order result in the same totals.
-- CF2 nothing-lost: the total of a model is the sum over all series of the largest counters read. Nodes may be deleted,
-  come back, or lose their state directory.
-- CF3 never-twice: a series that the account had to drop counts from its next reading on, not from 0.
+- CF1 once: a node's counters that are added again, late, or in another order give the same totals.
+- CF2 nothing-lost: the total of a model is the sum, over all series, of the largest counters that were read. Nodes may
+  be deleted, come back, or lose their state directory.
+- CF3 never-twice: if the account had to drop a series, its counters so far are not added again.
 - CF4 months: the months of a model add up to the growth of its total.
-- CF5 own-series: a series belongs to the node that reported it first. Reports of other nodes about it are ignored, so
-  that no agent raises, or freezes, another's counters.
+- CF5 own-series: a series belongs to the node that reported it first. Other nodes' reports of it are ignored, so that
+  no agent can raise or block another's counters.
 - The account is bounded: `MAX_SERIES` series and `MAX_MONTHS` months.
 """
 
@@ -22,15 +24,15 @@ from sharepod.api.statement import MAX_MONTHS, MAX_SERIES
 from .amounts import NOTHING, Amounts, spread
 
 _NO_MONTH = "9999-13"
-"""Later than any month."""
+"""Text that sorts after any month."""
 SERIES_OF_A_NODE = 4
-"""Most series of one node and model in an account, the latest ones. Only the latest can grow; the others are kept so
-that a late reading does not count again."""
+"""Number of series that an account keeps of one node and model, the latest ones. Only the latest can grow. The others
+are kept so that a late report of them is not added again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenIn:
-    """Counters of one series that are already added."""
+    """Counters of one series that are added already."""
 
     series: str
     node: str
@@ -53,7 +55,7 @@ class NamespaceAccount:
     months: Mapping[str, Mapping[str, Amounts]] = field(default_factory=dict)
     """Consumption in each of the latest months, by month such as `2026-01` and model."""
     forgotten_until: str = ""
-    """The latest `since` of a series that was dropped for lack of room."""
+    """Latest `since` of the series that were dropped because there was no room."""
 
     def has(self, entry: Consumption) -> bool:
         """Return whether the account has all of these counters."""
@@ -63,7 +65,7 @@ class NamespaceAccount:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """Counters of a namespace on one node at one moment."""
+    """Counters of a namespace on one node at one time."""
 
     node: str
     """Name of the node."""
@@ -83,10 +85,10 @@ def amounts_of(entry: Consumption) -> Amounts:
 
 
 def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present: str = _NO_MONTH) -> NamespaceAccount:
-    """Return the account with counters of nodes added; the same object if they bring nothing new.
+    """Return the account with counters of nodes added. If they contain nothing new, return the same object.
 
-    `present`: the current month, such as `2026-01`. If there is no room, later months, which a fast clock has created,
-    are dropped first.
+    `present`: the present month, such as `2026-01`. If there are too many months, later ones, which a fast clock has
+    created, are dropped first.
     """
     series = dict(account.series)
     totals = dict(account.totals)
@@ -127,15 +129,15 @@ def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present:
 
 
 class _Places:
-    """For each node and model: the series that an account contains, by their `since`."""
+    """For each node and model: (since, name) of the series in an account."""
 
     def __init__(self, series: Mapping[str, TakenIn]) -> None:
         self._series = series
         self._known: dict[tuple[str, str], list[tuple[str, str]]] | None = None
 
     def passed(self, node: str, entry: Consumption) -> bool:
-        """Return whether an unknown series is late: it is older than all known series of its node and model, which are
-        the maximum number. Such a series was dropped from the account before."""
+        """Return True if an unknown series was dropped before: it is older than all series of its node and model in the
+        account, which has as many as it keeps."""
         known = self._by_place().get((node, entry.model), ())
         return len(known) >= SERIES_OF_A_NODE and entry.since < min(known)[0]
 
@@ -157,7 +159,7 @@ class _Places:
 
 
 def _bounded(account: NamespaceAccount, present: str) -> NamespaceAccount:
-    """Drop entries beyond the bounds: future months, then the oldest months, and series that have not grown for the
+    """Drop what exceeds the bounds: future months, then the oldest months, and the series that have not grown for the
     longest time."""
     series, months, until = account.series, account.months, account.forgotten_until
     if len(months) > MAX_MONTHS:

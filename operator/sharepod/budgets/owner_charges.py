@@ -1,7 +1,7 @@
 """Charges by owner: the GPU consumption of existing SharePods since they were created, at an administrator's prices.
 
-The owner of a SharePod is its controller, such as a workflow or a custom resource. A SharePod without a controller is
-its own owner.
+The owner of a SharePod is its controller, such as a workflow or another custom resource. A SharePod without a
+controller is its own owner.
 
 Guarantees:
 - Each SharePod counts with one owner, by its own totals (`status.consumed`).
@@ -22,12 +22,12 @@ from .charges import AMOUNT_COLUMNS, BillLine, Prices, amount_columns, charged_l
 
 _COLUMNS = ("namespace", "controllerKind", "controller", "since", "gpuModel", *AMOUNT_COLUMNS)
 _UNKNOWN = "unknown"
-"""Model in a bill for a SharePod that has no GPUs."""
+"""Model in the bill of a SharePod whose status has no GPU."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Owner of SharePods, and the model of their GPUs."""
+    """Owner of SharePods, and one GPU model."""
 
     namespace: str
     kind: str
@@ -37,7 +37,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLine:
-    """One owner in a bill. `since`: begin of its first SharePod."""
+    """Line of a bill: one owner. `since`: begin of its first SharePod."""
 
     owner: Owner
     since: str
@@ -45,7 +45,7 @@ class OwnerLine:
 
 
 def owner_lines(sharepods: Iterable[tuple[Mapping[str, Any], SharePodStatus]], prices: Prices) -> list[OwnerLine]:
-    """Return a line for each owner. `sharepods`: metadata and status of each."""
+    """Return a line for each owner and GPU model. `sharepods`: (metadata, status) of each SharePod."""
     found: dict[Owner, tuple[str, Amounts]] = {}
     for metadata, status in sharepods:
         consumed = status.consumed

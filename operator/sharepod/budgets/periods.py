@@ -1,7 +1,7 @@
 """Periods of a budget: days, weeks and months of the calendar, in UTC. Times are milliseconds since 1970.
 
 Guarantees:
-- Periods of one kind follow each other without gap: the end of one is the start of the next.
+- Periods of one kind follow each other without a gap: the end of each is the start of the next.
 - The start of a period belongs to the period, its end does not: `start <= time < end`.
 """
 
@@ -13,12 +13,12 @@ from sharepod.api.gpubudget import BudgetPeriod
 
 DAY_MS = 86_400_000
 _EPOCH_WEEKDAY = 3
-"""Day of the week of 1970-01-01, a Thursday, counted from Monday as 0."""
+"""Weekday of 1970-01-01, a Thursday, with Monday as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time from `start_ms` to before `end_ms`."""
+    """Interval from `start_ms` until just before `end_ms`."""
 
     start_ms: int
     end_ms: int
@@ -44,7 +44,7 @@ def span_of(period: BudgetPeriod, at_ms: int) -> Span:
 
 def _year_and_month(day: int) -> tuple[int, int]:
     """Return year and month (1 to 12) of a day, counted from 1970-01-01, in the Gregorian calendar."""
-    year = 1970 + day // 366  # at most a few years before the year
+    year = 1970 + day // 366  # at most a few years too early
     while _first_day(year + 1, 1) <= day:
         year += 1
     while _first_day(year, 1) > day:
@@ -58,7 +58,7 @@ def _year_and_month(day: int) -> tuple[int, int]:
 def _first_day(year: int, month: int) -> int:
     """Return the number of a month's first day, counted from 1970-01-01.
 
-    The computation counts years from March, so that the leap day is the last day of its year.
+    The computation lets a year begin in March, so that the leap day is the last day of the year.
     """
     shifted = year - (month <= 2)
     of_year = (153 * ((month + 9) % 12) + 2) // 5

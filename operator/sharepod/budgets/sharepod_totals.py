@@ -1,11 +1,11 @@
-"""Totals of a SharePod: summed from its agents' reports, and written when they have grown enough. Pure.
+"""Totals of a SharePod: sums its agents' reports, and decides when the sums must be written. Pure.
 
 Guarantees:
-- Totals are the sum over its shares of the largest count of each. A report that is read twice counts once, and the
-  count of one share continues across agents.
-- They are written when time or memory has grown by an eighth and by `_LEAST_S` or `_LEAST_MIB_S`, and once they are
+- Totals are the sum, over the SharePod's shares, of the largest count reported of each. So a report that is read twice
+  counts once, and a share's count continues after a restart of its agent.
+- They are written when time or memory has grown by an eighth and by `_LEAST_S` or `_LEAST_MIB_S`, and when they are
   final. A SharePod at rest causes no write.
-- A report of an earlier share, which its agent has not replaced yet, is not attributed to the current one.
+- A report of an earlier share, which its agent has not replaced yet, does not count for the present share.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from sharepod.api.gpunode import TenantStatus
 from sharepod.api.sharepod import GpuTotals, SharePodConsumption
 
 _LEAST_S = 600
-"""Least growth that is written, in seconds of GPU time held and reserved. A SharePod with one GPU causes at most one
-such write in five minutes."""
+"""Smallest growth that is written, in seconds of GPU time held plus reserved. A SharePod with one GPU causes at most
+one such write in five minutes."""
 _LEAST_MIB_S = 300 * 80 * 1024
-"""Least growth of memory x time that is written, in MiB x s: five minutes of a GPU of 80 GiB."""
+"""Smallest growth of memory x time that is written, in MiB x s: five minutes of 80 GiB."""
 _PART = 8
-"""Divisor of the written total: totals are written when they have grown by an eighth. That is some 30 writes on the
-first day, and a few on each later day."""
+"""Totals are written when they have grown by the last written total divided by this number. That is some 30 writes on
+the first day, and a few on each later day."""
 _AMOUNTS = tuple(GpuTotals.model_fields)
 
 
 def totals_to_write(
     was: SharePodConsumption | None, seen: TenantStatus | None, *, drained: bool, last: bool = False
 ) -> SharePodConsumption | None:
-    """Return the totals if they must be written, else None.
+    """Return the present totals if they must be written; None if not.
 
     Args:
         was: The totals as last written.
         seen: The agent's report.
-        drained: The agent has confirmed that the share is drained: the count is final.
-        last: No further report comes, with or without that confirmation: the row is being removed.
+        drained: True if the agent has confirmed that the share is drained, so the count is final.
+        last: True if no further report will come, because the row is being removed.
     """
     if seen is None or seen.drained != drained:
         return None
@@ -52,7 +52,7 @@ def _is_due(was: int, now: int, least: int) -> bool:
 
 
 def _totals(was: SharePodConsumption | None, seen: TenantStatus) -> SharePodConsumption | None:
-    """Return the totals with an agent's report; None if it has no count."""
+    """Return the totals, including the agent's report. None if the report has no count."""
     if seen.counted_since is None:
         return None
     same = was is not None and was.counted_since == seen.counted_since

@@ -1,7 +1,7 @@
-"""The account of a namespace as the status of its GPUStatement, and back.
+"""Conversion of a namespace's account to the status of its GPUStatement, and back.
 
 Guarantee:
-- An account that is written and read is the same.
+- An account that is written and read again is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .namespace_account import NamespaceAccount, TakenIn
 
 
 def status_of(account: NamespaceAccount, cost: str | None = None) -> GPUStatementStatus:
-    """Return the account as a status. `cost`: that of the latest month, for kubectl get."""
+    """Return the status of an account. `cost`: cost of the latest month, for `kubectl get`."""
     return GPUStatementStatus(
         shown=_shown(account, cost),
         totals=_amounts(account.totals),
@@ -48,7 +48,7 @@ def status_of(account: NamespaceAccount, cost: str | None = None) -> GPUStatemen
 
 
 def account_of(status: GPUStatementStatus) -> NamespaceAccount:
-    """Return the account in a status."""
+    """Return the account of a status."""
     return NamespaceAccount(
         series={
             one.series: TakenIn(one.series, one.node, one.model, one.since, one.at, _read(one)) for one in status.series
@@ -60,7 +60,7 @@ def account_of(status: GPUStatementStatus) -> NamespaceAccount:
 
 
 def _shown(account: NamespaceAccount, cost: str | None) -> StatementShown | None:
-    """Return the hours of the latest month."""
+    """Return month, hours and cost of the latest month, for `kubectl get`. None if there is no month."""
     if not account.months:
         return None
     month, models = max(account.months.items())
