@@ -1,1 +1,1 @@
-"""kubectl plugin of SharePod. It reads and writes only through kubectl, with the user's own rights."""
+"""kubectl plugin of SharePod. It calls the API server only through kubectl, with the user's own rights."""

@@ -1,4 +1,4 @@
-"""Commands that only read: each returns a page."""
+"""Commands that only read. Each returns a page: a table, with its rows as JSON objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def top(scope: Scope) -> Page:
 
 
 def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None) -> Page:
-    """Return the page of `top` from the objects that were read; `fleet` None: the user may not list GPUNodes."""
+    """Return the page of `top` from objects that were read. `fleet`: None if the user may not list GPUNodes."""
     before: list[str] = []
     if fleet is not None:
         busy = sum(WHOLE_MILLI - gpu.free_milli for gpu in fleet.gpus)
@@ -47,7 +47,7 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
 
 
 def all_gpus(scope: Scope) -> Page:
-    """Return all GPUs with their number of tenants and free share."""
+    """Return all GPUs, each with its number of tenants and its free share."""
     fleet = gpus(scope.kubectl)
     return Page(
         columns=[
@@ -86,9 +86,9 @@ def all_gpus(scope: Scope) -> Page:
 
 
 def free(scope: Scope) -> Page:
-    """Return the free shares by model and pool, with the largest share that fits on one GPU.
+    """Return the free shares by GPU model and node pool, with the largest share that fits on one GPU.
 
-    A user who may not list GPUNodes gets the totals that the operator publishes.
+    For a user who may not list GPUNodes, these are the totals that the operator publishes.
     """
     try:
         found = [_free_of(*group) for group in _by_model_and_pool(gpus(scope.kubectl).gpus)]
@@ -135,7 +135,7 @@ def _free_of(model: str, pool: str, members: Sequence[Gpu]) -> FreeShares:
 
 
 def who(scope: Scope, place: str) -> Page:
-    """Return the tenants of one GPU. `place`: NODE:INDEX, the GPU's UUID, or the beginning of the UUID."""
+    """Return the tenants of one GPU. `place`: NODE:INDEX, the GPU's UUID, or its beginning."""
     gpu = find(gpus(scope.kubectl).gpus, place)
     return Page(
         columns=[Column("NAMESPACE", grows=True), *WORKLOAD_COLUMNS],
@@ -151,14 +151,15 @@ _MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 def month_of(given: str) -> str:
-    """Return a month such as `2026-11` unchanged. Raise `ArgumentTypeError` if it is not a month."""
+    """Return a month such as `2026-11` unchanged. Raise `ArgumentTypeError` for any other text."""
     if not _MONTH.fullmatch(given):
         raise ArgumentTypeError(f"{given!r} is no month; write one such as 2026-11")
     return given
 
 
 def bill(scope: Scope, month: str | None) -> Page:
-    """Return the GPU hours of namespaces in a month such as 2026-01; None: the last month that has any GPU hours."""
+    """Return the GPU hours of namespaces in a month such as 2026-01. `month`: None: the last month with any GPU
+    hours."""
     try:
         statements = scope.kubectl.items(path("gpustatements"))
     except NotFoundError:
@@ -197,7 +198,7 @@ def bill(scope: Scope, month: str | None) -> Page:
 
 
 def budget(scope: Scope) -> Page:
-    """Return the budgets: amount, used and remaining part, and when a budget will be used up."""
+    """Return the budgets: amount, used and remaining part, and when each will be spent."""
     try:
         found = scope.kubectl.items(path("gpubudgets", scope.namespace))
     except NotFoundError:
@@ -240,7 +241,7 @@ def budget(scope: Scope) -> Page:
 
 
 def explain(reason: str | None) -> Page:
-    """Return the meaning of a reason, which a condition or a finding has; None: the list of all reasons."""
+    """Return the meaning of a reason in conditions and findings. `reason`: None: all reasons."""
     known: dict[str, str] = reasons()
     if reason is None:
         return Page(
@@ -266,7 +267,8 @@ def reasons() -> dict[str, str]:
 
 
 def doctor(kubectl: Kubectl) -> Page:
-    """Return the problems of the installation. The exit status is 1 if there are any."""
+    """Return the problems of the installation, of which an administrator must know. The exit status is 1 if there are
+    any."""
     fleet = gpus(kubectl)
     lines = [[node, problem] for node, problem in (*fleet.problems, *fleet.cordon_faults)]
     lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]
@@ -342,12 +344,13 @@ def _place(namespace: str | None) -> list[Column]:
 
 
 _LEAST_OF_UUID = len("GPU-")
-"""Characters with which every UUID begins: an empty or shorter argument names no GPU, also where there is only one."""
+"""Number of characters with which every UUID begins. An argument that is not longer names no GPU, even if there is only
+one GPU."""
 
 
 def find(found: Iterable[Gpu], place: str) -> Gpu:
-    """Return the GPU with this place: NODE:INDEX, or the beginning of its UUID. Raise `KubectlError` if there
-    is none."""
+    """Return the GPU at a place: NODE:INDEX, or the beginning of a UUID. Raise `KubectlError` unless exactly one
+    fits."""
     begins = place.lower() if len(place) > _LEAST_OF_UUID else None
     fitting = [gpu for gpu in found if gpu.place == place or (begins and gpu.uuid.lower().startswith(begins))]
     if len(fitting) == 1:
@@ -367,7 +370,7 @@ def _named(item: Json) -> Json:
 
 
 def _once(names: Iterable[str]) -> list[str]:
-    """Return each name once, without empty ones."""
+    """Return the names that are not empty, each once."""
     return list(dict.fromkeys(filter(None, names)))
 
 

@@ -1,7 +1,7 @@
 """`kubectl_complete-sharepod`: completions in the format of kubectl's plugin completion.
 
-kubectl calls the program with the words after `kubectl sharepod`, the last one unfinished. The program prints one
-completion per line, and a directive of kubectl's completion library on the last line.
+kubectl calls the program with the words after `kubectl sharepod`, of which the last is unfinished. The program prints
+one completion per line, and on the last line a directive of kubectl's completion library.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kubectl_sharepod.program import add_connection, arguments, connection_of
 from kubectl_sharepod.reading import Scope, gpus, sharepods
 
 _NO_FILES = ":4"
-"""Directive to kubectl: do not complete file names."""
+"""Directive for kubectl: do not complete file names."""
 _NAMED = ("why", "resize", "logs", "exec", "port-forward")
 
 
 def completions(words: Sequence[str], kubectl: Kubectl) -> list[str]:
-    """Return the completions of the last word."""
+    """Return the completions of the last word of `words`."""
     *before, begun = words or [""]
     parsers = next(action.choices for action in arguments()._actions if isinstance(action, argparse._SubParsersAction))
     command = next((word for word in before if word in parsers), None)
@@ -41,7 +41,8 @@ def completions(words: Sequence[str], kubectl: Kubectl) -> list[str]:
 
 
 def asked(words: Sequence[str]) -> argparse.Namespace:
-    """Return namespace and connection that these words name. Raise `UsageError` if the value of a flag is missing."""
+    """Return the namespace and connection flags among these words. Raise `UsageError` if the value of a flag is
+    missing."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-n", "--namespace")
     add_connection(parser)
@@ -52,7 +53,7 @@ def asked(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Print the completions of this process's arguments."""
+    """Print the completions for this process's arguments."""
     words = sys.argv[1:]
     try:
         found = completions(words, Kubectl(connection_of(asked(words[:-1]))))

@@ -1,9 +1,8 @@
 """`cordon`, `uncordon` and `drain` of one GPU.
 
 Guarantees:
-- Changes of two users at the same time are both kept.
-- `drain` evicts only Pods that may be moved, and only as their PodDisruptionBudgets allow. It names the tenants that
-  stay.
+- If two users change GPUs of one node at the same time, both changes are kept.
+- `drain` evicts only Pods that may be moved, and obeys their PodDisruptionBudgets. It names each tenant that stays.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from kubectl_sharepod.reading import gpus
 from kubectl_sharepod.views import CORDONED, Gpu, Workload, cordoned_of, mapping, rows, text
 
 _TRIES = 5
-"""Number of writes after which a conflict is an error. Another write is likely to succeed, because agents write the
-status of a GPUNode only once a second."""
+"""Number of writes after which a conflict is reported. A retry usually succeeds, because agents write the status of a
+GPUNode at most once a second."""
 _MOVABLE = "sharepod.dev/gpu-movable"
 _CLAIMS = "/apis/resource.k8s.io/v1"
 _CORE = "/api/v1"
 
 
 def cordon(kubectl: Kubectl, place: str, *, undo: bool = False) -> Page:
-    """Exclude a GPU from new tenants. `undo`: admit new tenants again. Raise `KubectlError`."""
+    """Exclude a GPU from new tenants. `undo`: True: admit new tenants again. Raise `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     _write(kubectl, gpu, undo=undo)
     count = len(gpu.tenants)
@@ -37,7 +36,7 @@ def cordon(kubectl: Kubectl, place: str, *, undo: bool = False) -> Page:
 
 
 def drain(kubectl: Kubectl, place: str) -> Page:
-    """Cordon a GPU, and evict its Pods that may be moved. The exit status is 1 if a tenant stays. Raise
+    """Cordon a GPU, and evict the Pods of its tenants that may be moved. The exit status is 1 if a tenant stays. Raise
     `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     _write(kubectl, gpu, undo=False)
@@ -70,7 +69,8 @@ def drain(kubectl: Kubectl, place: str) -> Page:
 
 
 def _write(kubectl: Kubectl, gpu: Gpu, *, undo: bool) -> None:
-    """Write the annotation of the GPUNode. A conflict occurs if the GPUNode has changed since it was read."""
+    """Add the GPU to, or remove it from, the annotation of its GPUNode. Retry if the GPUNode has changed since the
+    read."""
     for attempt in range(_TRIES):
         gpunode = kubectl.get(path("gpunodes", name=gpu.node))
         others = [each for each in cordoned_of(gpunode) if each.lower() not in (gpu.uuid.lower(), str(gpu.index))]
@@ -92,14 +92,14 @@ def _write(kubectl: Kubectl, gpu: Gpu, *, undo: bool) -> None:
 
 
 def may_move(movable: bool | None, restart_policy: str, request_milli: int) -> bool:
-    """Return whether a SharePod may be moved, by the same rules as the operator."""
+    """Return whether a SharePod may be moved. The operator has the same rule (`movers_seen.most_above`)."""
     if restart_policy == "Never" or movable is False:
         return False
     return movable is True or (request_milli == 0 and restart_policy == "Always")
 
 
 def _movable_pod(kubectl: Kubectl, tenant: Workload) -> str | None:
-    """Return the name of a tenant's Pod if the tenant may be moved, else None. Raise `KubectlError`."""
+    """Return the name of a tenant's Pod; None if the tenant may not be moved. Raise `KubectlError`."""
     if tenant.kind == "SharePod":
         item = kubectl.get(path("sharepods", tenant.namespace, tenant.name))
         spec = mapping(item.get("spec"))

@@ -1,8 +1,8 @@
-"""Calls of kubectl. Connection, login and proxy come from the user's kubeconfig.
+"""Calls of kubectl. Connection, credentials and proxy come from the user's kubeconfig.
 
 Guarantees:
-- Each read ends within `TIMEOUT_S`.
-- A refusal of the API server is an error of its own type, with the server's message.
+- Each call that returns output ends within `TIMEOUT_S`.
+- Each kind of refusal by the API server has an error type of its own, which contains the server's message.
 - Messages have no characters that control a terminal.
 """
 
@@ -25,7 +25,7 @@ _Read = TypeVar("_Read")
 _Other = TypeVar("_Other")
 
 TIMEOUT_S = 20
-"""Longest time of one call in seconds. kubectl itself ends its request after three quarters of this time."""
+"""Longest duration of one call in seconds. kubectl ends its own request after three quarters of it."""
 GROUP = "/apis/sharepod.dev/v1alpha1"
 
 
@@ -34,11 +34,11 @@ class KubectlError(Exception):
 
 
 class UsageError(KubectlError):
-    """Wrong arguments."""
+    """Invalid arguments of the command."""
 
 
 class ForbiddenError(KubectlError):
-    """Refusal of a call because the user has no right to make it."""
+    """Refusal because the user has no right to make the call."""
 
 
 class ConflictError(KubectlError):
@@ -46,12 +46,12 @@ class ConflictError(KubectlError):
 
 
 class NotFoundError(KubectlError):
-    """Absence of the object, or a kind that the API server does not know."""
+    """Absence of an object, or a kind that the API server does not serve."""
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """Calls of kubectl with these flags of its connection, such as `--context`."""
+    """Caller of kubectl. `flags`: flags of its connection, such as `--context`."""
 
     flags: tuple[str, ...] = ()
     program: str = "kubectl"
@@ -67,7 +67,7 @@ class Kubectl:
         return found.strip() or "default"
 
     def get(self, path: str) -> Json:
-        """Return the object or list at a path of the API server. Raise `KubectlError`."""
+        """Return the object or list at a path of the API server, by `kubectl get --raw`. Raise `KubectlError`."""
         text = self._output(["get", f"--request-timeout={TIMEOUT_S * 3 // 4}s", "--raw", path])
         try:
             found = json.loads(text)
@@ -78,7 +78,7 @@ class Kubectl:
         return found
 
     def items(self, path: str) -> list[Json]:
-        """Return the objects of a list, from the API server's cache. Raise `KubectlError`."""
+        """Return the objects of a list. The API server may answer from its cache. Raise `KubectlError`."""
         separator = "&" if "?" in path else "?"
         found = self.get(f"{path}{separator}resourceVersion=0").get("items")
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
@@ -90,13 +90,13 @@ class Kubectl:
         return self._output(["logs", "--namespace", namespace, "--selector", select, *flags])
 
     def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
-        """Change an object by a merge patch. Raise `KubectlError`."""
+        """Change an object by a JSON merge patch. Raise `KubectlError`."""
         self._output(
             ["patch", resource, name, "--namespace", namespace, "--type", "merge", "--patch", json.dumps(patch)]
         )
 
     def evict(self, namespace: str, pod: str) -> None:
-        """Evict a Pod, within its PodDisruptionBudgets. Raise `KubectlError`."""
+        """Evict a Pod, if its PodDisruptionBudgets allow this now. Raise `KubectlError`."""
         metadata = {"name": pod, "namespace": namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         where = f"{path('pods', namespace, pod, group='/api/v1')}/eviction"
@@ -108,7 +108,7 @@ class Kubectl:
 
     @contextmanager
     def forwarded(self, namespace: str, pod: str, port: int) -> Iterator[int]:
-        """Forward a port of a Pod until the block ends. Yield the port on this machine. Raise `KubectlError`."""
+        """Forward a port of a Pod while the block lasts. Yield the local port. Raise `KubectlError`."""
         command = [self.program, *self.flags, "port-forward", "--namespace", namespace, f"pod/{pod}", f":{port}"]
         try:
             forwarding = subprocess.Popen(
@@ -131,7 +131,7 @@ class Kubectl:
                 forwarding.kill()
 
     def become(self, arguments: Sequence[str]) -> NoReturn:
-        """Replace this process by kubectl with these arguments."""
+        """Replace this process by kubectl with these arguments. Raise `KubectlError` if kubectl cannot be run."""
         try:
             os.execvp(self.program, [self.program, *self.flags, *arguments])  # noqa: S606 - the user's own kubectl
         except OSError as error:
@@ -149,7 +149,7 @@ class Kubectl:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            output = printable((error.stderr or b"").decode(errors="replace")).strip()  # bytes, whatever the encoding
+            output = printable((error.stderr or b"").decode(errors="replace")).strip()  # bytes, despite `encoding`
             waited = f"kubectl {arguments[0]} did not answer within {TIMEOUT_S} s"
             raise KubectlError(f"{waited}; its last output: {output}" if output else waited) from None
         except OSError as error:
@@ -163,7 +163,7 @@ class Kubectl:
 
 
 UNKNOWN_KIND = "could not find the requested resource"
-"""Part of kubectl's message about a kind that the API server does not serve."""
+"""Part of kubectl's message for a kind that the API server does not serve."""
 _ERRORS: dict[str, type[KubectlError]] = {
     "(Forbidden)": ForbiddenError,
     "(NotFound)": NotFoundError,
@@ -171,7 +171,7 @@ _ERRORS: dict[str, type[KubectlError]] = {
     "the object has been modified": ConflictError,
     UNKNOWN_KIND: NotFoundError,
 }
-"""Parts of kubectl's messages, and the error type that each one stands for."""
+"""Error type by a part of kubectl's message."""
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
@@ -188,15 +188,15 @@ def printable(text: str) -> str:
 
 
 def path(plural: str, namespace: str | None = None, name: str | None = None, *, group: str = GROUP) -> str:
-    """Return the path of a list or of an object. `namespace` None: the list of all namespaces, or a
+    """Return the path of an object, or of a list if `name` is None. `namespace`: None: all namespaces, or a
     cluster-scoped kind."""
     parts = [group, *(["namespaces", _quoted(namespace)] if namespace else []), plural]
     return "/".join([*parts, *([_quoted(name)] if name else [])])
 
 
 def _quoted(name: str) -> str:
-    """Return a name as one part of a path. An argument may have bytes that are no text. Raise `UsageError` for a name
-    that no object has: kubectl would read `..` and slashes as another path."""
+    """Return a name, escaped as one segment of a path. Raise `UsageError` for a name that no object has, because
+    kubectl would resolve `..` and slashes to another path. An argument may contain bytes that are no text."""
     if name in (".", "..") or "/" in name or "%" in name:
         raise UsageError(f"{name!r} is no name of an object: it is `.` or `..`, or has a slash or a percent sign")
     return quote(name, safe="", errors="surrogateescape")
@@ -210,6 +210,6 @@ def both(first: Callable[[], _Read], second: Callable[[], _Other]) -> tuple[_Rea
 
 
 def at_once(*reads: Callable[[], _Read]) -> list[_Read]:
-    """Return the results of several reads that run at the same time, in their order."""
+    """Return the results of several reads that run at the same time, in the order of the arguments."""
     with ThreadPoolExecutor(len(reads)) as threads:
         return [future.result() for future in [threads.submit(read) for read in reads]]

@@ -1,8 +1,8 @@
 """Output of a command: a table for people, or JSON, YAML and names for programs.
 
 Guarantees:
-- On a terminal a table is not wider than the terminal. Piped output is never cut.
-- 16,000 rows take a tenth of a second. With a library for tables, each row took 1 ms.
+- On a terminal no table is wider than the terminal. Piped output is never cut off.
+- A table of 16,000 rows takes a tenth of a second. A library for tables would take 1 ms for each row.
 - Colours appear only on a terminal, and not if NO_COLOR is set or the terminal is `dumb`.
 """
 
@@ -33,8 +33,8 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. `wide`: shown only with `-o wide`. `grows`: on a narrow terminal it is cut before
-    other columns."""
+    """Column of a table. `wide`: shown only with `-o wide`. `grows`: cut off before the other columns on a narrow
+    terminal."""
 
     title: str
     wide: bool = False
@@ -48,11 +48,11 @@ class Page:
 
     columns: Sequence[Column] = ()
     rows: Sequence[Sequence[str]] = ()
-    """One cell for each column."""
+    """Rows, each with one cell per column."""
     colours: Sequence[str] = ()
-    """Colour of each row; empty: no row has a colour."""
+    """Colour of each row. Empty: no colours."""
     items: Callable[[], Sequence[Any]] = tuple
-    """Function that returns the rows as JSON objects, for programs."""
+    """Returns the rows as objects that JSON can represent, for `-o json` and `-o yaml`."""
     names: Sequence[str] = ()
     before: Sequence[str] = ()
     """Lines above the table."""
@@ -61,15 +61,15 @@ class Page:
     status: int = 0
     """Exit status."""
     empty: str = ""
-    """Line that is printed if the table has no rows."""
+    """Line that is printed instead of a table without rows."""
     notes: Sequence[str] = ()
     """Lines for standard error, for example about objects that the user may not read."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Destination of a page. `columns`: width to which tables are cut; None: tables are not cut. `rows`: height of a
-    terminal that can be cleared; None: any other destination."""
+    """Destination of a page. `columns`: width at which tables are cut off; None: not cut off. `rows`: height of a
+    terminal that can be cleared; None: no such terminal."""
 
     file: TextIO
     columns: int | None
@@ -78,7 +78,7 @@ class Screen:
 
     @classmethod
     def of_process(cls) -> Self:
-        """Return the standard output of this process."""
+        """Return the screen for this process's standard output."""
         if not sys.stdout.isatty():
             return cls(sys.stdout, None, colours=False)
         size, able = shutil.get_terminal_size(), os.environ.get("TERM") != "dumb"
@@ -87,11 +87,11 @@ class Screen:
 
 
 def show(page: Page, how: Format, to: Screen) -> None:
-    """Print a page."""
+    """Print a page in a format."""
     if how is Format.JSON:
         text = json.dumps({"items": list(page.items())}, indent=2)
     elif how is Format.YAML:
-        plain = json.loads(json.dumps({"items": list(page.items())}))  # no enums, and no anchors for equal objects
+        plain = json.loads(json.dumps({"items": list(page.items())}))  # plain strings for enums, copies for anchors
         text = yaml.dump(plain, Dumper=_DUMPER, sort_keys=False).rstrip()
     elif how is Format.NAME:
         text = "\n".join(page.names)
@@ -104,7 +104,7 @@ def show(page: Page, how: Format, to: Screen) -> None:
 
 
 def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
-    """Return the lines of a page."""
+    """Return the lines of a page as a table."""
     lines = list(page.before)
     if page.rows:
         kept = [number for number, column in enumerate(page.columns) if wide or not column.wide]
@@ -122,8 +122,8 @@ def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
 
 
 def fitting(lines: Sequence[str], to: Screen) -> list[str]:
-    """Return the lines that a refreshed terminal shows: it is cleared first, and lines below its last row are counted
-    instead. All lines for any other destination."""
+    """Return the lines to print for a refresh. On a terminal that can be cleared, this is done first, and lines that do
+    not fit are replaced by their number. Otherwise return all lines."""
     if to.rows is None:
         return list(lines)
     hidden = len(lines) - max(1, to.rows - 1)
@@ -136,8 +136,8 @@ def _clipped(line: str, width: int | None) -> str:
 
 
 def _cut(widths: Sequence[int], columns: Sequence[Column], width: int) -> list[int]:
-    """Return column widths that fit into `width`, if cells of `_LEAST` characters do. The widest of the `grows` columns
-    is cut first, then all other columns."""
+    """Return the widths of columns, reduced until the table fits into `width`, but not below `_LEAST` characters each.
+    The widest of the `grows` columns is reduced first, then the widest other column."""
     found = list(widths)
     over = sum(found) + len(_GAP) * (len(found) - 1) - width
     for giving in (True, False):
@@ -161,20 +161,20 @@ RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 _CLEAR = "\x1b[H\x1b[J"
 """Control sequence that moves the terminal's cursor to the top and clears the screen."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""The dumper in C, where PyYAML has it, takes a tenth of the time."""
+"""PyYAML's dumper in C, if it is installed, which takes a tenth of the time."""
 _RESET = "\x1b[0m"
 _GAP = "  "
 _LEAST = 4
-"""Characters that a cut column keeps."""
+"""Smallest width of a column that is cut off."""
 
 
 def fraction(milli: int | None) -> str:
-    """Format thousandths as in manifests: 400 is `0.4`; None is `-`."""
+    """Return thousandths as a fraction, as in manifests: 400 is `0.4`; None is `-`."""
     return "-" if milli is None else f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def size(count: int | None) -> str:
-    """Format bytes in GiB or MiB, rounded down; None is `-`."""
+    """Return bytes as text in GiB or MiB, rounded down; None is `-`."""
     if count is None:
         return "-"
     if count < 1 << 30:
@@ -184,7 +184,7 @@ def size(count: int | None) -> str:
 
 
 def duration(seconds: int | None) -> str:
-    """Format seconds like kubectl's ages: `45s`, `12m`, `3h`, `2d`; None is `-`."""
+    """Return seconds as text, like kubectl's ages: `45s`, `12m`, `3h`, `2d`; None is `-`."""
     if seconds is None:
         return "-"
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
@@ -194,5 +194,5 @@ def duration(seconds: int | None) -> str:
 
 
 def hours(milliseconds: int) -> str:
-    """Format milliseconds of GPU time as hours."""
+    """Return milliseconds of GPU time as text in hours."""
     return f"{milliseconds / 3_600_000:.2f}"

@@ -1,5 +1,5 @@
-"""`preflight`: checks of a cluster before SharePod is installed. The command only reads, and nothing needs to be
-installed.
+"""`preflight`: checks whether SharePod can be installed in a cluster. The command only reads, and needs nothing of
+SharePod in the cluster.
 
 If the user has no right to make a check, the result is a warning that names the missing right.
 """
@@ -25,8 +25,7 @@ _INJECTING = re.compile(
     r"([^/]+[.])?cdi[.]k8s[.]io/|((cdi-)?devices|mounts|cdi)[.](nri[.]io|noderesource[.]dev)(/|$)|"
     r"(devices[.](crio|gke)[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
 )
-"""Annotations by which a container runtime injects devices. They are the same as in the policy
-sharepod-gpus-past-sharepod."""
+"""Annotations through which a container runtime injects devices, as in the policy sharepod-gpus-past-sharepod."""
 _KINDS = {
     "Pod": "/api/v1/pods",
     "Deployment": "/apis/apps/v1/deployments",
@@ -50,7 +49,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check, with the advice what to do."""
+    """Result of one check. `detail`: facts and, unless they are ok, advice."""
 
     check: str
     verdict: Verdict
@@ -58,7 +57,7 @@ class Finding:
 
 
 def preflight(kubectl: Kubectl) -> Page:
-    """Return the findings of all checks. The exit status is 1 if one failed."""
+    """Return the findings of all checks. The exit status is 1 if any check failed."""
     checks: list[Callable[[Kubectl], list[Finding]]] = [_version, _runtime, _nodes, _others, _workloads]
     found = [one for some in at_once(*(_guarded(check, kubectl) for check in checks)) for one in some]
     colours = {Verdict.OK: GREEN, Verdict.WARNING: YELLOW, Verdict.FAILED: RED}
@@ -73,8 +72,8 @@ def preflight(kubectl: Kubectl) -> Page:
 
 
 def refused_by(pod: Json, metadata: Json) -> str:
-    """Return the reason why the policy sharepod-gpus-past-sharepod would refuse a PodSpec. Empty if the policy would
-    accept it."""
+    """Return why the policy sharepod-gpus-past-sharepod would refuse a PodSpec. Empty if the policy would accept it.
+    `metadata`: metadata of the same Pod or template."""
     containers = [*rows(pod.get("containers")), *rows(pod.get("initContainers"))]
     limits = [mapping(mapping(one.get("resources")).get("limits")) for one in containers]
     whole = any(_WHOLE.fullmatch(name) and str(amount) != "0" for one in limits for name, amount in one.items())
@@ -168,7 +167,7 @@ def _nodes(kubectl: Kubectl) -> list[Finding]:
 
 
 def _others(kubectl: Kubectl) -> list[Finding]:
-    """Return findings about other software that allocates GPUs."""
+    """Return findings about other software that allocates GPUs through DeviceClasses."""
     try:
         classes = [text(one, "metadata", "name") for one in kubectl.items("/apis/resource.k8s.io/v1/deviceclasses")]
     except NotFoundError:
@@ -181,7 +180,7 @@ def _others(kubectl: Kubectl) -> list[Finding]:
 
 
 def _workloads(kubectl: Kubectl) -> list[Finding]:
-    """Return findings about Pods and templates that the policies would refuse."""
+    """Return findings about Pods and templates that SharePod's policies would refuse."""
     free = {"kube-system", "sharepod-system"}
     for one in kubectl.items("/api/v1/namespaces"):
         if mapping(mapping(one.get("metadata")).get("labels")).get("sharepod.dev/system") == "true":
@@ -210,7 +209,7 @@ def _workloads(kubectl: Kubectl) -> list[Finding]:
 
 
 def _pod_specs(kind: str, item: Json) -> Iterator[tuple[Json, Json]]:
-    """Yield metadata and PodSpec of a Pod, or of a workload's template."""
+    """Yield (metadata, PodSpec) of a Pod, or of a workload's template."""
     spec = mapping(item.get("spec"))
     if kind == "CronJob":
         spec = mapping(mapping(spec.get("jobTemplate")).get("spec"))

@@ -1,4 +1,4 @@
-"""`kubectl sharepod`: arguments and exit status.
+"""`kubectl sharepod`: parses the arguments, runs the command and sets the exit status.
 
 Exit status: 0 done; 1 an error, a problem that `doctor` found, or a workload without a share in `why`; 2 wrong
 arguments; 3 not allowed.
@@ -30,19 +30,19 @@ from kubectl_sharepod.why import target, why
 EXIT_ERROR, EXIT_USAGE, EXIT_FORBIDDEN = 1, 2, 3
 _REFRESH_S = 2.0
 _OF_KUBECTL = ("logs", "exec", "port-forward")
-"""Commands that become kubectl's own."""
+"""Commands that kubectl itself executes, after the name was replaced by the Pod's."""
 _CONNECTION = (
     *("context", "kubeconfig", "cluster", "user", "as", "as-uid", "server", "token", "tls-server-name"),
     *("certificate-authority", "client-certificate", "client-key"),
 )
-"""Flags with a value that the plugin passes to kubectl. `--as-group`, which may occur several times, and the switch
-`--insecure-skip-tls-verify` are passed, too."""
+"""Flags with a value that the plugin passes to kubectl. It also passes `--as-group`, which may be repeated, and
+`--insecure-skip-tls-verify`, which has no value."""
 _NAMESPACE = ("-n", "--namespace")
 _TAKE_A_VALUE = (
     *("-c", "--container", "--since", "--since-time", "--tail", "--limit-bytes", "--max-log-requests"),
     *("--pod-running-timeout", "--address"),
 )
-"""Flags of `kubectl logs`, `exec` and `port-forward` whose value is the next word."""
+"""Flags of `kubectl logs`, `exec` and `port-forward` that take the next word as their value."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -120,7 +120,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Add kubectl's flags of the connection."""
+    """Add kubectl's flags for the connection to a parser."""
     for name in _CONNECTION:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--as-group", action="append", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -129,7 +129,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def connection_of(asked: argparse.Namespace) -> tuple[str, ...]:
-    """Return the flags of the connection, for kubectl."""
+    """Return the given flags for the connection, in the form for kubectl."""
     given = vars(asked)
     flags = [(name, given.get(name.replace("-", "_"))) for name in _CONNECTION]
     flags += [("as-group", group) for group in given.get("as_group", ())]
@@ -138,7 +138,7 @@ def connection_of(asked: argparse.Namespace) -> tuple[str, ...]:
 
 
 def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command; return its exit status."""
     parser, given = arguments(), _name_first(given)
     asked = parser.parse_args(given)
     if asked.command in _OF_KUBECTL:
@@ -182,17 +182,17 @@ def _announce(url: str) -> None:
 
 
 def main() -> None:
-    """Run the command of this process's arguments."""
+    """Run the command in this process's arguments, and exit with its status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # names of a cluster need not fit a terminal's encoding
+            stream.reconfigure(errors="replace")  # names in a cluster may not fit the terminal's encoding
     status: int | str | None = EXIT_ERROR
     try:
         with contextlib.suppress(KeyboardInterrupt):
             status = _status_of(sys.argv[1:])
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to write the rest at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's flush at exit would fail too
         status = EXIT_ERROR
         if not isinstance(error, BrokenPipeError):
             print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
@@ -202,12 +202,12 @@ def main() -> None:
 def _status_of(given: Sequence[str]) -> int | str | None:
     try:
         return run(given)
-    except SystemExit as end:  # argparse's, after --help or wrong arguments
+    except SystemExit as end:  # raised by argparse, after --help or wrong arguments
         return end.code
 
 
 def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
-    """Return the function that makes the page of the requested command."""
+    """Return the function that reads the requested command's page."""
     every = getattr(asked, "all_namespaces", False)
     needs = hasattr(asked, "namespace") and not every
     scope = Scope(kubectl, _namespace(kubectl, asked) if needs else None)
@@ -238,8 +238,8 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
 
 
 def _name_first(given: Sequence[str]) -> Sequence[str]:
-    """Move flags that stand between `logs`, `exec` or `port-forward` and the name behind the name, where argparse
-    leaves them for kubectl: `logs -f train` is `logs train -f`."""
+    """Move the flags between `logs`, `exec` or `port-forward` and the name to after the name, where argparse leaves
+    them for kubectl: `logs -f train` becomes `logs train -f`."""
     at = _after_flags(given, 0)
     if at >= len(given) or given[at] not in _OF_KUBECTL:
         return given
@@ -251,7 +251,7 @@ def _name_first(given: Sequence[str]) -> Sequence[str]:
 
 
 def _after_flags(words: Sequence[str], at: int) -> int:
-    """Return the index of the first word from `at` on that is neither a flag nor the value of one."""
+    """Return the index of the first word, from index `at` on, that is neither a flag nor the value of a flag."""
     valued = {*_NAMESPACE, *_TAKE_A_VALUE, *(f"--{name}" for name in (*_CONNECTION, "as-group"))}
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         at += 2 if words[at] in valued else 1
@@ -259,13 +259,14 @@ def _after_flags(words: Sequence[str], at: int) -> int:
 
 
 def _rest(given: Sequence[str], rest: Sequence[str]) -> Sequence[str]:
-    """Return the words after a name, without the `--` that argparse leaves there."""
+    """Return the words after the name, with the `--` before them that argparse drops."""
     begin = len(given) - len(rest)
     return given[begin - 1 :] if rest and given[begin - 1] == "--" else rest
 
 
 def _own_flags(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
-    """Read namespace and connection after the name, too; return the words that are left for kubectl."""
+    """Read flags for namespace and connection that follow the name into `asked`. Return the other words, for
+    kubectl."""
     end = rest.index("--") if "--" in rest else len(rest)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(*_NAMESPACE, default=argparse.SUPPRESS)
@@ -279,11 +280,11 @@ def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:
 
 
 def _watch(read: Callable[[], Page], first: Page, to: Screen | None, *, wide: bool) -> None:
-    """Show a page repeatedly until Ctrl-C. If a read fails, the last page stays, with the error above it."""
+    """Show a page again every `_REFRESH_S` until Ctrl-C. If a read fails, show the error above the last page."""
     page, problem = first, ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            screen = to or Screen.of_process()  # a terminal may change its size
+            screen = to or Screen.of_process()  # each time, because a terminal may change its size
             head = [time.strftime("%H:%M:%S"), *([f"error: {problem}; this is the last answer"] if problem else [])]
             lines = [*head, *page.notes, *drawn(page, screen, wide=wide)]
             print("\n".join(fitting(lines, screen)), file=screen.file, flush=True)

@@ -1,4 +1,4 @@
-"""Reads that several commands share, within the user's rights."""
+"""Reads of the API server that several commands share, within the user's rights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotF
 from kubectl_sharepod.views import Fleet, FreeShares, Workload, fleet, free_shares, mapping, now, rows, sharepod, text
 
 SYSTEM = "sharepod-system"
-"""Namespace of operator and agents."""
+"""Namespace of SharePod's operator and agents."""
 
 NODES_HIDDEN = (
     "You may not list GPUNodes, so GPUs, claims and plain Pods are missing here. An administrator can bind the "
@@ -23,12 +23,12 @@ _NOT_PUBLISHED = "The free shares by model are not published in this cluster eit
 
 
 class NotInstalledError(KubectlError):
-    """API server that does not know SharePod's kinds."""
+    """Absence of SharePod's kinds in the API server."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Namespace that a command reads; `namespace` None: all namespaces."""
+    """Namespace that a command reads. `namespace`: None: all namespaces."""
 
     kubectl: Kubectl
     namespace: str | None
@@ -45,7 +45,7 @@ def gpus(kubectl: Kubectl) -> Fleet:
 
 
 def published_free(kubectl: Kubectl) -> list[FreeShares]:
-    """Return the free shares by model and pool that the operator publishes for all users. Raise `KubectlError`."""
+    """Return the free shares by model and pool that the operator publishes in a ConfigMap. Raise `KubectlError`."""
     try:
         found = kubectl.get(path("configmaps", SYSTEM, "sharepod-free", group="/api/v1"))
     except (ForbiddenError, NotFoundError):
@@ -58,7 +58,7 @@ def published_free(kubectl: Kubectl) -> list[FreeShares]:
 
 
 def gpus_if_allowed(kubectl: Kubectl) -> Fleet | None:
-    """Return the GPUs of the cluster if the user may list them, else None. Raise `KubectlError`."""
+    """Return the GPUs of the cluster; None if the user may not list them. Raise `KubectlError`."""
     try:
         return gpus(kubectl)
     except ForbiddenError:
@@ -78,7 +78,7 @@ def sharepods(scope: Scope) -> list[Workload]:
 def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
     """Return all workloads in scope, and the GPUs if the user may list them. Raise `KubectlError`.
 
-    The usage comes from the GPUNodes, where it is newer than in the SharePods. Waiting SharePods are in no GPUNode.
+    Usage is taken from the GPUNodes, where it is newer than in the SharePods. Waiting SharePods are in no GPUNode.
     """
     pods, known = both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl))
     tenants = {} if known is None else dict(known.by_uid)
@@ -91,7 +91,7 @@ def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
 
 
 def _both(pod: Workload, tenant: Workload) -> Workload:
-    """Return a SharePod with the usage that its row in the GPUNode has."""
+    """Return a SharePod with the usage that the GPUNode reports of the same tenant."""
     return replace(
         pod,
         used_milli=tenant.used_milli,

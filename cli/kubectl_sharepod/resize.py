@@ -1,4 +1,4 @@
-"""`resize`: gives a running workload another share."""
+"""`resize`: changes the share of a running workload."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kubectl_sharepod.output import Page
 from kubectl_sharepod.views import condition, mapping, text, whole
 
 WAIT_S = 10
-"""Seconds for which the command waits for the operator's answer."""
+"""Seconds for which the command waits for the operator's answer in the status."""
 _PAUSE_S = 0.3
 _REQUEST = "sharepod.dev/gpu-request"
 _LEAST = Decimal("0.001")
-"""Least fraction of a GPU above 0: the operator counts thousandths."""
+"""Smallest fraction of a GPU above 0, because the operator counts thousandths."""
 
 
 def resize(
@@ -29,10 +29,10 @@ def resize(
     memory: str | None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Page:
-    """Change request, limit or memory, and return the operator's answer. Raise `KubectlError`.
+    """Change request, limit or memory in the workload's object; return the operator's answer. Raise `KubectlError`.
 
-    For a Pod with a resource line and for a claim only the request can change, and only up to the share that was
-    requested first.
+    A Pod with a resource line and a claim can change only the request, and only up to the request that they had at
+    first.
     """
     if request is None and limit is None and memory is None:
         raise UsageError("nothing to change; add --request, --limit or --memory")
@@ -75,7 +75,7 @@ def _answer(name: str, status: Json) -> Page:
 
 
 def _fraction(value: str) -> str:
-    """Return a fraction as a decimal number; `400m` and `40%` are 0.4. Raise `KubectlError`."""
+    """Return a fraction as decimal text. `400m` and `40%` are 0.4. Raise `UsageError` if it is no fraction of a GPU."""
     power = {"m": -3, "%": -2}.get(value[-1:], 0)
     try:
         number = Decimal(value[:-1] if power else value).scaleb(power)
@@ -88,7 +88,7 @@ def _fraction(value: str) -> str:
 
 
 def pod_of(kubectl: Kubectl, namespace: str, kind: str, name: str) -> str:
-    """Return the name of a workload's Pod. Raise `KubectlError`."""
+    """Return the name of a workload's Pod. Raise `KubectlError` if it has none."""
     if kind == "pod":
         return name
     if kind != "sharepod":

@@ -1,8 +1,8 @@
-"""`support`: a bundle for a problem report, without the secrets of users.
+"""`support`: writes an archive for a problem report, without the secrets of users.
 
 Guarantees:
 - Commands, arguments, annotations, probe headers, managed fields and the values of environment variables are left out.
-- The bundle names each part that cannot be read, with the reason, and contains all others.
+- The archive names each part that cannot be read, with the reason, and contains all other parts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OBJECTS = {
 
 
 def support(kubectl: Kubectl, target: Path | None = None) -> Page:
-    """Write the bundle and return its path. Raise `KubectlError` if the API server does not answer."""
+    """Write the archive; return its path. Raise `KubectlError` if the API server does not answer."""
     path = target or Path(f"sharepod-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     parts = {"version.json": _object(kubectl, "/version")}
     missing: dict[str, str] = {}
@@ -61,7 +61,7 @@ def support(kubectl: Kubectl, target: Path | None = None) -> Page:
 
 
 def redacted(value: Any, key: str = "") -> Any:
-    """Return an object of the API server without fields that may contain secrets of users."""
+    """Return an object of the API server with the fields replaced that may contain secrets of users."""
     if key in ("managedFields", "annotations", "command", "args", "exec", "httpHeaders"):
         return _REDACTED
     if key == "env" and isinstance(value, list):

@@ -1,8 +1,8 @@
-"""`trace`: activity of one GPU in the last seconds, for Perfetto and Chrome's trace viewer.
+"""`trace`: writes the activity of one GPU in the last seconds, in the format of Perfetto and Chrome's trace viewer.
 
 Guarantees:
-- The agent is reached through the user's own right to forward a port of its Pod.
-- The token sent to the agent can read GPUNodes and nothing else.
+- The agent is reached through `kubectl port-forward`, with the user's own right to that.
+- The token that is sent to the agent gives the right to read GPUNodes and no other right.
 - The forwarding ends with the command.
 """
 
@@ -24,21 +24,21 @@ from kubectl_sharepod.reading import SYSTEM, gpus
 from kubectl_sharepod.views import mapping, rows, text, whole
 
 ACCOUNT = "sharepod-trace"
-"""ServiceAccount of the manifests whose token is sent to the agent."""
+"""ServiceAccount in the manifests whose token is sent to the agent."""
 _TIMEOUT_S = 20
 _GPU_TRACK = 0
 _SECONDS = re.compile(r"[0-9]{1,6}([.][0-9]{1,3})?s?")
 
 
 def seconds(given: str) -> float:
-    """Return the seconds of `10s` or `10`. Raise `ArgumentTypeError`."""
+    """Return the number of seconds in `10s` or `10`. Raise `ArgumentTypeError` for any other text."""
     if _SECONDS.fullmatch(given) is None or not float(given.removesuffix("s")):
         raise ArgumentTypeError(f"{given!r} is no number of seconds above 0; write one such as 10s")
     return float(given.removesuffix("s"))
 
 
 def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = None) -> Page:
-    """Write the trace of a GPU to a file. Return a page with its path, and with the time by use of the GPU. Raise
+    """Write the trace of a GPU to a file. Return a page with its path and the GPU's time by state. Raise
     `KubectlError`."""
     gpu = find(gpus(kubectl).gpus, place)
     agent = _agent(kubectl, gpu.node)
@@ -55,8 +55,8 @@ def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = N
 
 
 def _agent(kubectl: Kubectl, node: str) -> Json:
-    """Return the Pod of the agent on a node. Only SharePod's namespace counts, because a Pod of another namespace may
-    have the same label."""
+    """Return the Pod of the agent on a node, from SharePod's namespace. A Pod elsewhere may have the same label. Raise
+    `KubectlError` if none runs."""
     select = urlencode(
         {"labelSelector": "app.kubernetes.io/name=sharepod-agent", "fieldSelector": f"spec.nodeName={node}"},
         quote_via=quote,
@@ -90,7 +90,7 @@ def _read(url: str, token: str) -> Json:
 
 
 def _page(found: Json, path: Path) -> Page:
-    """Return a page with the path of the trace, and the time for which the GPU was in each state."""
+    """Return a page with the path of the trace, and the seconds that the GPU spent in each state."""
     spent: dict[str, float] = defaultdict(float)
     for event in rows(found.get("traceEvents")):
         if event.get("ph") == "X" and event.get("tid") == _GPU_TRACK:

@@ -1,6 +1,6 @@
-"""GPUs and workloads, as views of the API server's objects.
+"""Views: GPUs and workloads, read from the API server's objects for output.
 
-If an object lacks a field, or the field has another form than expected, the view's field is empty. So an unusual object
+If a field is missing in an object, or has another form than expected, it is empty in the view. So an unusual object
 affects only its own line of the output.
 """
 
@@ -15,19 +15,19 @@ from typing import Any
 from kubectl_sharepod.kubectl import Json, printable
 
 CORDONED = "sharepod.dev/cordoned"
-"""Annotation of a GPUNode with the GPUs that take no new tenants."""
+"""Annotation of a GPUNode that lists the GPUs which take no new tenants."""
 WHOLE_MILLI = 1000
 """Thousandths of one GPU's time."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Share of each GPU: time in thousandths, memory in bytes."""
+    """Share on each GPU: time in thousandths, memory in bytes."""
 
     request_milli: int = 0
     limit_milli: int = WHOLE_MILLI
     memory: int | None = None
-    """None: no memory is granted yet, and the request names none."""
+    """None: the request names no memory, and none is granted yet."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,25 @@ class Workload:
     uid: str = ""
     node: str = ""
     gpus: tuple[str, ...] = ()
-    """UUIDs."""
+    """UUIDs of its GPUs."""
     indexes: str = ""
     """Indexes of its GPUs on the node, such as `0,1`."""
     exclusive: bool = False
     used_milli: int | None = None
-    """Time for which it held a GPU within the last 10 s, in thousandths; None: not known."""
+    """Part of the last 10 s for which it held a GPU, in thousandths. None: not known."""
     progress_milli: int | None = None
-    """Work of the last 10 s, in thousandths of the work that it would have done alone; None: not known."""
+    """Work in the last 10 s, in thousandths of the work that it would have done alone. None: not known."""
     memory_used: int | None = None
     held_s: int | None = None
-    """GPU time held since `counted_since`, in seconds of one GPU; None: not known."""
+    """GPU time held since `counted_since`, in seconds of one GPU. None: not known."""
     counted_since: str = ""
     state: str = ""
     """`Running`, or the reason why it does not run, as one word."""
     ended: bool = False
     waiting_s: int | None = None
-    """Seconds since its creation. Only while it has no place."""
+    """Seconds since its creation, if it waits for a place; else None."""
     message: str = ""
-    """Why the workload has no place, or a finding of its agent."""
+    """Reason why it has no place, or what its agent has found."""
     affinity: str = ""
     anti_affinity: str = ""
     exclusion: str = ""
@@ -81,16 +81,16 @@ class Gpu:
     """Reason why it takes no new tenants. Empty: it takes new tenants."""
     tenants: tuple[Workload, ...] = ()
     cordoned: bool = False
-    """An administrator excludes new tenants from the GPU."""
+    """True if an administrator has excluded the GPU from new tenants."""
 
     @property
     def free_milli(self) -> int:
-        """Thousandths of its time that no tenant has reserved."""
+        """Thousandths of the GPU's time that no tenant has reserved."""
         return max(0, WHOLE_MILLI - sum(tenant.share.request_milli for tenant in self.tenants))
 
     @property
     def free_memory(self) -> int:
-        """Bytes of its memory that no tenant has reserved."""
+        """Bytes of the GPU's memory that no tenant has reserved."""
         return max(0, self.memory - sum(tenant.share.memory or 0 for tenant in self.tenants))
 
     @property
@@ -102,13 +102,13 @@ class Gpu:
 
     @property
     def place(self) -> str:
-        """Node and index, in the form that `who` takes as argument."""
+        """Node and index, in the form that `who` takes."""
         return f"{self.node}:{self.index}"
 
 
 @dataclass(frozen=True)
 class FreeShares:
-    """Free shares of the GPUs of one model and pool. `unused`: number of GPUs without a tenant. `largest`: largest
+    """Free shares on the GPUs of one model and pool. `unused`: number of GPUs without a tenant. `largest`: largest
     share that fits on one GPU."""
 
     model: str
@@ -121,16 +121,16 @@ class FreeShares:
 
 @dataclass(frozen=True)
 class Fleet:
-    """GPUs of the cluster."""
+    """GPUs of the cluster, with their tenants and problems."""
 
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
-    """Name of a node, and a problem that its agent or its ledger shows."""
+    """(name of a node, problem that a condition of its GPUNode reports)."""
     cordon_faults: tuple[tuple[str, str], ...] = ()
-    """Name of a node, and an entry of its annotation `sharepod.dev/cordoned` that names no GPU of the node,
-    with advice."""
+    """(name of a node, advice about an entry in the annotation `sharepod.dev/cordoned` that names no GPU of the
+    node)."""
     by_uid: Mapping[str, Workload] = field(default_factory=dict)
-    """Tenants by the UID of their SharePod, claim or Pod."""
+    """Tenants, by the uid of their SharePod, claim or Pod."""
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
@@ -139,7 +139,7 @@ class Fleet:
 
 
 def fleet(gpunodes: Iterable[Json]) -> Fleet:
-    """Read GPUNodes."""
+    """Return the GPUs in these GPUNodes."""
     gpus: list[Gpu] = []
     problems: list[tuple[str, str]] = []
     faults: list[tuple[str, str]] = []
@@ -165,7 +165,7 @@ def fleet(gpunodes: Iterable[Json]) -> Fleet:
 
 
 def free_shares(item: Json) -> FreeShares:
-    """Read one entry of the free shares that the operator publishes."""
+    """Return one entry of the free shares that the operator publishes."""
     largest = mapping(item.get("largest"))
     return FreeShares(
         model=text(item, "model"),
@@ -180,7 +180,7 @@ def free_shares(item: Json) -> FreeShares:
 
 
 def sharepod(item: Json, now: datetime) -> Workload:
-    """Read a SharePod."""
+    """Return a SharePod as a workload. `now`: time for the age of a waiting one."""
     metadata, spec, status = (mapping(item.get(key)) for key in ("metadata", "spec", "status"))
     asked, granted, shown = mapping(spec.get("gpu")), mapping(status.get("granted")), mapping(status.get("share"))
     usage, consumed = mapping(status.get("usage")), mapping(status.get("consumed"))
@@ -216,27 +216,27 @@ def sharepod(item: Json, now: datetime) -> Workload:
 
 
 def condition(status: Mapping[str, Any], kind: str) -> Json:
-    """Return the condition of a type; empty if there is none."""
+    """Return the condition of this type; empty if there is none."""
     return next((one for one in rows(status.get("conditions")) if one.get("type") == kind), {})
 
 
 def mapping(value: object) -> Json:
-    """Return a JSON object. Empty if the value is something else."""
+    """Return a value that is a JSON object; an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: object) -> list[Json]:
-    """Return the JSON objects of a list. Empty if the value is something else."""
+    """Return the JSON objects in a list; none for any other value."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """Return the texts of a list. Empty if the value is something else."""
+    """Return the strings in a list; none for any other value."""
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def text(item: Mapping[str, Any], *keys: str) -> str:
-    """Return the text under nested keys, without characters that control a terminal; empty if there is none."""
+    """Return the string under nested keys, without characters that control a terminal; empty if there is none."""
     value: object = item
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -246,12 +246,12 @@ def text(item: Mapping[str, Any], *keys: str) -> str:
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number. None if the value is something else."""
+    """Return a value that is an integer; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def quantity(value: object) -> int | None:
-    """Return a quantity of Kubernetes, such as `4Gi`, as a whole number. None if the value is something else."""
+    """Return a quantity of Kubernetes, such as `4Gi`, as an integer; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     digits = str(value).strip()
@@ -267,7 +267,7 @@ def quantity(value: object) -> int | None:
 
 
 def age_s(created: object, now: datetime) -> int | None:
-    """Return the seconds since an RFC 3339 time. None if the value is something else."""
+    """Return the seconds since an RFC 3339 time; None for any other value."""
     try:
         return max(0, int((now - datetime.fromisoformat(str(created))).total_seconds()))
     except (ValueError, TypeError):
@@ -312,8 +312,8 @@ def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Wo
 
 
 def scheduling_labels(block: Json, prefix: str = "") -> tuple[str, str, str]:
-    """Return affinity, anti-affinity and exclusion of a block such as `spec.gpu`. `prefix`: that of annotations, whose
-    words are joined by hyphens."""
+    """Return (affinity, anti-affinity, exclusion) from a block such as `spec.gpu`, or from annotations. `prefix`:
+    prefix of the annotations, whose names are hyphenated."""
     if not block:
         return "", "", ""
     anti_affinity = "anti-affinity" if prefix else "antiAffinity"
@@ -321,7 +321,7 @@ def scheduling_labels(block: Json, prefix: str = "") -> tuple[str, str, str]:
 
 
 def cordoned_of(gpunode: Json) -> list[str]:
-    """Return the UUIDs and indexes of the GPUs that an admin has cordoned on a node."""
+    """Return the UUIDs and indexes of the GPUs of a node that an administrator has cordoned."""
     listed = text(mapping(mapping(gpunode.get("metadata")).get("annotations")), CORDONED)
     return [part.strip() for part in listed.split(",") if part.strip()]
 
@@ -361,7 +361,7 @@ def _gpu(
 
 
 def _silent(status: Json) -> str:
-    """Return the reason why the agent of a node cannot serve new tenants. Empty if it can."""
+    """Return why the agent of a node cannot serve new tenants. Empty if it can."""
     for kind in ("AgentAlive", "AgentReady", "HookLoads"):
         found = condition(status, kind)
         if text(found, "status") == "False":
@@ -371,7 +371,7 @@ def _silent(status: Json) -> str:
 
 
 def _problems(status: Json) -> list[str]:
-    """Return the problems in the conditions of a GPUNode."""
+    """Return the problems that the conditions of a GPUNode report."""
     return [
         f"{text(found, 'type')}: {text(found, 'message') or text(found, 'reason')}"
         for found in rows(status.get("conditions"))
@@ -381,11 +381,11 @@ def _problems(status: Json) -> list[str]:
 
 _NEEDED = ("AgentAlive", "AgentReady", "CDIDevices", "ClaimsAttach", "HookLoads", "OwnNodeOnly")
 _FAULTS = dict.fromkeys(_NEEDED, "False") | {"DevicePluginPresent": "True"}
-"""Condition -> status of the condition that an administrator must correct."""
+"""Status of each condition that means a problem for an administrator, by the condition's type."""
 
 
 def _milli(value: object) -> int | None:
-    """Return a fraction in thousandths. None if the value is something else."""
+    """Return a fraction in thousandths; None for any other value."""
     try:
         return round(float(value) * WHOLE_MILLI) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):

@@ -1,8 +1,9 @@
-"""`why`: shows what keeps a workload from a GPU, by its conditions and Events, and by each GPU that the user may see.
+"""`why`: shows why a workload has no GPU: its conditions and Events, and an obstacle for each GPU that the user may
+see.
 
-The operator decides. The table compares only size, model, UUID, mode and scheduling labels with the GPUNodes' GPUs and
-their tenants. It does not consider the nodes: their labels, taints and resources. If the operator's answer has a change
-that it has checked, the command advises no other.
+The operator decides. The table of GPUs compares only size, model, UUID, mode and scheduling labels with the GPUs and
+their tenants. It ignores the nodes' labels, taints and resources. The command advises a change only if the operator's
+answer contains none that the operator has checked.
 """
 
 from __future__ import annotations
@@ -41,42 +42,42 @@ from kubectl_sharepod.views import now as present
 
 CLAIMS = "/apis/resource.k8s.io/v1"
 LEAST_MEMORY = 1 << 30
-"""Bytes below which the command advises no memory share: a CUDA context takes about 0.5 GiB by itself."""
+"""Bytes of memory below which the command advises no share. A CUDA context alone takes about 0.5 GiB."""
 _EVENTS = 8
 """Number of newest Events that are shown."""
 _PREFIX = "sharepod.dev/gpu-"
 _CHECKED = "would fit now"
-"""End of the operator's advice, which it has checked by a decision."""
+"""End of advice that the operator has checked by a decision."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requested share. It applies to each of `count` GPUs of one node."""
+    """Requested share, on each of `count` GPUs of one node."""
 
     request_milli: int
     memory: int | None
-    """Bytes; None: the same part of the GPU's memory as the request is of its time."""
+    """Bytes. None: the same part of the GPU's memory as the request is of the GPU's time."""
     count: int = 1
     exclusive: bool = False
     uuids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     namespace: str = ""
-    """Namespace of the workload, within which its scheduling labels count."""
+    """Namespace of the workload. Scheduling labels count only within a namespace."""
     affinity: str = ""
     anti_affinity: str = ""
     exclusion: str = ""
     group: tuple[str, ...] = ()
-    """UUIDs of the GPUs that its affinity group has. Empty: it has none yet."""
+    """UUIDs of the GPUs that its affinity group has. Empty if the group has none."""
 
     def memory_on(self, gpu: Gpu) -> int:
-        """Return the bytes of memory that the share takes on a GPU."""
+        """Return the bytes of memory that the share needs on a GPU."""
         if self.exclusive:
             return gpu.memory
         return self.memory if self.memory is not None else gpu.memory * self.request_milli // WHOLE_MILLI
 
 
 def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
-    """Return the reasons why a workload has no place, or that it has one. `kind`: sharepod, pod or claim. Raise
+    """Return a page that shows why a workload has no place, or which one it has. `kind`: sharepod, pod or claim. Raise
     `KubectlError`.
 
     The exit status is 1 while it has no place.
@@ -150,7 +151,7 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
 
 
 def obstacle(gpu: Gpu, wanted: Wanted) -> str:
-    """Return the reason why a GPU cannot take the share. Empty if it can."""
+    """Return why the share does not fit on a GPU. Empty if it fits."""
     if gpu.why:
         return gpu.why
     if wanted.uuids and gpu.uuid not in wanted.uuids:
@@ -174,7 +175,7 @@ def obstacle(gpu: Gpu, wanted: Wanted) -> str:
 
 
 def _label_obstacle(gpu: Gpu, wanted: Wanted) -> str:
-    """Return which scheduling label keeps the share off a GPU. Empty if none does. Labels count within a namespace."""
+    """Return which scheduling label keeps the share off a GPU. Empty if none does."""
     if wanted.group and gpu.uuid not in wanted.group:
         return f"its affinity group {wanted.affinity} is on other GPUs"
     own = (wanted.namespace, wanted.exclusion) if wanted.exclusion else None
@@ -188,15 +189,15 @@ def _label_obstacle(gpu: Gpu, wanted: Wanted) -> str:
 
 
 def _group(gpus: Iterable[Gpu], wanted: Wanted) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs with a tenant of the share's affinity group."""
+    """Return the UUIDs of the GPUs on which the share's affinity group is."""
     own = (wanted.namespace, wanted.affinity)
     members = (gpu for gpu in gpus if own in [(tenant.namespace, tenant.affinity) for tenant in gpu.tenants])
     return tuple(gpu.uuid for gpu in members) if wanted.affinity else ()
 
 
 def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
-    """Return the change of request or memory that makes the share fit and reduces it least. Empty if no change
-    helps."""
+    """Return the change that makes the share fit, and keeps the largest part of it. Empty if none helps, or none is
+    needed."""
     by_node: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if not wanted.exclusive and not obstacle(gpu, replace(wanted, request_milli=0, memory=0)):
@@ -208,7 +209,7 @@ def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
 
 
 def _changes(gpus: Sequence[Gpu], wanted: Wanted) -> Iterator[tuple[float, str]]:
-    """Yield changes that make the share fit on a node, each with the part of the share that remains."""
+    """Yield (part of the request that remains, text) of each change that makes the share fit on a node."""
     if len(gpus) < wanted.count:
         return
     time = sorted(min(wanted.request_milli, _time_beside(gpu, wanted)) for gpu in gpus)[-wanted.count]
@@ -223,30 +224,30 @@ def _changes(gpus: Sequence[Gpu], wanted: Wanted) -> Iterator[tuple[float, str]]
 
 
 def _time_beside(gpu: Gpu, wanted: Wanted) -> int:
-    """Return the thousandths of time that are free on a GPU that also has the requested memory. 0 if it does not have
-    the memory."""
+    """Return the thousandths of time that the share could have on a GPU with its requested memory. 0 if the memory is
+    not free."""
     if wanted.memory is not None:
         return gpu.free_milli if gpu.free_memory >= wanted.memory else 0
     return min(gpu.free_milli, gpu.free_memory * WHOLE_MILLI // gpu.memory if gpu.memory else 0)
 
 
 def _memory_beside(gpu: Gpu, wanted: Wanted) -> int:
-    """Return the bytes of memory that are free on a GPU that also has the requested time. 0 if it does not have
-    the time."""
+    """Return the bytes of memory that the share could have on a GPU with its requested time. 0 if the time is not
+    free."""
     return gpu.free_memory if gpu.free_milli >= wanted.request_milli else 0
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Workload, as its object and its Events show it."""
+    """State of a workload, from its object and its Events."""
 
     placed: bool
     lines: tuple[str, ...]
     wanted: Wanted | None
     where: str = ""
-    """GPUs and share of a placed SharePod, in the operator's words."""
+    """GPUs and share, if it is placed: the message of the operator's condition."""
     instead: str = ""
-    """Why the workload needs no place. Empty: it needs one."""
+    """Why the workload needs no place. Empty if it needs one."""
 
 
 def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -297,7 +298,7 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
 
 
 def _requests_gpus(pod: Json) -> bool:
-    """Return whether a Pod has a resource line, a claim, a volume or an owner of SharePod."""
+    """Return whether a Pod requests GPUs of SharePod: by a resource line, a claim, a volume or its owner."""
     spec, metadata = mapping(pod.get("spec")), mapping(pod.get("metadata"))
     named = [spec.get("containers"), spec.get("initContainers"), spec.get("volumes"), metadata.get("ownerReferences")]
     return bool(spec.get("resourceClaims")) or "sharepod.dev" in json.dumps(named)
@@ -328,7 +329,7 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
 
 
 def _of_line(pod: Json, namespace: str) -> Wanted | None:
-    """Return the share that the resource lines of a Pod request. None if the Pod has no line."""
+    """Return the share that the resource line of a Pod requests. None if it has no line."""
     time, memory = _effective(pod, "sharepod.dev/gpu-milli"), _effective(pod, "sharepod.dev/gpu-memory-mib")
     if not time:
         return None
@@ -342,8 +343,8 @@ def _of_line(pod: Json, namespace: str) -> Wanted | None:
 
 
 def _effective(pod: Json, resource: str) -> int:
-    """Return the effective request of a Pod: its containers and sidecars together, or the largest moment of its other
-    init containers, which run with the sidecars before them."""
+    """Return a Pod's effective request of a resource, as Kubernetes computes it: the sum of containers and sidecars or,
+    if larger, an init container with the sidecars started before it."""
 
     def limit(container: Json) -> int:
         return quantity(mapping(mapping(container.get("resources")).get("limits")).get(resource)) or 0
@@ -359,7 +360,7 @@ def _effective(pod: Json, resource: str) -> int:
 
 
 def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]:
-    """Return the newest Events about an object. Events with equal text appear once."""
+    """Return the newest Events about an object as lines. Equal texts appear once."""
     selector = f"involvedObject.kind%3D{kind},involvedObject.name%3D{name}"
     try:
         found = kubectl.get(path("events", namespace, group="/api/v1") + f"?fieldSelector={selector}")
@@ -371,7 +372,7 @@ def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]
 
 
 def target(written: str) -> tuple[str, str]:
-    """Return the kind and the name that `NAME`, `pod/NAME` or `claim/NAME` stands for. Raise `KubectlError`."""
+    """Return (kind, name) for `NAME`, `pod/NAME` or `claim/NAME`. Raise `UsageError` for any other text."""
     kind, slash, name = written.partition("/")
     if not slash and written:
         return "sharepod", written

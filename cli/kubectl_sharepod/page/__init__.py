@@ -1,1 +1,1 @@
-"""Page of the fleet in a browser: GPUs, their tenants and waiting workloads, as far as the user may read them."""
+"""Browser page: GPUs, their tenants and waiting workloads, as far as the user may read them."""

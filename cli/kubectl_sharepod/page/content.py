@@ -1,9 +1,9 @@
-"""Content of the page of the fleet, as the JSON that the page's script draws.
+"""Content of the browser page, as the JSON that the page's script draws.
 
 Guarantees:
-- Figures and texts equal the output of `top`, `gpus` and `who`, because they come from the same reads and formats.
-- The content has GPUs only if the user may list GPUNodes, and waiting SharePods only of namespaces in scope.
-- If neither an object nor an earlier read shows a figure of the last hour, the content leaves the figure out.
+- Figures and texts equal the output of `top`, `gpus` and `who`, because they have the same source.
+- GPUs are included only if the user may list GPUNodes, waiting SharePods only from the namespaces in scope.
+- A figure of the last hour is left out if neither an object nor an earlier read contains it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kubectl_sharepod.views import Fleet, Gpu, Workload
 
 HOUR_S = 3600
 _COUNTERS_EVERY_S = 60
-"""Seconds between two samples of the counters of GPU time. Agents report totals about once a minute, so samples at
-shorter intervals would be equal."""
+"""Seconds between two samples of the counters of GPU time. Agents report these about once a minute, so more frequent
+samples would be equal."""
 _LEAST_S = 60
-"""Shortest time in seconds over which a mean share of the last hour is shown."""
+"""Shortest time in seconds for which a mean of the last hour is shown."""
 _POINTS = 360
-"""Largest number of points of the curve, which has a point every 10 s. A new point replaces the earliest one."""
+"""Largest number of points of the curve, one every 10 s. A new point replaces the oldest."""
 
 
 class History:
-    """Figures of the last hour: of all GPUs, by the reads so far; and of each workload, by its counter of GPU time."""
+    """Figures of the last hour: of all GPUs from the reads so far, of each workload from its counter of GPU time."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = max(every_s, HOUR_S / _POINTS)
@@ -37,7 +37,7 @@ class History:
         self._counters: deque[tuple[float, Mapping[str, int]]] = deque()
 
     def add(self, at: float, found: Sequence[Workload], fleet: Fleet | None) -> None:
-        """Add one read. `at`: its time in seconds since 1970."""
+        """Add the objects of one read. `at`: time of the read in seconds since 1970."""
         if not self._points or at - self._points[-1][0] >= self._every_s:
             tenants = _tenants(found) if fleet is None else fleet.workloads
             asked = sum(_each(one) * one.share.request_milli for one in tenants)
@@ -52,8 +52,8 @@ class History:
             self._counters.popleft()
 
     def share(self, one: Workload, at: float) -> str:
-        """Return the part of the last hour for which a workload held each of its GPUs, with the time for which this is
-        known: `0.4 (25m)`."""
+        """Return the part of the last hour for which a workload held each of its GPUs, and the time for which this is
+        known, as text such as `0.4 (25m)`. `-` if it is not known."""
         if one.held_s is None:
             return "-"
         since, before = _seconds(one.counted_since), 0
@@ -67,8 +67,8 @@ class History:
         return f"{fraction(round(1000 * min(1.0, part)))} ({duration(round(length))})"
 
     def curve(self) -> Json:
-        """Return the points of the last hour: time, requested and used thousandths of GPUs, and number of waiting
-        SharePods. Also return the mean of the used thousandths, as text."""
+        """Return the points of the last hour, each (time, requested thousandths of GPUs, used thousandths, number of
+        waiting SharePods), and the mean of the used thousandths as text."""
         return {
             "points": [list(point) for point in self._points],
             "mean": fraction(round(fmean(point[2] for point in self._points))) if self._points else "-",
@@ -78,7 +78,7 @@ class History:
 def content(
     found: Sequence[Workload], fleet: Fleet | None, history: History, moment: datetime, namespace: str | None
 ) -> Json:
-    """Return the content for one read, which has already been added to the history."""
+    """Return the content for one read, which must have been added to `history` already."""
     at, titles = moment.timestamp(), [column.title for column in WORKLOAD_COLUMNS]
     table = top_of(found, fleet, namespace)
     waiting = sorted((one for one in found if one.waiting_s is not None), key=lambda one: -(one.waiting_s or 0))
@@ -132,12 +132,12 @@ def _tenant(one: Workload, history: History, at: float) -> Json:
 
 
 def _tenants(found: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads with a share: workloads that neither wait nor have ended."""
+    """Return the workloads with a share, that is, neither waiting nor ended."""
     return [one for one in found if one.waiting_s is None and not one.ended]
 
 
 def _each(one: Workload) -> int:
-    """Return the number of GPUs that a workload has."""
+    """Return the number of GPUs of a workload, at least 1."""
     return max(1, len(one.gpus))
 
 

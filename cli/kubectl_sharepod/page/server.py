@@ -1,8 +1,8 @@
-"""`page`: HTTP server on the loopback address that shows the fleet to the user who started it.
+"""`page`: HTTP server on the loopback address. It shows GPUs and tenants to the user who started it.
 
 Guarantees:
-- Only a request with the token of the URL and with the server's own address as its Host is answered with content.
-- The page loads nothing from elsewhere, and runs its own script only: its content security policy names both by hash.
+- Content is sent only for requests with the token of the URL, and with the server's own address as Host.
+- The page loads nothing from elsewhere and runs its own script only, by a content security policy with hashes.
 - However many browsers are open, the API server is read once every `EVERY_S`, and only by the user's own kubectl.
 - The server ends with the command, by Ctrl-C.
 """
@@ -33,12 +33,12 @@ EVERY_S = 5.0
 """Seconds between two reads of the API server. Agents report the usage of the last 10 s."""
 ADDRESS = "127.0.0.1"
 _IDLE_S = 10
-"""Seconds for which an open connection may send no request. Then it is closed."""
+"""Seconds after which a connection without a request is closed."""
 _CLOSED = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Reading:
-    """Thread that reads the content of the page regularly, and the newest content."""
+    """Reader of the page's content, in a thread of its own. Keeps the newest content."""
 
     def __init__(self, scope: Scope, note: str = "") -> None:
         self._scope, self._note = scope, note
@@ -46,10 +46,10 @@ class Reading:
         self._ended = threading.Event()
         self._found: Json = {}
         self.body = b""
-        """JSON for the page's script."""
+        """Newest content, as JSON for the page's script."""
 
     def read(self) -> None:
-        """Read once. Raise `KubectlError`."""
+        """Read and replace the content. Raise `KubectlError`."""
         found, fleet = workloads(self._scope)
         moment = now()
         self._history.add(moment.timestamp(), found, fleet)
@@ -58,7 +58,8 @@ class Reading:
         self._show("")
 
     def run(self) -> None:
-        """Read until `end` is called. If a read fails, the page shows the error together with the last content."""
+        """Read every `EVERY_S` until `end` is called. If a read fails, the page shows the error above the last
+        content."""
         while not self._ended.wait(EVERY_S):
             try:
                 self.read()
@@ -66,7 +67,7 @@ class Reading:
                 self._show(str(error))
 
     def end(self) -> None:
-        """End `run`."""
+        """Make `run` return."""
         self._ended.set()
 
     def _show(self, problem: str) -> None:
@@ -74,17 +75,17 @@ class Reading:
 
 
 def port_of(given: str) -> int:
-    """Return a port number of this machine; 0: any free port. Raise `ArgumentTypeError`."""
+    """Return a port number from its text; 0 stands for any free port. Raise `ArgumentTypeError`."""
     if not given.isdecimal() or not int(given[:6]) < 1 << 16:
         raise ArgumentTypeError(f"{given!r} is no port; write a number from 0 to 65535")
     return int(given[:6])
 
 
 def scope_of(kubectl: Kubectl, namespace: str | None, *, every: bool) -> tuple[Scope, str]:
-    """Return the scope, and a note if it is less than the cluster. Raise `KubectlError`.
+    """Return the scope of the page, and a note for the user if that is not the whole cluster. Raise `KubectlError`.
 
-    Without a namespace and without `every`, the scope is all namespaces if the user may list SharePods in all of them.
-    Otherwise it is the namespace of the context.
+    With neither a namespace nor `every`, the scope is all namespaces if the user may list SharePods there, else the
+    namespace of the context.
     """
     if every:
         return Scope(kubectl, None), ""
@@ -99,7 +100,7 @@ def scope_of(kubectl: Kubectl, namespace: str | None, *, every: bool) -> tuple[S
 
 
 def serve(scope: Scope, note: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C; `announce` is called with its URL. Raise `KubectlError`."""
+    """Serve the page until Ctrl-C. `announce`: called with its URL. Raise `KubectlError`."""
     reading = Reading(scope, note)
     reading.read()
     with served(lambda: reading.body, port) as url:
@@ -116,7 +117,7 @@ def serve(scope: Scope, note: str, port: int, announce: Callable[[str], None]) -
 
 @contextmanager
 def served(body: Callable[[], bytes], port: int = 0) -> Iterator[str]:
-    """Serve the page and its content until the block ends. Yield the URL. Port 0: any free port. Raise
+    """Serve the page and its content while the block lasts. Yield the URL. `port`: 0: any free port. Raise
     `KubectlError`."""
     token = secrets.token_urlsafe(24)
     html = files(__package__).joinpath("page.html").read_bytes()
@@ -135,7 +136,7 @@ def served(body: Callable[[], bytes], port: int = 0) -> Iterator[str]:
 
 
 def policy(html: bytes) -> str:
-    """Return the content security policy of the page: its own style and script, and content of its own server."""
+    """Return the content security policy that allows only the page's own style and script, and calls of this server."""
     digests: dict[str, list[str]] = {"script": [], "style": []}
     for kind, text in _CLOSED.findall(html.decode()):
         digests[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
@@ -164,7 +165,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing if the browser has closed its connection."""
+        """Print errors, except if the browser has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -212,4 +213,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing, because the path of a request contains the token."""
+        """Log nothing, as the path of a request contains the token."""
