@@ -2,9 +2,10 @@
 
 Guarantees:
 - Levels are integers in thousandths of a nanosecond, so that filling at a rate in thousandths of a GPU is exact.
-- The ceiling bucket is charged for all time held. The assured bucket is never charged below 0 for borrowed time.
-- An account is valid at its moment `at`, and `advance` brings it forward. The arguments of `advance` apply to the whole
-  span, so the caller must call it before any of them changes.
+- The assured bucket fills at the request, the ceiling bucket at the limit.
+- The ceiling bucket is charged for all time held. Borrowed time never lowers the assured bucket below 0.
+- An account holds the state as of its moment `at`, and `advance` brings it forward to now. The arguments of `advance`
+  apply to the whole span since `at`, so the caller must call it before any of them changes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ integers."""
 
 
 class Charge(Enum):
-    """Rule by which the assured bucket pays for time held."""
+    """How the assured bucket is charged for time that the tenant held."""
 
     GUARANTEED = auto()
-    """Full charge, into debt if necessary. For guaranteed time, and for time that other tenants waited for."""
+    """Full charge, below 0 (debt) if necessary. For time within the guarantee, and for overruns while other tenants
+    waited."""
 
     BORROWED = auto()
-    """The account is charged until its level is 0. All further time counts as lent, and the tenant never owes it."""
+    """Charge down to a level of 0 only. All further time counts as lent: the tenant does not owe it later."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class TimeUsage:
     """Usage of one tenant. Times in nanoseconds of one GPU; for a gang, of each of its GPUs."""
 
     held_milli: int
-    """Thousandths of the last window during which the tenant held the token."""
+    """Part of the last window (10 s by default) for which the tenant held the token, in thousandths."""
 
     held_ns: int
     """Time held since the tenant was added, over all agents that have kept its account."""
 
     borrowed_ns: int
-    """Part of `held_ns` that was lent, not guaranteed."""
+    """Part of `held_ns` that was lent: the tenant had no credit for it and does not owe it."""
 
     late_ns: int
     """Part of `held_ns` after the end of a quantum, until the tenant had drained or was preempted."""
@@ -68,8 +70,8 @@ class TimeUsage:
     """Progress while other tenants held the GPU too, since this process began: the time that the same work takes on a
     GPU of its own."""
     progress_milli: int = 0
-    """Work of the last window, in thousandths of the work of a tenant with the GPU to itself. The work is the time held
-    alone, and progress while other tenants held too. Windows of earlier agents do not count."""
+    """Work done in the last window, in thousandths of the work that the tenant would do with the GPU to itself. Time
+    held alone counts in full, and time held with others by its progress. Work under earlier agents does not count."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,11 @@ class Account:
         self.borrowed_ns = 0
         self.late_ns = 0
         self._unpaid = 0
-        """Surcharge beyond the debt cap of the assured bucket, in thousandths of a nanosecond."""
+        """Charges that exceed the debt cap of the assured bucket, in thousandths of a nanosecond. Later inflow pays
+        them."""
         self._unpaid_ceiling = 0
-        """Surcharge beyond the debt cap of the ceiling bucket, in thousandths of a nanosecond."""
+        """Charges that exceed the debt cap of the ceiling bucket, in thousandths of a nanosecond. Later inflow pays
+        them."""
         self.overdue_ns = 0
         self.surcharged_ns = 0
         self.anticipated_ns = 0
@@ -166,7 +170,7 @@ class Account:
         slot_ns = max(1, parameters.window_ns // _SLOTS)
         self._held = _Window(slot_ns)
         self._gained = _Window(slot_ns)
-        """Progress beyond the time held, while other tenants held too."""
+        """Progress minus time held, in nanoseconds, of spans in which other tenants held too."""
         self.request_milli = request_milli
         self.limit_milli = limit_milli
         self._assured_most = self._assured_cap()
@@ -175,7 +179,8 @@ class Account:
         self.ceiling = parameters.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
     def snapshot(self) -> AccountSnapshot:
-        """Return the account as of `at`. The levels include deferred charges."""
+        """Return the account as of `at`, for another process to resume. Deferred charges are subtracted from the
+        levels."""
         return AccountSnapshot(
             self.at,
             self.assured - self._unpaid,
@@ -193,7 +198,7 @@ class Account:
         exactly its request.
 
         So the tenant is owed as much as before, and its ceiling bucket has filled by limit less request. Debt beyond
-        the debt cap is paid later, from the inflow of the buckets.
+        the debt cap is deferred, and later inflow of the buckets pays it.
         """
         then = min(snapshot.at, self.at)
         away = self.at - then
@@ -232,8 +237,8 @@ class Account:
             charge: How the assured bucket pays.
             owed_ns: Time charged to the buckets instead of `held_ns`, if it is more.
             waiting: True if the tenant has waited for other tenants since `at`. If it is owed time, its ceiling bucket
-                may then fill beyond its capacity. So with a limit near the request, it can catch up on time that others
-                took.
+                may then fill beyond the usual capacity. Otherwise a tenant with a limit near its request could never
+                catch up on time that others took.
         """
         elapsed = now - self.at
         if elapsed <= 0:
@@ -312,7 +317,8 @@ class Account:
         self._defer_debt(self.assured - ns * 1000, self.ceiling - ns * 1000)
 
     def charge(self, ns: int) -> None:
-        """Charge the assured bucket for time that the tenant cost other tenants without holding, such as hand-offs."""
+        """Charge the assured bucket for GPU time that other tenants lost because of this tenant, such as hand-offs of
+        very short turns. It does not count as held."""
         if self.request_milli:
             self.assured -= ns * 1000
 
@@ -321,14 +327,14 @@ class Account:
         self.at = max(self.at, now)
 
     def cap_debt(self, hold_ns: int) -> None:
-        """Cancel debt beyond the debt cap, at the end of a hold that was charged `hold_ns`. Debt from that hold itself
-        is never cancelled."""
+        """Cancel debt beyond the debt cap, so that no tenant waits longer than the cap to be served again. Called at
+        the end of a hold that was charged `hold_ns`: debt from that hold itself is never cancelled."""
         self.assured = max(self.assured, -max(self._parameters.debt_ns * self.request_milli, hold_ns * 1000))
         self.ceiling = max(self.ceiling, -max(self._parameters.debt_ns * self.limit_milli, hold_ns * 1000))
 
     @property
     def in_arrears(self) -> bool:
-        """True while a deferred surcharge is not paid off."""
+        """True while deferred charges are not paid off. Until then the tenant fills no gaps of other tenants."""
         return (self._unpaid > 0 and self.request_milli > 0) or (self._unpaid_ceiling > 0 and self.limit_milli > 0)
 
     def lag_ns(self) -> int:
@@ -388,7 +394,7 @@ class Account:
         """Set the levels of the buckets. Debt beyond the debt cap is deferred: it is kept apart and paid from later
         inflow.
 
-        Without a request the assured bucket has no inflow, so its debt does not grow.
+        Without a request the assured bucket has no inflow that could pay, so charges beyond the cap are dropped.
         """
         most = self._parameters.debt_ns
         level = max(assured, min(self.assured, -most * self.request_milli))

@@ -18,8 +18,8 @@ class TokenGrant:
     quantum_ns: int
     """Nanoseconds from now for which the tenant may launch. 0: until the hold is revoked."""
     metered: bool
-    """True if the tenant must bound its queue of launched work, because other tenants are connected or its limit is
-    below the whole GPU."""
+    """True if the hook must bound the queue of launched, unfinished work, so that the tenant drains soon after its
+    quantum. The reason: other tenants are connected, or the tenant's limit is below the whole GPU."""
     short: bool = False
     """True if the tenant must keep its queue short, because an interactive tenant of the same GPU is connected."""
     prompt: bool = False
@@ -30,7 +30,8 @@ class TokenGrant:
 
 @dataclass(frozen=True)
 class TokenRevocation:
-    """Order to a holder to drain now. Sent if its deadline was moved forward too late for new terms."""
+    """Order to a holder to drain now. Sent if the end of its quantum was moved forward with too little notice for a new
+    grant."""
 
     tenant: str
     grant_id: int
@@ -54,8 +55,8 @@ class Suspension:
 
 @dataclass(frozen=True)
 class PreparedHandOff:
-    """Hand-off of one GPU that takes effect if its holder drains between `since` and `until`, in nanoseconds of the
-    clock.
+    """Hand-off of one GPU, decided in advance so that no decision delays it. It takes effect if the holder drains
+    between `since` and `until`, in nanoseconds of the clock.
     """
 
     gpu: str
@@ -63,7 +64,7 @@ class PreparedHandOff:
     held_id: int
     """Id of the grant under which the holder drains."""
     wanting: bool
-    """True if it applies to a holder that wants the token again when it has drained, False if to a holder that does
+    """Condition of the hand-off. True: the holder wants the token again when it has drained. False: the holder does
     not."""
     grant: TokenGrant
     """Grant of the next tenant, valid from the moment at which the holder has drained."""

@@ -4,12 +4,12 @@ tenant (the candidate) whose turns usually overrun.
 Guarantees:
 - S8: A GPU is kept idle only for a sleeper with credit, and the sleeper pays for the idle time. So that time is part of
   the sleeper's share, and every other tenant still gets its request.
-- A GPU is not kept idle if the sleeper would not precede the candidate, or if the candidate woke with credit or has
-  waited long with credit.
-- A GPU is not kept idle if the candidate is a gang, or members of a group, with credit. These would have to wait with
-  all their GPUs.
+- A GPU is not kept idle if the candidate would be served before the sleeper, or if the candidate woke with credit or
+  has waited long with credit.
+- A GPU is not kept idle if the candidate is a gang, or members of a group, with credit. Otherwise all their GPUs would
+  stay idle.
 - A GPU is kept idle for at most a longest quantum after the sleeper has drained.
-- Either all GPUs of a sleeping gang are kept idle, or none (turns.py).
+- Either all GPUs of a sleeping gang (a tenant with several GPUs) are kept idle, or none (turns.py).
 - No GPU is kept idle if the sleeper gets its request even when it waits for the candidate's overrun in each of its
   steps. A step is a hold and the pause after it.
 """
@@ -30,7 +30,8 @@ def anticipate(
 
     Args:
         now: The present moment.
-        candidate: The tenant that would be next. Its account is settled.
+        candidate: The tenant that gets the next turn unless the GPU is kept idle. Its account must be charged up to
+            `now`.
         tenants: The tenants of the GPU.
         parameters: Durations of the scheduler. A candidate with credit that has waited for `idle_patience_ns` gets the
             GPU at once.
@@ -57,8 +58,8 @@ def anticipate(
 
 
 def _goes_first_until(now: int, sleeper: TokenTenant, candidate: TokenTenant) -> int:
-    """Return the moment until which the sleeper would precede the candidate while the sleeper pays for the idle GPU.
-    `now` or earlier if it does not precede the candidate."""
+    """Return the moment until which the sleeper would precede the candidate in the order of service. Paying for the
+    idle GPU uses up the sleeper's credit. `now` or earlier if the sleeper does not precede the candidate."""
     account, other = sleeper.account, candidate.account
     level = account.assured + (now - account.at) * account.request_milli
     if level <= 0:

@@ -2,8 +2,9 @@
 
 Guarantees:
 - S9 gain: Tenants fill the gaps of a lead only while the sum of all holders' progress exceeds 1, the progress of one
-  tenant alone, or for a trial. The sum is predicted at first, then measured.
-- S10 owed: While a lead is owed more than `OWED_NS` and its progress is less than `BORNE`, no tenant fills its gaps.
+  tenant alone, or for a trial (trials.py). The sum is predicted before they begin, then measured.
+- S10 owed: While a lead is owed more than `OWED_NS` (50 ms) and its progress is less than `BORNE` (0.9), no tenant
+  fills its gaps.
 - S12 limits: A tenant must not co-run if it would reach its limit before it gets its request.
 - A tenant that wakes with credit co-runs at once, for `_JOINS_NS`, and pays from its credit.
 - Members of a group on one GPU hold it together, as the processes of one tenant do (members.py).
@@ -27,15 +28,16 @@ from .trials import Trials
 
 _MS = 1_000_000
 _WINDOW_NS = 25 * _MS
-"""Time of co-running after which the tenants' losses of work are judged: 25 ms, 50 samples of one per 0.5 ms."""
+"""Time of co-running after which each tenant's loss of work is measured: 25 ms. Hooks take a sample every 0.5 ms, so a
+window has 50 samples."""
 _GAIN_BEGINS = 1.15
-"""Least predicted sum of progress with which tenants begin to fill gaps. 1.15 covers hand-offs and errors of
-measurement, and leaves a gain."""
+"""Least predicted sum of progress with which tenants begin to fill gaps: 1.15. So a gain is left after hand-offs and
+errors of measurement."""
 _GAIN_ENDS = 1.05
 """Least measured sum of progress with which co-running continues."""
 BORNE = 0.9
-"""Progress with which a lead tolerates co-runners although it is owed time: 0.9, because turns would also cost it a
-tenth."""
+"""Progress from which a lead tolerates co-runners although it is owed time: 0.9. In exclusive turns it would also lose
+about a tenth."""
 OWED_NS = 50 * _MS
 """Lag of a lead from which the lead holds alone: 50 ms. New co-runners begin only while its lag is less than half of
 that."""
@@ -49,9 +51,9 @@ _BACKOFF_NS = 200 * _MS
 _BACKOFF_MOST_NS = 5_000 * _MS
 """Longest back-off: 5 s. Then two busy tenants lose at most 8 % of the work of 25 ms in every 5 s."""
 _LIMIT_MARGIN = 1.02
-"""Factor by which a limit must exceed the time of holding that the request needs while co-running."""
+"""Factor by which a limit must exceed the holding time that the tenant needs to get its request while it co-runs."""
 _WAKE_AFTER_NS = 1 * _MS
-"""Least time until the next decision on one GPU: 1 ms."""
+"""Least time until the next decision on one GPU: 1 ms, so that decisions take little processor time."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,15 @@ class Changes:
     begins: list[tuple[TokenTenant, Charge]] = field(default_factory=list)
     """Tenants that begin to co-run, each with the charge of its time (guaranteed or borrowed)."""
     members: list[TokenTenant] = field(default_factory=list)
-    """Tenants in `begins` that accompany other members of their group."""
+    """Part of `begins`: tenants that co-run because another member of their group holds the GPU."""
     cut: TokenTenant | None = None
-    """Lead whose turn ends now, because a tenant that woke with credit leads next."""
+    """Lead whose turn ends now, because another tenant is owed more time or woke with credit, and leads next. None: the
+    turn continues."""
 
 
 class _GpuState:
-    """State of one GPU. Moments in nanoseconds of the clock."""
+    """State of one GPU: moment of its next decision, back-off after windows without gain, and trials. Moments in
+    nanoseconds of the clock."""
 
     def __init__(self) -> None:
         self.due: int | None = None
@@ -99,11 +103,12 @@ class CoRunning:
                 yield state.due
 
     def is_due(self, now: int) -> list[str]:
-        """Return the GPUs for which a decision is due."""
+        """Return the GPUs for which the moment of `due` has come, so that the caller must call `changes`."""
         return [gpu for gpu, state in self._states.items() if state.due is not None and state.due <= now]
 
     def changes(self, now: int, gpu: str) -> Changes:
-        """Decide on the co-runners of one GPU. The caller must have settled the accounts of all its holders."""
+        """Return which tenants must begin or end co-running on one GPU. The caller must have charged the accounts of
+        all its holders up to `now`."""
         lead = self._occupancy.holder.get(gpu)
         hold = None if lead is None else lead.hold
         runners = list(self._occupancy.co_runners.get(gpu, {}).values())
@@ -174,7 +179,8 @@ class CoRunning:
     def _ends(
         self, now: int, lead: TokenTenant, running: list[TokenTenant], *, gains: bool, probed: bool
     ) -> list[tuple[TokenTenant, CoRunEnd]]:
-        """Return the co-runners that end, with the reason. Set the kind of time of the co-runners that continue."""
+        """Return the co-runners that must end, with the reason. For the others, set how their time is charged:
+        guaranteed or borrowed."""
         ends: list[tuple[TokenTenant, CoRunEnd]] = []
         bears = self._bears(now, lead)
         for tenant in running:
@@ -207,7 +213,8 @@ class CoRunning:
         return None if fits else CoRunEnd.LIMIT
 
     def _judge(self, now: int, gpu: str, state: _GpuState) -> bool:
-        """Judge the losses if the window is over. Return True if the holders gain by co-running."""
+        """If the window is over, measure each holder's loss of work. Return True if co-running may continue: the sum of
+        progress is high enough, or is not known yet."""
         tenants = self._occupancy.occupants(gpu)
         if gpu not in self._occupancy.co_runners or len(tenants) < 2:
             return True
@@ -234,8 +241,8 @@ class CoRunning:
         return False
 
     def _owed_runner(self, now: int, lead: TokenTenant, hold: Hold, running: list[TokenTenant]) -> TokenTenant | None:
-        """Return a co-runner that is owed more than the lead and does not tolerate other holders. None if there is
-        none, or if the lead's turn is about to end anyway."""
+        """Return a co-runner that must lead next, because it is owed more than the lead and makes too little progress
+        next to other holders. None if there is none, or if the lead's turn is about to end anyway."""
         for tenant in running if hold.phase is HoldPhase.RUNNING else []:
             if (
                 not _hold(tenant).accompanies
@@ -246,7 +253,8 @@ class CoRunning:
         return None
 
     def _trial_goes_on(self, now: int, gpu: str, state: _GpuState) -> bool:
-        """Measure the present trial, if there is one. Return True if co-running continues."""
+        """Measure the present trial of co-running, if there is one. Return False if the trial must end, because it
+        showed no gain."""
         tenants, trials = self._occupancy.tenants_on[gpu], state.trials
         if trials.begun_at is not None:
             return trials.goes_on(now, tenants, _GAIN_ENDS, _GAIN_BEGINS)
@@ -254,7 +262,8 @@ class CoRunning:
         return True
 
     def _trial_fails(self, now: int, gpu: str, state: _GpuState) -> None:
-        """End the present trial, because a tenant that is owed time does not tolerate it."""
+        """End the present trial unless it has already shown a gain: a tenant that is owed time loses too much work in
+        it."""
         if state.trials.begun_at is not None and not state.trials.proven:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
 
@@ -276,7 +285,8 @@ class CoRunning:
         return not owed and state.trials.may_begin(now, [lead, tenant])
 
     def joins(self, now: int, tenant: TokenTenant) -> bool:
-        """Return True if a tenant that begins to wait co-runs at once. The lead's turn must then not be cut for it."""
+        """Return True if a tenant that begins to wait will co-run at once. The caller then must not cut the lead's turn
+        for it."""
         lead = self._occupancy.holder.get(tenant.gpus[0])
         if lead is None or tenant.hold is not None:
             return False
@@ -312,7 +322,8 @@ class CoRunning:
         tenant: TokenTenant,
         progress: list[float],
     ) -> bool:
-        """Return True if a waiting tenant may fill the gaps of the holders. `progress`: predicted for all of them."""
+        """Return True if a waiting tenant may fill the gaps of the holders `stays`. `progress`: predicted progress of
+        each holder and, last, of the tenant."""
         tried = state.trials.active and lead.id in state.trials.rates and tenant.id in state.trials.rates
         if not tried and (now < state.backoff_until or now >= lead.progress.probe_at):
             return False

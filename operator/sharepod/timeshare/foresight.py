@@ -1,11 +1,11 @@
 """Foresight: the next turn on a GPU, decided before its holder drains.
 
 Guarantees:
-- At any moment of a foreseen turn's window, `TurnPolicy` would decide on this same turn. This holds while only time
-  passes: the same tenants wait and are connected.
-- Only simple cases are foreseen: one tenant holds the GPU until a deadline, metered, and all tenants of the GPU have no
-  other GPU.
-- A forecast settles accounts and changes nothing else.
+- At any moment of a foreseen turn's window, `TurnPolicy` would decide on this same turn, as long as the same tenants
+  wait and are connected.
+- Only simple cases are foreseen: one tenant holds the GPU, its quantum has an end, its queue is bounded, and no tenant
+  of the GPU has another GPU.
+- A forecast charges accounts up to now and changes nothing else.
 
 The lags of waiting tenants grow at the same speed. So their order stays until one of them gets credit or has waited
 longer than `patience_ns`. The holder can only fall behind them.
@@ -25,8 +25,8 @@ from .turns import TurnPolicy
 _MOST_NS = 10_000_000_000
 """Longest window, in nanoseconds: 10 s, longer than any turn with a deadline."""
 _MARGIN_NS = 1_000
-"""Extra time until the holder counts as fallen behind, in nanoseconds, because each settlement rounds virtual times
-down."""
+"""Margin in nanoseconds, added to the moment from which the holder ranks after another tenant: each charge rounds
+virtual times down."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ForeseenTurn:
 
 
 class Foresight:
-    """Forecast of the next turns of the GPUs in `occupancy`, as `policy` would decide on them."""
+    """Forecasts the next turns of the GPUs in `occupancy`, as `policy` would decide on them."""
 
     def __init__(self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy) -> None:
         self._parameters = parameters
@@ -52,8 +52,8 @@ class Foresight:
         self._policy = policy
 
     def turns(self, now: int, gpu: str) -> list[ForeseenTurn]:
-        """Return the turns that may follow on a GPU: one for a holder that wants more, and one for a holder that does
-        not. Each is left out if it cannot be foreseen."""
+        """Return the turns that may follow on a GPU: one in case the holder wants the token again after draining, and
+        one in case it does not. A turn that cannot be foreseen is left out."""
         holder = self._occupancy.sole_tenant(gpu)
         hold = None if holder is None else holder.hold
         if holder is None or hold is None or hold.deadline is None or not _drains_simply(hold):
@@ -119,8 +119,8 @@ class Foresight:
         return first, place
 
     def _first_until(self, now: int, first: TokenTenant, rank: int, other: TokenTenant) -> int:
-        """Return the moment until which `first`, which has rank `rank`, precedes `other`. If both are the same tenant,
-        return the moment until which it keeps its rank."""
+        """Return the moment until which `first` precedes `other` in the order of service. `rank`: first number of the
+        sort key of `first`. If both are the same tenant, return the moment until which it keeps its rank."""
         account = other.account
         never, request = now + _MOST_NS, account.request_milli
         if not request:
@@ -149,8 +149,8 @@ class Foresight:
         return until
 
     def _not_anticipated_since(self, now: int, gpu: str, first: TokenTenant, holder: TokenTenant) -> int:
-        """Return the moment from which no present sleeper could have the GPU kept idle instead of its grant to
-        `first`.
+        """Return the moment from which the GPU is granted to `first` and not kept idle for any tenant that sleeps
+        now.
         """
         since = now
         if self._kept_waiting_by_none(now, first):
@@ -161,7 +161,8 @@ class Foresight:
         return since
 
     def _kept_waiting_by_none(self, now: int, first: TokenTenant) -> bool:
-        """Return True if the GPU is never kept idle instead of its grant to `first`, whichever tenant sleeps."""
+        """Return True if the GPU is granted to `first` at once, whichever tenant sleeps: `first` woke with credit, or
+        has waited long with credit."""
         waited_long = now - _since(first) >= self._parameters.idle_patience_ns
         return first.account.assured > 0 and (first.woke_with_credit or waited_long)
 
@@ -175,7 +176,8 @@ class Foresight:
         return sleeper.habits.window(overrun, self._parameters.turn_min_ns, self._parameters.quantum_max_ns)
 
     def _behind_since(self, now: int, gpu: str, holder: TokenTenant, first: TokenTenant, rank: int) -> int | None:
-        """Return the moment from which the holder, if it waited, would come after `first`. None if unknown."""
+        """Return the moment from which the holder, if it drained and waited again, would rank after `first` in the
+        order of service. `rank`: first number of the sort key of `first`. None if unknown."""
         account, request = holder.account, holder.account.request_milli
         now = max(now, _since(first) + 1)  # at equal lag the tenant that has waited longer precedes
         if rank <= 0:
@@ -198,22 +200,23 @@ class Foresight:
         return since if ahead < 0 else max(since, now + ahead * holder.weight // 1000 + 1 + _MARGIN_NS)
 
     def _fits_until(self, now: int, account: Account) -> int | None:
-        """Return the moment until which a holder's ceiling has room for another turn. None if it has no room."""
+        """Return the moment until which the holder's limit allows another shortest quantum. None if its limit already
+        forbids one."""
         if not account.ceiling_fits(self._parameters.quantum_min_ns):
             return None
         spent = 1000 - account.limit_milli
         return now + (account.ceiling - self._parameters.quantum_min_ns * spent) // spent if spent else now + _MOST_NS
 
     def _credit_stays_until(self, now: int, waiting: list[TokenTenant], holder: TokenTenant | None) -> int:
-        """Return the moment until which the forecast of credits holds: no common credit is cancelled and no assured
-        bucket is full before it.
+        """Return the moment until which credits grow as forecast: before that moment no common credit is cancelled and
+        no assured bucket is full.
         """
         full = common_credit_ns(self._parameters.assured_burst_ns)
         until = now + _MOST_NS
         competing = [tenant for tenant in waiting if tenant.account.request_milli]
         if holder is not None and holder.account.request_milli:
             if holder.account.lag_ns() <= CREDIT_KEPT_NS:
-                full = self._parameters.assured_burst_ns  # the holder has no credit in common with other tenants
+                full = self._parameters.assured_burst_ns  # no credit, so none in common with others
             elif holder.account.lag_ns() > full:
                 return now - 1
         elif len(competing) == 1:
@@ -234,8 +237,8 @@ class Foresight:
         return max(_since(tenant) + length_ns, now + max(0, missing))
 
     def _quantum(self, gpu: str, first: TokenTenant, competing: list[TokenTenant], hastened: bool) -> int | None:
-        """Return the length of the next turn, in nanoseconds. Return None if the ceiling of `first` would cut the turn.
-        Its ceiling bucket fills until the turn begins, so the length of the turn is not known yet.
+        """Return the length of the next turn, in nanoseconds. Return None if the limit of `first` would shorten the
+        turn: the ceiling bucket fills until the turn begins, so its length is not known yet.
         """
         kind = first.best_effort
         weight = sum([tenant.weight for tenant in competing if tenant.best_effort == kind])

@@ -26,7 +26,8 @@ class GpuUse(Enum):
     """Held by no tenant, and no tenant waits."""
 
     STALLED = auto()
-    """The agent did not run: turns had ended, and no other turn could begin. No tenant is charged."""
+    """The agent did not run for a while, so no new turn could begin after the end of the last one. No tenant is
+    charged."""
 
 
 _HELD, _ANTICIPATED, _HANDED_OVER, _IDLE = GpuUse.HELD, GpuUse.ANTICIPATED, GpuUse.HANDED_OVER, GpuUse.IDLE
@@ -46,7 +47,7 @@ class GpuTime:
 
 
 class GpuBooks:
-    """Time record of one GPU, opened at a moment in nanoseconds of the clock."""
+    """Time record of one GPU. It begins at `now`, in nanoseconds of the clock."""
 
     def __init__(self, now: int) -> None:
         self.at = now
@@ -72,7 +73,8 @@ class GpuBooks:
             self._stalled += spent
 
     def share(self, now: int, held_ns: int) -> None:
-        """Record the time until `now`, in which tenants co-ran. `held_ns` counts as held, and the rest as a gap."""
+        """Record the time until `now`, in which tenants co-ran. `held_ns`: nanoseconds with work in flight, counted as
+        held. The rest counts as a gap."""
         self._held += held_ns
         self._gap += now - self.at - held_ns
         self.at = now

@@ -2,13 +2,13 @@
 
 Guarantees:
 - Members of a group that want the token contend for one common turn, which begins on all their GPUs at once (S4).
-- Other members do not wait for a member that wants nothing, runs already, starves, or has not drained `ENDS_NS` after
-  its turn.
-- A member may use the credit of its group until its own debt is `_RIDES_NS`. So a group delays another tenant of a GPU
-  by at most `_RIDES_NS`, once.
+- The common turn does not wait for a member that wants nothing, runs already, starves, or has not drained `ENDS_NS`
+  after its turn.
+- A member without credit may run on the credit of its group, until its own debt is `_RIDES_NS`. So a group delays
+  another tenant of a GPU by at most `_RIDES_NS`, once.
 - A group gets no more than the sum of its members' shares.
-- Each member keeps its own charges, buckets and limit. Best-effort members have no guarantee: they contend alone, and
-  other members do not wait for them.
+- Each member keeps its own charges, buckets and limit. Best-effort members contend for turns of their own, because they
+  have no guarantee.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ ENDS_NS = 10 * _MS
 """Time after the end of a member's turn for which the other members wait for that member to drain: 10 ms, a few
 kernels. A member that takes longer may itself be waiting for another member, in a collective operation."""
 _OWED_NS = 20 * _MS
-"""Wait and lag from which a contender with several GPUs precedes waking tenants: 20 ms. Tenants wake on its other GPUs
-while it waits for the last one, so without this all its GPUs would seldom be free at once."""
+"""Time that a contender with several GPUs must have waited, and must be owed, to precede tenants that wake with credit:
+20 ms. Otherwise tenants would wake on its free GPUs while it waits for the last one, and its GPUs would seldom be free
+at once."""
 _SAME_NS = 3 * _MS
-"""Largest difference between the deadlines of members whose turns count as one: 3 ms, as a turn is renewed 3 ms before
-its end."""
+"""Largest difference between the deadlines of members whose turns count as one: 3 ms, the time before its deadline at
+which a turn is renewed."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,17 @@ class Contender:
 
     members: tuple[TokenTenant, ...]
     gpus: tuple[str, ...]
-    """GPUs of its tenants, and of members of the group that still drain."""
+    """GPUs that the turn needs: the GPUs of `members`, and of other members of the group that still drain."""
     until: int | None = None
-    """End of the turn of members that run already. None if none runs, or that turn has no end."""
+    """End of the turn of other members that run already. None if no other member runs, or if that turn has no end."""
     joins: bool = False
-    """True if other members run, or have not drained in time and may wait for its tenants in a collective operation.
-    Its tenants then go first, until the turn of these other members ends, or for a shortest quantum."""
+    """True if other members run, or have not drained in time and may wait for `members` in a collective operation.
+    `members` then precede other tenants, until the turn of the other members ends, or for a shortest quantum."""
 
     @property
     def rides(self) -> bool:
-        """Return True if its turn uses the credit of a group: the members have credit in sum, or they join other
-        members.
+        """Return True if the turn uses the credit of the group: the credits and debts of `members` add up to credit, or
+        they join other members.
         """
         if self.joins:
             return True
@@ -61,12 +62,12 @@ class Contender:
 
     @property
     def overrun_ns(self) -> int:
-        """Return the usual overrun of the turn, in nanoseconds."""
+        """Return the usual overrun of the turn, in nanoseconds: that of the member with the longest one."""
         return max([tenant.habits.overrun_ns for tenant in self.members])
 
     @property
     def lag_ns(self) -> int:
-        """Return the lag behind the request: the mean of the members, weighted by their requests."""
+        """Return the nanoseconds that the members are owed: the mean of their lags, weighted by their requests."""
         requests = sum(tenant.account.request_milli for tenant in self.members)
         return sum(tenant.account.assured for tenant in self.members) // requests if requests else 0
 
@@ -94,7 +95,7 @@ class Contender:
 
 
 def is_parted(tenant: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> bool:
-    """Return True if members of the tenant's group have different GPUs."""
+    """Return True if the tenant's group is spread over different GPUs, so that its members need a common turn."""
     return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in groups[tenant.group])
 
 
@@ -110,13 +111,14 @@ def contenders(
     groups: Mapping[str, Sequence[TokenTenant]],
     again: Sequence[TokenTenant] = (),
 ) -> list[Contender]:
-    """Return the contenders that these tenants form, alone or as members of a group.
+    """Return the contenders that these tenants form. Members of a group on different GPUs, with similar lags, form one
+    contender. Every other tenant is one by itself.
 
     Args:
         now: The present moment.
         competing: Tenants that contend. Their accounts must be settled.
         groups: The tenants of each group.
-        again: Holders among `competing`, treated as if they had drained and waited.
+        again: Holders among `competing` that may be renewed. They are treated as if they had drained and waited.
     """
     found: list[Contender] = []
     by_group: dict[str, list[TokenTenant]] = {}
@@ -146,8 +148,8 @@ def contenders(
 
 
 def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
-    """Return the tenants whose turns count as one turn with the lead's: the lead, and members of its group with the
-    same end."""
+    """Return the tenants whose holds must be renewed together: `holder`, and members of its group whose turns end at
+    the same time."""
     if holder.group is None or holder.hold is None or holder.hold.deadline is None:
         return [holder]
     ends = holder.hold.deadline
@@ -165,7 +167,7 @@ def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenan
 
 
 def holds_up_until(hold: Hold) -> int | None:
-    """Return the moment until which other members of the group wait for a hold to drain. None if the hold has no
+    """Return the moment until which the common turn of the group waits for this hold to drain. None if the hold has no
     end.
     """
     if hold.deadline is None:

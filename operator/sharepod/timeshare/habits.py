@@ -1,4 +1,5 @@
-"""Habits of one tenant: the lengths of its pauses between turns, and of its overruns.
+"""Habits of one tenant: how long it pauses between turns, and how long its turns overrun. They decide for how long a
+GPU is kept idle during a pause.
 
 Guarantees:
 - Habits follow from the tenant's own turns only, never from its messages, and take constant space.
@@ -16,14 +17,14 @@ s, the grace period, because no GPU is kept idle longer than a kernel may overru
 _ONE = 1 << 16
 """Weight of one pause when it is learned."""
 _LEAST = 4 * _ONE - _ONE // 8
-"""Least weight of learned pauses from which pauses are predicted: about four pauses."""
+"""Least total weight of learned pauses with which pauses are predicted: about four pauses."""
 _FORGET_SHIFT = 7
-"""Each pause takes a 128th of the weight of the earlier ones."""
+"""Each new pause reduces the weight of the earlier ones by a 128th, 2**-7."""
 _OVERRUN_FORGET = 32
-"""Divisor of the step by which a shorter overrun lowers the expected overrun: 32. A turn often ends between two kernels
-and so on time, which shows little about a turn that is cut."""
+"""A shorter overrun lowers the expected overrun by a 32nd only. Many turns end between two kernels and so on time,
+which shows little about a turn that ends within a kernel."""
 _AVERAGED = 16
-"""Number of steps, and of overruns, over which averages are taken."""
+"""Number of steps, and of overruns, over which moving averages are taken. A step is a hold and the pause after it."""
 _UNLIKE = 4
 """Factor by which a step may differ from the average: 4. A longer step counts as four times the average, a shorter step
 as a quarter of it. So unusual phases, such as a night without work or an hour of training before serving, are soon
@@ -36,8 +37,8 @@ _SHORT_NS = 15_000_000
 work per step. Pauses of 10 ms with an exponential distribution stay below this bound, although each counts as the bound
 of its class."""
 _DEAR = 10
-"""Weighted cost of a missed pause, in multiples of the best window, from which the result of `window` is four times the
-best window instead of twice. The longer window misses fewer of the pauses that are longer than those seen."""
+"""Ratio of the cost of a missed pause to the best window from which `window` returns four times the best window instead
+of twice. A longer window also covers pauses that are longer than those seen."""
 
 
 class Habits:
@@ -57,10 +58,10 @@ class Habits:
         self.mean_overrun_ns = 0
         """Average overrun of turns."""
         self.overrun_ns = 0
-        """Expected overrun of a turn that is cut: the longest recent one."""
+        """Expected overrun of a turn that ends within a kernel: the longest recent one."""
 
     def begin(self, held_ns: int) -> None:
-        """Begin the first step of the tenant's processes. No effect if it has begun. `held_ns`: total time held
+        """Begin the first step of the tenant's present processes. No effect on later calls. `held_ns`: total time held
         before.
         """
         if self._held_before is None:
@@ -82,12 +83,13 @@ class Habits:
         weights[min(bisect_left(_BOUNDS_NS, pause_ns), len(weights) - 1)] += _ONE
 
     def overran(self, late_ns: int) -> None:
-        """Learn an overrun: the time from the end of a turn to the end of its hold."""
+        """Learn an overrun: the nanoseconds from the deadline of a turn until the tenant had drained."""
         self.mean_overrun_ns += (late_ns - self.mean_overrun_ns) // _AVERAGED
         self.overrun_ns = max(late_ns, self.overrun_ns - self.overrun_ns // _OVERRUN_FORGET)
 
     def overran_by_work(self, late_ns: int) -> None:
-        """Learn the overrun of a tenant without processor time, from the end of its known work.
+        """Learn the overrun of a tenant without processor time, from the expected end of its launched work. `late_ns`:
+        nanoseconds from the deadline to that end.
 
         Such a tenant drains late although its kernels end in time, so only the end of its work counts. If the work ends
         within the turn, nothing is learned.

@@ -9,7 +9,8 @@ from .account import Charge
 
 
 class HoldPhase(Enum):
-    """Phase of a hold. Holds move downwards in this list, may skip phases, and end when the tenant has drained.
+    """Phase of a hold, in order. A hold may skip phases, never returns to an earlier one, and ends when the tenant has
+    drained.
 
     Exception: a PREEMPTED hold whose tenant has no processor time becomes SUSPENDED once its last work ends, and
     PREEMPTED again once its tenant runs.
@@ -22,15 +23,15 @@ class HoldPhase(Enum):
     """A revocation was sent: the tenant must drain."""
 
     DRAINING = auto()
-    """The tenant's gate is closed, and its last work is ending. No further process joins, and the hold is not
-    renewed."""
+    """The tenant's hooks launch nothing more, and its last work is ending. No further process of the tenant may launch,
+    and the hold is not renewed."""
 
     YIELDING = auto()
-    """As DRAINING, and the tenant's GPUs may already be granted to others."""
+    """As DRAINING, and its last work is about to end. The next tenant is therefore granted the GPUs already."""
 
     SUSPENDED = auto()
-    """The tenant has no processor time and cannot drain. Its gate is barred, and its known work has ended. Its GPUs may
-    be granted to others; it pays nothing."""
+    """The tenant gets no processor time, so its hooks cannot report that it has drained. They are barred from
+    launching, and its known work has ended. Its GPUs may be granted to others, and it pays nothing."""
 
     PREEMPTED = auto()
     """The grace period has expired, and the tenant's GPUs may be granted to others. A suspended hold also enters this
@@ -41,11 +42,11 @@ class HoldPlace(Enum):
     """Role of a tenant among the holders of one GPU."""
 
     LEAD = auto()
-    """The present turn is this tenant's. A GPU has at most one lead."""
+    """The tenant to which the present turn belongs. A GPU has at most one lead."""
 
     CO_RUNNER = auto()
-    """The tenant holds while another tenant leads, until it is revoked. It still waits for its own turn, in which it
-    becomes the lead without draining."""
+    """A tenant that holds during another tenant's turn, until it is revoked. It still waits for its own turn. When that
+    turn comes, it becomes the lead without draining."""
 
 
 class CoRunEnd(Enum):
@@ -58,7 +59,7 @@ class CoRunEnd(Enum):
     """The lead, or another co-runner, was owed time and lost work by co-running."""
 
     PROBE = "probe"
-    """The lead is being measured alone."""
+    """The lead must hold alone for a while, so that its progress alone is measured again."""
 
     LIMIT = "limit"
     """The co-runner has less time left under its limit than the shortest quantum."""
@@ -70,7 +71,7 @@ class CoRunEnd(Enum):
     """The lead is interactive or takes exclusive turns, or the co-runner may no longer co-run."""
 
     GROUP = "group"
-    """No other member of the tenant's group holds the GPU any more."""
+    """The tenant co-ran with members of its group, and none of them holds the GPU or is late to drain any more."""
 
     LEADS = "leads"
     """The co-runner has become the lead."""
@@ -97,7 +98,7 @@ class Metering(Enum):
 
 @dataclass(slots=True)
 class Hold:
-    """A grant whose tenant has not drained. Moments in nanoseconds of the scheduler's clock."""
+    """One grant and its state, until the tenant has drained. Moments in nanoseconds of the scheduler's clock."""
 
     grant_id: int
     granted_at: int
@@ -110,32 +111,34 @@ class Hold:
     given_as: Charge
     """Charge of the granted time: guaranteed or borrowed."""
     renewal_considered: bool
-    """True once the renewal was considered for this deadline."""
+    """True once the scheduler has decided whether to renew the hold at this deadline. It decides once per deadline."""
     told_longer: bool = False
-    """True if the holder was last sent a later deadline than its present one, so it must be revoked at its deadline."""
+    """True if the holder knows only a later deadline than the present one. The scheduler must therefore revoke it at
+    the deadline."""
     phase: HoldPhase = HoldPhase.RUNNING
     yields_at: int | None = None
     """Moment from which the next tenant may get the token. None unless the hold is draining."""
     ends_at: int | None = None
-    """Announced end of the last work; None unless the hold is draining."""
+    """Expected end of the tenant's last work: announced by its hooks, or computed if the tenant has no processor time.
+    None unless the hold is draining."""
     silent: bool = False
     """True if the tenant has no processor time. The hold is then suspended at `ends_at`."""
     starved: bool = False
-    """True if the tenant had no processor time at some moment of the hold. Its overrun is then learned from the work
-    launched until that moment, and not from the end of the hold."""
+    """True if the tenant had no processor time at some moment of the hold. The end of the hold then shows no overrun of
+    kernels, so the overrun is learned from the expected end of the launched work."""
     seen_late: bool = False
-    """True once the scheduler has run after the time at which the hold should have drained. Then the tenant is late,
-    and not the scheduler."""
+    """True once the scheduler has run after the time at which the hold should have drained. A later drain is then the
+    tenant's delay, not the scheduler's, so the tenant pays for it."""
     co_run_end: CoRunEnd = CoRunEnd.DRAINED
     """Reason for which the tenant stops co-running."""
     holds_up_group: bool = True
-    """True while other members of the tenant's group wait for it to drain."""
+    """True while the turn of other members of the tenant's group is delayed until this tenant has drained."""
     place: HoldPlace = HoldPlace.LEAD
     accompanies: bool = False
     """The tenant co-runs because another member of its group holds the GPU."""
     waited_since: int | None = None
-    """For a draining co-runner: moment since which it has waited for its own turn. If it wants more after draining, its
-    wait counts from then."""
+    """For a draining co-runner: start of its wait for its own turn. If it wants the token again after draining, its
+    wait counts from that moment."""
     quiet_until: int = 0
     """Moment before which no other tenant fills this tenant's gaps."""
     charged_ns: int = 0

@@ -20,5 +20,5 @@ class LeakyBucket:
         return self._empty_at <= now + burst_ns
 
     def add(self, now: int, ns: int) -> None:
-        """Record an event, which takes `ns` to leak away."""
+        """Record an event. It counts against the burst until `ns` nanoseconds of leaking have removed it."""
         self._empty_at = max(now, self._empty_at) + ns

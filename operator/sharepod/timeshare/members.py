@@ -1,10 +1,12 @@
-"""Members of a group on one GPU, such as two ranks of a training, each a tenant of its own: when they hold it together.
+"""Decides when members of a group hold one GPU together. Example: two ranks of a training, each a tenant of its own.
 
 Guarantees:
-- Members take turns until one of them is late to drain while another one waits: it may wait for that one in a
-  collective. For `_TOGETHER_NS` from then on they hold the GPU together, as the processes of one tenant do.
-- A member then co-runs while another one leads, and until that one has drained.
-- A member that is late to drain next to another tenant's turn is joined by the members that wait.
+- Members take turns until one of them is late to drain while another one waits. The late member may be blocked in a
+  collective operation that needs the waiting one. For the next `_TOGETHER_NS` they therefore hold the GPU together, as
+  the processes of one tenant do.
+- In that time a member co-runs while another member leads, and until the other member has drained.
+- If a member is late to drain and a tenant outside the group already has its turn, the waiting members co-run too, so
+  that the collective operation can end.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from .tenant import TokenTenant
 
 _MS = 1_000_000
 _TOGETHER_NS = 60_000 * _MS
-"""Time for which members hold a GPU together after one was late to drain: 60 s. Then they take turns again, which costs
-ranks one turn, and members that do not wait for each other nothing."""
+"""Time for which members hold a GPU together after one was late to drain: 60 s. Then they take turns again. Members
+that wait for each other lose one turn by that; others lose nothing."""
 _UNANNOUNCED_NS = 50 * _MS
-"""Time after the end of its turn within which a member that announces no end drains, if it is not known to take longer:
-50 ms, two kernels of 20 ms and a hand-off."""
+"""Time after its turn within which a member is expected to drain if it announces no end of its work: 50 ms, two kernels
+of 20 ms and a hand-off. A longer usual overrun replaces it."""
 
 
 class Members:
@@ -39,7 +41,8 @@ class Members:
             del self._until[key]
 
     def look(self, now: int, gpu: str) -> None:
-        """Note members that are late to drain while another member waits or holds."""
+        """For each member that is late to drain while another member waits or holds: let the group hold the GPU
+        together from now on, for `_TOGETHER_NS`."""
         for tenant in self._occupancy.occupants(gpu):
             if tenant.group is None or not self._is_late(now, tenant):
                 continue
@@ -48,7 +51,8 @@ class Members:
                     self._until[gpu, tenant.group] = now + _TOGETHER_NS
 
     def accompany(self, now: int, tenant: TokenTenant, lead: TokenTenant) -> bool:
-        """Return whether a waiting tenant that may co-run now does so as a member of a group."""
+        """Return True if a waiting tenant must co-run now, because another member of its group leads or is late to
+        drain."""
         account = tenant.account
         if tenant.group is None or account.in_arrears or not account.ceiling_fits(self._quantum_min_ns):
             return False
@@ -75,7 +79,8 @@ class Members:
         return now < self._until.get((tenant.gpus[0], tenant.group or ""), 0)
 
     def _is_awaited(self, now: int, tenant: TokenTenant) -> bool:
-        """Return whether another member of its group is late to drain."""
+        """Return True if another member of the tenant's group is late to drain on its GPU, so that it may wait for this
+        tenant."""
         for other in self._occupancy.occupants(tenant.gpus[0]):
             if other is not tenant and other.group == tenant.group and self._is_late(now, other):
                 return True
@@ -86,8 +91,8 @@ class Members:
         return late_at is not None and late_at <= now
 
     def _late_at(self, tenant: TokenTenant) -> int | None:
-        """Return the moment from which a member is late to drain; None: it need not drain. Next to other holders work
-        takes longer than announced, or than usual."""
+        """Return the moment from which a member is late to drain; None: it need not drain. The expected time is
+        multiplied by the number of holders, because they share the GPU."""
         hold = tenant.hold
         if tenant.group is None or hold is None or hold.phase is HoldPhase.RUNNING:
             return None
@@ -102,7 +107,8 @@ class Members:
 
 
 def kind_of_time(tenant: TokenTenant, lead: TokenTenant) -> Charge:
-    """Return the kind of a member's time: its lead's, or its own guarantee next to another tenant's turn."""
+    """Return how a co-running member is charged: as its lead, if that is of the same group; else as guaranteed. A
+    member without a request borrows."""
     if not tenant.account.request_milli:
         return Charge.BORROWED
     return lead.hold.given_as if tenant.group == lead.group and lead.hold is not None else Charge.GUARANTEED

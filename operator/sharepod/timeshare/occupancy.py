@@ -4,8 +4,8 @@ Guarantees:
 - S1: A GPU has at most one lead, its holder. Only co-runners hold the GPU at the same time.
 - S2: Each nanosecond of a GPU is charged as held at most once. While there are co-runners, all tenants that hold or
   have not drained pay a part, by the time that each has work in flight. Time without work in flight is a gap. Without
-  co-runners the first of these tenants pays: the tenant that yields the GPU; its holder; the tenant that was preempted
-  first.
+  co-runners only one tenant pays: the tenant that yields the GPU, else its holder, else the undrained tenant that was
+  preempted first.
 - S3: A preempted tenant owes all the time until it has drained, even time that another tenant pays for. A suspended
   tenant owes nothing.
 """
@@ -27,7 +27,7 @@ _PREEMPTED, _SUSPENDED = HoldPhase.PREEMPTED, HoldPhase.SUSPENDED
 
 
 class Occupancy:
-    """Tenants, holders, yielding and preempted tenants of every GPU."""
+    """For each GPU: its tenants, and which of them hold it, co-run on it, yield it, or were preempted on it."""
 
     def __init__(self) -> None:
         self.tenants_on: dict[str, list[TokenTenant]] = {}
@@ -65,8 +65,8 @@ class Occupancy:
             self.groups.setdefault(tenant.group, []).append(tenant)
 
     def remove(self, tenant: TokenTenant) -> None:
-        """Remove a tenant from all its GPUs at once, even if it holds them. The caller must settle its account
-        before.
+        """Remove a tenant from all its GPUs at once, even if it holds them. The caller must charge its account
+        (`settle`) before.
         """
         self.free(tenant)
         if tenant.group is not None:
@@ -128,12 +128,12 @@ class Occupancy:
         return tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
 
     def accompanies(self, tenant: TokenTenant, other: TokenTenant) -> bool:
-        """Return whether a tenant co-runs with another member of its group."""
+        """Return True if `tenant` co-runs because a member of its group holds, and `other` is in the same group."""
         return tenant.group == other.group and tenant.hold is not None and tenant.hold.accompanies
 
     def weight_of_companions(self, tenant: TokenTenant) -> int:
-        """Return the weight of the tenants that wait and may co-run with a tenant as members of its group: its turn is
-        theirs, too."""
+        """Return the summed weight of the tenants that would co-run in this tenant's turn as members of its group. The
+        caller adds it to the tenant's weight, because the turn is also theirs."""
         if not self.may_co_run(tenant):
             return 0
         return sum(
@@ -147,7 +147,8 @@ class Occupancy:
         )
 
     def add_co_runner(self, now: int, tenant: TokenTenant) -> None:
-        """Make the tenant a co-runner of its GPU. The accounts of all holders are settled first."""
+        """Make the tenant a co-runner of its GPU. Charge the accounts of all holders before, because their charge
+        changes."""
         gpu = tenant.gpus[0]
         self.settle(now, tenant)
         self.settle_on(now, tenant.gpus)
@@ -182,8 +183,8 @@ class Occupancy:
         return changed
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
-        """Keep the free GPUs of a sleeping tenant idle. The sleeper pays for a GPU from now on while no other tenant
-        pays for that GPU.
+        """Keep the free GPUs of a sleeping tenant idle. From now on the sleeper pays for each of them, unless a tenant
+        that has not drained pays.
         """
         for gpu in anticipation.tenant.gpus:
             self._enter(now, gpu)
@@ -201,16 +202,17 @@ class Occupancy:
                 del self.awaited[own]
 
     def start_yielding(self, tenant: TokenTenant) -> None:
-        """Let others hold the tenant's GPUs while its last work ends. The tenant continues to pay."""
+        """Let other tenants hold the tenant's GPUs while its last work ends. Until it has drained, this tenant pays and
+        not the next holder."""
         for gpu in tenant.gpus:
             del self.holder[gpu]
             self._yielding[gpu] = tenant
 
     def pass_on(self, now: int, tenant: TokenTenant) -> tuple[str, ...]:
-        """Charge the present holders for the GPUs that a tenant yields. Called if that tenant's last work has ended and
-        it could not report this.
+        """Charge the present holders, and no longer `tenant`, for the GPUs that `tenant` yields. Called when its last
+        work ended during a stall of the agent, so that it could not report the end.
 
-        Return the yielded GPUs that have no holder. The tenant still pays for these.
+        Return the yielded GPUs that have no holder yet. The tenant still pays for these.
         """
         self.settle_around(now, tenant)
         for gpu in tenant.gpus:
@@ -220,22 +222,23 @@ class Occupancy:
         return tuple(gpu for gpu in tenant.gpus if gpu in self._yielding)
 
     def yield_on(self, now: int, tenant: TokenTenant) -> None:
-        """Charge a yielding tenant again for all its GPUs, until it has drained."""
+        """Undo `pass_on`: charge a yielding tenant again for all its GPUs, until it has drained."""
         self.settle_around(now, tenant)
         for gpu in tenant.gpus:
             self._yielding[gpu] = tenant
             self._changed.add(gpu)
 
     def preempt(self, tenant: TokenTenant) -> None:
-        """Let others hold the GPUs of a tenant that does not drain. The tenant pays for a GPU while no other tenant
-        pays for it.
+        """Let other tenants hold the GPUs of a tenant that does not drain. It pays for each GPU while no other tenant
+        pays.
         """
         self._leave(tenant)
         for gpu in tenant.gpus:
             self._preempted.setdefault(gpu, []).append(tenant)
 
     def suspend(self, tenant: TokenTenant) -> None:
-        """Let others hold the GPUs of a tenant that cannot drain and has no work on them. The tenant pays nothing."""
+        """Let other tenants hold the GPUs of a tenant that has no processor time to drain, and whose work has ended. It
+        pays nothing."""
         self._leave(tenant)
         for gpu in tenant.gpus:
             if tenant in self._preempted.get(gpu, ()):
@@ -253,8 +256,8 @@ class Occupancy:
         """Return True if the tenant may yield: it holds its GPUs, no other tenant yields one of them, and no tenant
         co-runs there.
 
-        With a co-runner a yield is wrong: the last work takes longer than announced, and the GPU is not idle during a
-        hand-off anyway.
+        With a co-runner a yield would be early, because the last work takes longer than announced. It is also not
+        needed: the co-runner keeps the GPU busy during the hand-off.
         """
         return all(
             self.holder.get(gpu) is tenant and gpu not in self._yielding and gpu not in self.co_runners
@@ -281,8 +284,8 @@ class Occupancy:
         return False
 
     def settle(self, now: int, tenant: TokenTenant) -> None:
-        """Bring the tenant's account forward to `now`. The caller must do this before any change that affects the
-        tenant's charge.
+        """Settle: charge the tenant's account for the time until `now`. The caller must do this before any change that
+        affects the tenant's charge.
         """
         account, hold = tenant.account, tenant.hold
         if hold is None:
@@ -302,8 +305,8 @@ class Occupancy:
             if owed or hold.phase is not _SUSPENDED:
                 account.turns.add(account.at, until, overdue=preempted and not held)
             late = hold.deadline is not None and account.at >= hold.deadline
-            # Work that was launched before metering has no bound, so the tenant is not charged as guaranteed while it
-            # drains.
+            # If the queue was not bounded from the start, the tenant may have launched any amount of work. It did not
+            # overrun by its own fault, so its time is charged as borrowed.
             guaranteed = contended and (
                 preempted
                 or (hold.metering is Metering.METERED_FROM_START and (late or hold.given_as is Charge.GUARANTEED))
@@ -316,12 +319,12 @@ class Occupancy:
             account.advance(until, held, Charge.GUARANTEED if guaranteed else Charge.BORROWED, owed_ns=owed)
 
     def settle_around(self, now: int, tenant: TokenTenant) -> None:
-        """Settle the tenant, and all tenants whose charge depends on it."""
+        """Settle the tenant, and all other tenants of its GPUs that pay or may pay."""
         self.settle(now, tenant)
         self.settle_on(now, tenant.gpus)
 
     def settle_on(self, now: int, gpus: Iterable[str]) -> None:
-        """Settle all tenants that pay for one of these GPUs, or would pay if another tenant did not."""
+        """Settle all tenants that pay for one of these GPUs now, or that pay once the present payer stops."""
         for gpu in gpus:
             self._enter(now, gpu)
             for other in self._possible_payers(gpu):
@@ -346,7 +349,7 @@ class Occupancy:
         return self._books[gpu].time()
 
     def _enter(self, now: int, gpu: str) -> None:
-        """Record the time until now in the GPU's time record."""
+        """Add the time until now to the GPU's time record, by its present use."""
         if gpu not in self._books:
             return
         if (gpu in self.concurrent and gpu not in self._gangs_on) or gpu in self.co_runners:
@@ -362,8 +365,8 @@ class Occupancy:
         self._books[gpu].advance(now, use)
 
     def _measure(self, now: int, gpu: str) -> None:
-        """Add the time until now to the progress measures of the tenants that held. If they co-ran, also settle their
-        accounts.
+        """Add the time until now to the progress measures of the tenants that held the GPU. If they co-ran, also charge
+        their accounts.
         """
         begin = self._books[gpu].at
         if now <= begin:
@@ -375,7 +378,7 @@ class Occupancy:
             return
         launches = [tenant.progress.span() for tenant in tenants]
         if not together:
-            return  # one tenant yields to the other, so the span measures neither of them
+            return  # one of them yields: the span measures neither
         for tenant in tenants:
             tenant.account.refund(tenant.progress.joined(begin))
         self._settle_together(now, gpu, tenants)
@@ -383,7 +386,8 @@ class Occupancy:
             tenant.progress.shared(now - begin, launched)
 
     def _settle_together(self, now: int, gpu: str, tenants: list[TokenTenant]) -> None:
-        """Charge the time since the GPU's last record to the tenants that held, in parts."""
+        """Divide the time since the GPU's last record among the co-running tenants, by their work in flight, and charge
+        each for its part."""
         books = self._books[gpu]
         moments = {now}
         for tenant in tenants:
@@ -400,11 +404,11 @@ class Occupancy:
             books.share(until, sum(parts))
 
     def losses(self, now: int, tenants: list[TokenTenant]) -> list[float]:
-        """Return each tenant's loss of work, 0 to 1, while these tenants hold at once. It is the loss measured in the
-        last window, or a predicted loss if that measure is too old.
+        """Return, for each tenant, the part of its work (0 to 1) that it loses while all these tenants hold at once. It
+        is the loss measured in the last window, or a predicted loss if that measure is too old.
 
-        Members of a group that hold together are charged for all time that the other holders do not get. So a group
-        pays for its own switches and collectives.
+        Members of a group that hold together pay for all time that the other holders do not get. So a group, and not
+        its neighbours, pays for switches between its members and for its collective operations.
         """
         members = self._members_together(tenants)
         others = [tenant for tenant in tenants if tenant not in members]
@@ -423,7 +427,8 @@ class Occupancy:
 
     @staticmethod
     def _members_together(tenants: list[TokenTenant]) -> list[TokenTenant]:
-        """Return the tenants of which one accompanies another member of its group, and these members."""
+        """Return the tenants that hold the GPU together with another member of their group, so that one of them co-runs
+        for that reason."""
         groups = {tenant.group for tenant in tenants if tenant.hold is not None and tenant.hold.accompanies}
         return [tenant for tenant in tenants if tenant.group in groups] if groups else []
 

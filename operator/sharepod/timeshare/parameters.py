@@ -27,16 +27,17 @@ class Parameters:
     """
 
     target_latency_ns: int = 300 * _MS
-    """Target latency: time within which every runnable tenant has one turn. A tenant's turn is its part of this time,
-    by weight."""
+    """Target latency: time within which every tenant that waits for a GPU has one turn. The length of a tenant's turn
+    is its part of this time, in proportion to its request."""
 
     quantum_min_ns: int = 10 * _MS
-    """Shortest quantum. A holder keeps this much when a tenant wakes with credit, and a tenant starts only if its
-    ceiling has room for it. A hand-off takes about 0.2 ms (benchmarks/handoff.py), 2 % of this."""
+    """Shortest quantum. When a tenant wakes with credit, the holder's quantum is cut to this. A tenant starts only if
+    it can hold for this long without exceeding its limit. A hand-off takes about 0.2 ms (benchmarks/handoff.py), 2 % of
+    this."""
 
     turn_min_ns: int = 2 * _MS
-    """Shortest turn. A tenant with a small share gets this much, and a holder of borrowed time keeps this much when a
-    tenant with credit begins to wait. About ten times the time of a hand-off."""
+    """Shortest turn: that of a tenant with a small share, and of a holder on borrowed time when a tenant with credit
+    begins to wait. About ten times the time of a hand-off."""
 
     quantum_max_ns: int = 100 * _MS
     """Longest quantum, while other tenants wait or the tenant has a limit below the whole GPU."""
@@ -46,15 +47,15 @@ class Parameters:
     longest kernels, so that preemption is the exception."""
 
     assured_burst_ns: int = 1000 * _MS
-    """Capacity of the assured bucket, as time at the tenant's request. It bounds how long a returning tenant can delay
-    other tenants."""
+    """Capacity of the assured bucket: credit of this much time at the tenant's request. It bounds how long a tenant
+    that returns after a pause can delay other tenants."""
 
     ceiling_burst_ns: int = 100 * _MS
-    """Capacity of the ceiling bucket, as time at the tenant's limit. The bucket holds at least one longest quantum."""
+    """Capacity of the ceiling bucket: this much time at the tenant's limit, but at least one longest quantum."""
 
     debt_ns: int = 10_000 * _MS
-    """Debt cap, as time at the tenant's rate. Only one hold longer than the cap can leave more debt. The cap bounds how
-    long a tenant in debt waits."""
+    """Debt cap of each bucket, as time at the bucket's rate. It bounds how long a tenant in debt waits. Only a single
+    hold longer than the cap can leave more debt."""
 
     window_ns: int = 10_000 * _MS
     """Length of the window over which usage is reported."""
@@ -68,7 +69,8 @@ class Parameters:
     program."""
 
     idle_patience_ns: int = 1000 * _MS
-    """Wait of a tenant with credit after which no GPU is kept idle instead of its turn."""
+    """Longest wait of a tenant with credit during which a GPU may be kept idle for a pausing tenant. Afterwards the
+    waiting tenant gets its turn."""
 
     renew_ahead_ns: int = 3_000_000
     """Time before its deadline at which a holder is renewed if its turn is next again, so that the grant reaches the
@@ -90,14 +92,15 @@ class Parameters:
     """Burst of cuts, and of early turns, after a quiet time: 20 cuts, 62 turns."""
 
     resume_ns: int = 50 * _MS
-    """Room that a throttled tenant's ceiling must have before it runs again. At most half of the longest quantum."""
+    """Time that a throttled tenant, one at its limit, must be able to hold again before it runs. At most half of the
+    longest quantum."""
 
     excess_horizon_ns: int = 60_000 * _MS
-    """Claim on idle time that a sleeping tenant can save if it may co-run, as time at its request. So idle time goes
-    first to tenants that used little of their requests in the last minute."""
+    """Largest claim on lent time that a tenant that may co-run keeps while it sleeps, as time at its request. So lent
+    time goes first to tenants that used little of their requests in the last minute."""
 
     sharing: Sharing = Sharing.EXCLUSIVE
-    """Sharing of GPUs for which the caller sets none."""
+    """Default for GPUs without a call of `Scheduler.set_sharing`."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -108,7 +111,8 @@ class Parameters:
 
     @property
     def patience_ns(self) -> int:
-        """Return the wait and lag, in nanoseconds, from which a tenant precedes tenants that wake with credit.
+        """Return the nanoseconds that a tenant must have waited, and must be owed, to precede tenants that wake with
+        credit.
 
         It is two thirds of the target latency. The last third is left for the turns of all tenants that have waited
         this long.
@@ -117,6 +121,7 @@ class Parameters:
 
     def quantum(self, part: int, whole: int, overrun_ns: int = 0) -> int:
         """Return the quantum, in nanoseconds, of a tenant with weight `part` among competing tenants whose weights sum
-        up to `whole`. `overrun_ns`: usual overrun of their turns."""
+        up to `whole`. `overrun_ns`: time by which the tenant's turns usually overrun; it is subtracted from the
+        quantum."""
         own = self.target_latency_ns * part // max(1, whole) - overrun_ns
         return max(self.turn_min_ns, min(self.quantum_max_ns, own))

@@ -23,15 +23,16 @@ class Turn:
     tenant: TokenTenant
     quantum_ns: int
     backfill: bool
-    """True if the GPUs are reserved for another tenant from the end of this turn on."""
+    """True if the GPUs are reserved for another tenant. This turn then must end before that tenant's turn begins."""
     rides: bool = False
-    """True if the turn uses the credit of the tenant's group. Its time is then guaranteed, whatever the tenant itself
-    is owed."""
+    """True if the turn uses the credit of the tenant's group. Its time is then charged as guaranteed, even if the
+    tenant itself has no credit."""
 
 
 @dataclass(frozen=True)
 class Anticipation:
-    """Decision to keep the free GPUs of a sleeping tenant idle, because the tenant is expected back soon."""
+    """Decision to keep the free GPUs of a sleeping tenant idle, because the tenant will probably want them again
+    soon."""
 
     tenant: TokenTenant
     until: int
@@ -44,7 +45,8 @@ def waiting_with(
     groups: Mapping[str, Sequence[TokenTenant]],
     awaited: Mapping[str, Anticipation],
 ) -> list[TokenTenant]:
-    """Return the runnable tenants of these GPUs, and of all other GPUs that gangs and groups link with these.
+    """Return the runnable tenants whose turns must be decided together: the tenants of these GPUs, and of all GPUs that
+    gangs and groups link with these.
 
     A gang links its GPUs while it is runnable, or while its GPUs are kept idle for it.
 
@@ -52,7 +54,7 @@ def waiting_with(
         gpus: UUIDs of the GPUs.
         tenants_on: All tenants by GPU.
         groups: The tenants of each group.
-        awaited: By GPU that is kept idle: its sleeping tenant.
+        awaited: For each GPU that is kept idle: the decision, with the sleeping tenant.
     """
     found: dict[str, TokenTenant] = {}
     pending = sorted(gpus)
@@ -84,8 +86,8 @@ def waiting_with(
 def competing_weight(
     gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]
 ) -> dict[tuple[str, bool], int]:
-    """Return, by (GPU, True for best effort), the sum of the weights of the tenants that wait runnable or hold
-    there."""
+    """Return the sum of the weights of the tenants that compete for each GPU: they hold it, or wait and are not
+    throttled. Key: (GPU, True for best-effort tenants)."""
     weights: dict[tuple[str, bool], int] = {}
     for gpu in gpus:
         for tenant in tenants_on[gpu]:

@@ -1,16 +1,17 @@
-"""Progress of one tenant: its work while other tenants hold too, relative to its work in the same time alone.
+"""Progress of one tenant: the work that it gets done while other tenants hold too, divided by the work that it gets
+done alone in the same time.
 
 Guarantees:
 - S11 own-measure: A tenant's measures follow only from the counters of its own hooks, so no tenant can change
   another's.
-- For a tenant with one process and one stream, the launch rate shows the loss of work. With several streams, one with
-  many small launches could hide the loss of another. The progress of such a tenant is therefore at most the part of the
-  GPU that it got, divided by the part that it needs alone.
-- If launch rates are not conclusive, or the program does other work than when it was measured alone (another phase),
-  the loss is predicted. The prediction is the part of the GPU that the hardware gives to others while the tenant has
-  work in flight.
-- A tenant is measured alone in holds of at least `LEARN_NS`, if it has any. Shorter holds are not typical, because they
-  follow a pause.
+- For a tenant with one process and one stream, a lower launch rate shows the loss of work. With several streams, a
+  stream with many small launches could hide the loss of another. The progress of such a tenant is therefore at most the
+  part of the GPU that it got, divided by the part that it needs alone.
+- The loss is predicted if there are too few launches, or if the program does other work than when it was measured alone
+  (another phase). The prediction is the part of the GPU that the hardware gives to others while the tenant has work in
+  flight.
+- A tenant is measured alone only in holds of at least `LEARN_NS`, once it has had such a hold. Shorter holds are not
+  typical, because the program pauses after them.
 
 A tenant's hook takes samples at random moments while its gate is open or it has work in flight; at other times its
 counters do not change. `in_flight` is the part of samples with work in flight. `rate` is launches per nanosecond.
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 _MS = 1_000_000
 LEARN_NS = 5 * _MS
-"""Shortest span of holding alone, in nanoseconds, that counts as a measure."""
+"""Shortest span of holding alone, in nanoseconds, that counts as a measure: 5 ms, about ten samples."""
 PROBE_NS = 25 * _MS
 """Time for which a lead holds alone to be measured again (a probe), in nanoseconds: 50 samples of one per 0.5 ms."""
 _PROBES_MOST_NS = 2_000 * _MS
@@ -31,8 +32,8 @@ _PROBES_MOST_NS = 2_000 * _MS
 _PROBES_LEAST_NS = 500 * _MS
 """Shortest usual time between two probes, in nanoseconds. A probe of 25 ms takes 5 % of it."""
 _PROBES_SOONEST_NS = 100 * _MS
-"""Shortest time between two probes, in nanoseconds, of a tenant that launches faster with others than its measure
-alone."""
+"""Shortest time between two probes, in nanoseconds. It applies if the tenant launches faster while it co-runs than it
+did alone, so that the measure alone is out of date."""
 _KNOWN_NS = 30_000 * _MS
 """Time for which a measure is valid, in nanoseconds."""
 _OLD_NS = 10_000 * _MS
@@ -43,29 +44,30 @@ _SWITCHING = 1.09
 """Factor by which the hardware's time slices lengthen work: 1.09, because a switch of 91 us follows each slice of 1,024
 us."""
 _SLACK = 0.02
-"""Difference between two values of `in_flight` that does not count as a change."""
+"""Error of `in_flight` that is tolerated when a loss is computed from it."""
 _LAUNCHES_LEAST = 15
-"""Least launches that the tenant would make in a window alone, so that its launch rate counts. Fewer are too random."""
+"""Number of launches that the tenant must make in a window, when alone, for its launch rate to be used. Fewer are too
+random."""
 _LOSS_MOST = 0.95
 """Upper bound of a loss, because every holder gets some work done."""
 _STEADY = 0.15
-"""Relative change of the launch rate up to which the time to the next probe grows."""
+"""Relative change of the launch rate, between two measures alone, up to which the time to the next probe doubles."""
 _FASTER = 1.2
 """Launch rate, relative to the rate alone, from which the program counts as being in another phase than when it was
 measured."""
 _SHIFTED = 0.25
 """Change of `in_flight` between two windows from which the program counts as being in another phase."""
 _SEVERAL = 0.1
-"""Part of the time with work of several streams in flight from which launches may hide a loss. Occasional copies stay
-below it."""
+"""If work of several streams is in flight for more than this part of the time, launch rates may hide a loss. Occasional
+copies stay below it."""
 _ALWAYS = 0.8
-"""Value of `in_flight` from which only the launch rate can show whether the tenant is slowed."""
+"""Value of `in_flight` from which only the launch rate can show a loss: `in_flight` cannot grow further."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Counters of a tenant's hooks, summed over its processes. If a counter is lower than before, its processes are
-    new."""
+    """Counters of a tenant's hooks, summed over its processes. A counter that is lower than before means that processes
+    were replaced."""
 
     looks: int
     """Samples: moments at which a hook checked for work in flight."""
@@ -74,7 +76,7 @@ class Samples:
     launches: int
     """Launches of kernels and graphs."""
     processes: int = 1
-    """Processes that hold. The hardware gives each its own time slices."""
+    """Number of the tenant's processes that hold the token. The hardware gives time slices to each process."""
     several: int = 0
     """Number of samples in `flying` with work of several streams of one process in flight."""
 
@@ -83,7 +85,7 @@ class Progress:
     """Measures of one tenant of one GPU. Times in nanoseconds of one clock."""
 
     def __init__(self, read: Callable[[], Samples] | None = None) -> None:
-        """`read`: returns the counters as of now; None: only `sampled` gives them."""
+        """`read`: returns the hooks' counters as of now. None: the caller passes the counters to `sampled`."""
         self._read = read
         self.processes = 1
         self.alone_in_flight: float | None = None
@@ -113,22 +115,23 @@ class Progress:
         """Loss that a trial measured. None if no trial showed a gain."""
         self._sampled: Samples | None = None
         self._looks = self._flying = self._overlaps = self._launches = 0
-        """Counts since the last span."""
+        """Growth of the counters since the last call of `span`."""
         self._several = 0.0
         """Part of the time with work of several streams in flight: a moving average over 100 samples."""
         self._ratio: float | None = None
-        """Launch rate with other holders, relative to the rate alone."""
+        """Launch rate with other holders, divided by the rate alone: a moving average."""
         self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
         self._window_flying, self._window_launches = 0.0, 0
         self._window_in_flight: float | None = None
         self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
-        """Since the last measure alone, while other tenants held: charged progress, least possible progress (both in
-        nanoseconds), and launches."""
+        """Sums since the last measure alone, over time with other holders: progress that was charged, least possible
+        progress (both in nanoseconds), and launches."""
         if read is not None:
             self.sampled(read())
 
     def sampled(self, samples: Samples) -> None:
-        """Read the hooks' counters. The first counters, and counters that are lower than before, only start a span."""
+        """Add the growth of the hooks' counters since the last call. The first counters, and counters that are lower
+        than before, only set the starting point."""
         before, self._sampled, self.processes = self._sampled, samples, max(1, samples.processes)
         if before is None or samples.looks < before.looks or samples.launches < before.launches:
             return
@@ -150,8 +153,8 @@ class Progress:
         return launches
 
     def alone(self, now: int, elapsed: int) -> int:
-        """Add a span in which the tenant held alone. Return the nanoseconds of progress that the tenant was charged for
-        before and did not get.
+        """Add a span in which the tenant held alone. If the new measure shows that the tenant was charged for more
+        progress than it made while co-running, return the difference in nanoseconds, else 0.
         """
         launches = self.span()
         self._alone_ns += elapsed
@@ -180,12 +183,13 @@ class Progress:
         """Return the part of its work, 0 to `_LOSS_MOST`, that the tenant lost in the window that ends now. Begin the
         next window.
 
-        If the program's phase has changed since its measure, the tenant is charged for the least possible progress. For
-        the sum of progress its former value is used.
+        If the program has changed its phase since it was measured alone, the tenant is charged for the least possible
+        progress. The return value is then its average loss so far.
 
         Args:
             now: The present moment.
-            others: Part of the GPU's processes that belong to other tenants, 0 to 1.
+            others: Number of processes of other tenants on the GPU, divided by the number of all processes that hold
+                it.
             request_milli: Guaranteed share, in thousandths. A tenant that may miss it is probed more often.
         """
         in_flight = self._window_flying / self.window_ns
@@ -229,15 +233,16 @@ class Progress:
         self._clear_window()
 
     def _least_given(self, in_flight: float, others: float) -> float:
-        """Return the loss of a tenant that gets exactly its part of the GPU while it has work in flight. 0 if the
-        tenant alone needs less than that part."""
+        """Return the loss, 0 to 1, of a tenant that gets only its even part of the hardware's time slices while it has
+        work in flight. 0 if the tenant alone needs less than that part."""
         bound = in_flight * others * _SWITCHING
         if not self.alone_in_flight:
             return bound
         return min(bound, max(0.0, 1 - in_flight * (1 - others) / _SWITCHING / self.alone_in_flight))
 
     def prove(self, loss: float | None) -> None:
-        """Set the loss that a trial measured. It is used in windows with too few launches. None: remove it."""
+        """Set the loss that a trial of co-running measured. `judge` uses it in windows with too few launches. None:
+        remove it."""
         self._proven_loss = loss
 
     @property
@@ -257,8 +262,7 @@ class Progress:
         return PROBE_NS - self._alone_ns
 
     def known(self, now: int) -> float | None:
-        """Return the part of samples with work in flight, as measured when the tenant held the GPU alone. None if it
-        was never measured, or too long ago."""
+        """Return `alone_in_flight`. None if it was never measured, or more than 30 s ago."""
         return None if now - self.measured_at > _KNOWN_NS else self.alone_in_flight
 
     def loss(self, now: int) -> float | None:
@@ -291,9 +295,11 @@ class Progress:
         return self._lost_unseen(rate, before)
 
     def _lost_unseen(self, rate: float, before: float) -> int:
-        """Return the nanoseconds of progress since the last measure that the tenant was charged for and did not get.
+        """Return the nanoseconds of progress that the tenant was charged for since the last measure alone but did not
+        make.
 
-        It is inferred from the launch rate: alone, the tenant now launches faster than it did with others.
+        If the tenant now launches much faster than at the measure before, that measure was out of date. Its progress is
+        then computed again with the new rate.
         """
         made = self._since_made
         real = max(self._since_sure, self._since_launches / rate) if rate > _FASTER * before > 0 else made
@@ -320,7 +326,8 @@ def divide(elapsed: int, in_flight: list[float]) -> list[int]:
 
 def foretell(demands: list[float]) -> list[float]:
     """Return the predicted progress of each tenant if all held at once. `demands`: `in_flight` of each tenant alone.
-    The GPU is divided by max-min fairness; switches between the time slices of several busy tenants leave 0.92 of it.
+    The model divides the GPU by max-min fairness. If the demands exceed the GPU, only 0.92 of it is divided, because
+    the hardware switches between time slices.
     """
     left, whole = 1.0, sum(demands)
     if whole <= 0.9:

@@ -8,21 +8,20 @@ Guarantees:
   - tenants that were suspended, or preempted a grace period after their deadline.
 - S2: Each nanosecond of a GPU is charged as held at most once: to one tenant, or in parts to several tenants.
 - S3: A tenant pays until it has drained, whatever end it announced.
-  - A preempted tenant owes all the time until it has drained. This does not change the share or the ceiling of any
-    other tenant.
+  - A preempted tenant owes all the time until it has drained. Shares and limits of other tenants stay unchanged.
   - A tenant without processor time pays until the expected end of its last work. When it runs again, it pays until it
     has drained.
 - S4: A tenant with several GPUs gets all of them in one grant, or none. Members of a group that want the token get it
   at the same time (groups.py).
-- S5: When such a tenant or group is next, its GPUs are reserved. Until it can start, they are granted only for turns
-  that end before its expected start.
-- S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is no longer than that room. A
-  starving tenant gets a shortest quantum regardless of its ceiling.
+- S5: When a tenant or group with several GPUs is next but must wait, its GPUs are reserved. Until its expected start
+  they are granted only for turns that end before.
+- S6: A tenant starts only if it can hold for a shortest quantum without exceeding its limit. A turn ends at the latest
+  when the limit is reached. A starving tenant gets a shortest quantum regardless of its limit.
 - S7: The order of service is that of turns.py.
 - S8: A GPU is kept idle only for a pausing tenant with credit that is expected back soon, and that tenant pays for the
   time.
 - S9, S10, S12: Tenants co-run only while the sum of progress gains by it. A lead that is owed time and loses work has
-  no co-runners. Limits hold as without co-runners (co_running.py).
+  no co-runners. A co-runner's limit holds as in turns (co_running.py).
 - S11: A tenant's counters change no other tenant's measured progress (progress.py).
 
 Every method takes the present time in nanoseconds of any clock. If it is earlier than in a previous call, the previous
@@ -78,7 +77,7 @@ class Scheduler:
         self._foresight = Foresight(self._parameters, self._occupancy, self._policy)
         self._co_running = CoRunning(self._parameters, self._occupancy)
         self._sharing: dict[str, Sharing] = {}
-        """For each GPU: its sharing, if it differs from the parameters."""
+        """For each GPU: its sharing, if `set_sharing` was called."""
         self._surcharged: dict[str, int] = {}
         """For each tenant with a recent surcharge: the moment from which it may co-run again, in nanoseconds."""
         self._grants = 0
@@ -180,7 +179,7 @@ class Scheduler:
 
     def want(self, now: int, tenant_id: str) -> None:
         """Make a tenant that has work wait for its turn. No effect if it waits or holds already. A preempted or
-        suspended tenant waits for its next turn, although its hold has not drained."""
+        suspended tenant also begins to wait, although its hold has not drained."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         if tenant.waiting_since is not None or tenant.holding:
@@ -295,7 +294,7 @@ class Scheduler:
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
         """End the tenant's hold: all its GPU work has ended. `wanting`: True if it has more work and so waits again.
-        For a tenant without a hold, the call has the effect of `want` if `wanting`, else none."""
+        For a tenant without a hold, the call is `want` if `wanting`, else it has no effect."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
@@ -304,7 +303,7 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._occupancy.settle_around(now, tenant)
-        if wanting:  # without `wanting` the program pauses, so the span is not typical and is no measure
+        if wanting:  # a span before a pause is not typical, so it is no measure
             tenant.account.refund(tenant.progress.joined(now))
         self._return_suspended(tenant)
         co_ran = hold.co_runs and not hold.displaced
@@ -344,8 +343,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def stalled(self, now: int) -> None:
-        """Record a stall: the caller (the agent) did not run for some time, at most since its last call. It must call
-        this before any other method when it runs again.
+        """Record a stall: the caller (the agent) did not run for some time since its last call of any method. It must
+        call this first when it runs again.
 
         No tenant is charged for time after the end of its turn plus its usual overrun, because the agent could not take
         the token. Grace periods start again. For a GPU that a tenant yields, the next tenant pays from the announced
@@ -357,8 +356,8 @@ class Scheduler:
     # ---- output
 
     def tick(self, now: int) -> list[Action]:
-        """Apply all changes that are due at `now`. Return the actions, which the caller must carry out. Cheap if
-        nothing is due.
+        """Apply all changes that are due at `now`: renew, revoke and preempt holds, and grant free GPUs. Return the
+        actions, which the caller must carry out. Cheap if nothing is due.
         """
         now = self._advance_clock(now)
         # 1. Find tenants that now starve, whose ceiling has room again, or that may co-run again.
@@ -384,11 +383,11 @@ class Scheduler:
         return actions
 
     def prepare(self, now: int, gpu: str) -> list[PreparedHandOff]:
-        """Decide the hand-offs of a GPU in advance, for the case that its holder drains soon: one for a holder that
-        wants more, and one for a holder that does not.
+        """Decide the hand-offs of a GPU in advance: one in case its holder drains and wants the token again, and one in
+        case it wants no more.
 
-        If the holder drains within the window of a hand-off, `drained` and `tick` would give the same result. This is
-        valid until another call changes the GPU's tenants.
+        If the holder drains between `since` and `until` of a hand-off, calling `drained` and `tick` would have the same
+        result. Any later call that changes tenants of the GPU makes the hand-offs invalid.
         """
         turns = self._foresight.turns(self._advance_clock(now), gpu)
         if turns:
@@ -444,7 +443,7 @@ class Scheduler:
         return self._occupancy.gpu_time(self._advance_clock(now), gpu)
 
     def co_runs(self, gpu: str) -> CoRuns:
-        """Return how tenants co-run on a GPU."""
+        """Return the number of co-runners on a GPU, and why earlier ones stopped."""
         return CoRuns(len(self._occupancy.co_runners.get(gpu, ())), dict(self._occupancy.co_run_ends(gpu)))
 
     def alone_in_flight(self, now: int, tenant_id: str) -> float | None:
@@ -465,8 +464,8 @@ class Scheduler:
         return hold is not None and hold.displaced
 
     def waited_for(self) -> list[str]:
-        """Return the ids of tenants that yield a GPU, or hold a GPU that another tenant waits for. Only tenants metered
-        from the start of their hold count."""
+        """Return the ids of the tenants that delay another tenant: they yield a GPU, or hold a GPU that another tenant
+        waits for. Only tenants with a bounded queue from the start of their hold are included."""
         return [tenant.id for tenant in self._holds.tenants() if self._is_waited_for(tenant)]
 
     def is_waited_for(self, tenant_id: str) -> bool:
@@ -488,7 +487,7 @@ class Scheduler:
         return False
 
     def holders_beside(self, tenant_id: str) -> list[str]:
-        """Return the ids of the leads of a tenant's GPUs."""
+        """Return the ids of the tenants that lead on the GPUs of a tenant."""
         holder = self._occupancy.holder
         return [holder[gpu].id for gpu in self._tenants[tenant_id].gpus if gpu in holder]
 
@@ -504,8 +503,8 @@ class Scheduler:
         return self._holds.terms(self._tenants[tenant_id], hold, left)
 
     def holds_together(self) -> list[tuple[str, bool]]:
-        """Return, for each GPU whose holders changed since the last call, its holders with one GPU as (id, whether
-        another tenant holds or yields that GPU now)."""
+        """Return the holders of each GPU whose holders changed since the last call, as (id, True if another tenant
+        holds or yields the same GPU now). Tenants with several GPUs are left out."""
         changed = self._occupancy.take_changed()
         if not changed:
             return []
@@ -530,8 +529,8 @@ class Scheduler:
         return self._now
 
     def _return_suspended(self, tenant: TokenTenant) -> None:
-        """Raise the virtual time of a suspended tenant that runs again to the minimum, so that it has no claim on idle
-        time that was lent while it was suspended. A tenant that waited in that time keeps its virtual time, because it
+        """If the tenant was suspended and runs again, raise its virtual time to the minimum. So it has no claim on time
+        that was lent while it was suspended. A tenant that waited in that time keeps its virtual time, because it
         competed."""
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.SUSPENDED and tenant.waiting_since is None:
             self._policy.raise_to_min(tenant)
@@ -544,7 +543,8 @@ class Scheduler:
             self._co_running.forget(gpu)
 
     def _stop_waiting(self, tenant: TokenTenant, hold: Hold) -> None:
-        """End the wait of a draining co-runner until it has drained."""
+        """Interrupt the wait of a draining co-runner. If it wants more when it has drained, its wait continues from its
+        former start."""
         if tenant.waiting_since is not None:
             hold.waited_since = tenant.waiting_since
             self._waiting.remove(tenant)
@@ -584,8 +584,8 @@ class Scheduler:
         return self._holds.end_co_run(now, tenant)
 
     def _keeps_out(self, now: int, tenant: TokenTenant) -> list[Action] | None:
-        """Return the revocations of the co-runners that must end before a tenant leads, if that tenant must lead alone.
-        None if the tenant may lead now."""
+        """Return the revocations of the co-runners that must drain before `tenant` can lead alone. None if `tenant` may
+        lead at once. An empty list if all of them drain already."""
         if not self._occupancy.co_runners:
             return None
         runners = [other for gpu in tenant.gpus for other in self._occupancy.co_runners.get(gpu, {}).values()]
@@ -620,7 +620,7 @@ class Scheduler:
         actions: list[Action] = []
         for turn in self._policy.next_turns(now, waiting):
             if isinstance(turn, Anticipation):
-                for gpu in turn.tenant.gpus:  # another sleeper may have one of the GPUs kept idle
+                for gpu in turn.tenant.gpus:  # another sleeper may have kept the GPU idle
                     self._occupancy.cease_waiting(now, gpu)
                 self._occupancy.keep_idle(now, turn)
                 continue
@@ -630,7 +630,7 @@ class Scheduler:
         gangs = [contender for contender in rest if len(contender.gpus) > 1 or contender.joins]
         for contender in gangs:
             self._holds.cut_for(now, contender)
-        # turns that were cut may end now
+        # some of the turns cut here may be over already
         return actions + (self._holds.tick(now) if gangs else self._holds.new_terms())
 
     def _grant_free_gpu(self, now: int, gpu: str) -> list[Action]:
@@ -665,10 +665,10 @@ class Scheduler:
             self._occupancy.cease_waiting(now, gpu)
         if tenant.hold is not None and tenant.hold.co_runs and not tenant.hold.displaced:
             return self._promote(now, turn, tenant.hold)
-        # the tenant was displaced: its old work on the GPUs counts to this turn from now on
+        # The tenant was preempted or suspended. Its work that still runs is charged to the new turn from now on.
         if tenant.hold is not None:
             self._occupancy.settle_around(now, tenant)
-            if tenant.hold.phase is HoldPhase.PREEMPTED:  # otherwise a short turn would cancel the debt of this work
+            if tenant.hold.phase is HoldPhase.PREEMPTED:  # else `cap_debt` would cancel the debt of that work
                 charged_ns = tenant.hold.charged_ns
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)
@@ -686,7 +686,7 @@ class Scheduler:
             deadline,
             metering=Metering.METERED_FROM_START if metered else Metering.UNMETERED,
             given_as=Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED,
-            # Each check for a renewal wakes the agent, so it is skipped if the renewal cannot succeed.
+            # Deciding on a renewal wakes the agent. If the renewal is impossible, it counts as decided.
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
             charged_ns=charged_ns,
         )
@@ -700,7 +700,7 @@ class Scheduler:
         return self._holds.terms(tenant, hold, 0 if deadline is None else deadline - now)
 
     def _promote(self, now: int, turn: Turn, hold: Hold) -> TokenGrant:
-        """Make a co-runner the lead: its hold continues with a quantum."""
+        """Make a co-runner the lead: its hold continues, now with a quantum. Return the grant with the new terms."""
         tenant = turn.tenant
         self._occupancy.promote(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)

@@ -13,11 +13,11 @@ from .parameters import Parameters
 from .progress import Progress
 
 CREDIT_KEPT_NS = 1_000_000
-"""Least lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some
-credit."""
+"""Least credit that the cancellation of common credit leaves to each tenant: 1 ms. So a tenant with credit still counts
+as owed time."""
 _RESCUES_MOST = 10
-"""Number of rescues (turns of a starving tenant) after which the wait for the next rescue stops doubling: 10, a wait of
-some three hours."""
+"""Number of rescues (turns of a starving tenant) after which the wait for the next rescue stops doubling: 10. The wait
+is then about three hours."""
 
 
 @dataclass(eq=False)
@@ -34,20 +34,21 @@ class TokenTenant:
     group: str | None = None
     """Group of tenants that are granted together; None: no group."""
     interactive: bool = False
-    """True if the tenant requests short waits. It then hurries when it wakes with credit. It does so at most once per
-    `early_every_ns` on average, after a burst."""
+    """True if the tenant requests short waits. When it wakes with credit, it precedes almost all others (`hurries`), at
+    most once per `early_every_ns` on average, after a burst."""
     asleep_since: int | None = None
     woke_at: int | None = None
     """Moment at which the tenant last woke after a sleep. None if it never has."""
     waiting_since: int | None = None
     woke_with_credit: bool = False
-    """True if the tenant waits after a sleep and its assured bucket is positive. It then goes next."""
+    """True if the tenant waits after a sleep and its assured bucket is positive. It then precedes tenants that only
+    have credit."""
     hurries: bool = False
-    """True if the tenant waits for an early turn. It then precedes almost all others, and holders keep only a shortest
-    turn."""
+    """True if an interactive tenant waits for an early turn. It then precedes almost all others, and the holder's turn
+    is cut to a shortest turn."""
     prompt: bool = False
-    """True if the tenant must release the token as soon as its work has ended, because it may hurry at its next wake
-    too."""
+    """True if the tenant must release the token as soon as its work has ended. It can afford that, because its next
+    turn is an early one too."""
     early_turns: LeakyBucket = field(default_factory=LeakyBucket)
     """Limiter of early turns."""
     starving: bool = False
@@ -57,7 +58,7 @@ class TokenTenant:
     the wait for the next. Otherwise a tenant that never drains would take a grace period of GPU time every ten seconds,
     whatever its request."""
     throttled: bool = False
-    """True if the tenant waits for its ceiling bucket."""
+    """True if the tenant waits although it has work, because it is at its limit (its ceiling bucket is too low)."""
     throttled_until: int | None = None
     """Moment at which the ceiling bucket has room again. None if it never has at the present rates."""
     hold: Hold | None = None
@@ -68,7 +69,7 @@ class TokenTenant:
     concurrent: bool = False
     """True if the tenant may hold a GPU while others do: its hooks count samples, and it does not opt out."""
     surcharged: bool = False
-    """True for a time after a surcharge. The tenant then never co-runs."""
+    """True for a time after a charge for kernels that ran without the token. The tenant then never co-runs."""
     habits: Habits = field(default_factory=Habits)
     progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)
@@ -94,8 +95,8 @@ class TokenTenant:
         return self.waiting_since + (parameters.debt_ns << min(self.rescues, _RESCUES_MOST))
 
     def wakes(self, now: int, parameters: Parameters) -> bool:
-        """Return True if the tenant wakes with credit after a sleep of at least `wake_ns`, so that it goes next. Also
-        decide whether it hurries. The caller must have settled its account."""
+        """Return True if the tenant, which begins to wait, wakes: it has slept for at least `wake_ns`, or hurries. Also
+        set `hurries` and `prompt`. The caller must have charged its account up to `now`."""
         if self.asleep_since is None:
             return False
         in_time = self.early_turns.has_room(now, parameters.cut_burst_ns)
@@ -132,7 +133,8 @@ MinVirtualTimes = dict[tuple[str, bool], int]
 
 
 def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVirtualTimes) -> None:
-    """Raise the minimum virtual times of `gpu` to the least among the tenants that compete for its idle time."""
+    """Raise the two minimum virtual times of `gpu`, of guaranteed and of best-effort tenants, to the least among the
+    tenants that hold it or wait for it."""
     guaranteed: int | None = None
     best_effort: int | None = None
     for tenant in tenants:
@@ -150,22 +152,23 @@ def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVi
 
 
 def common_credit_ns(burst_ns: int) -> int:
-    """Return the lag of all competing tenants beyond which their common credit is cancelled: three quarters of an
+    """Return the lag in nanoseconds beyond which common credit is cancelled: three quarters of the capacity of an
     assured bucket.
     """
     return burst_ns * 3 // 4
 
 
 def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant]], parameters: Parameters) -> None:
-    """Cancel a part of the credit that all competing tenants of a GPU have in common, before an assured bucket is full.
+    """Take the same lag from all competing tenants of a GPU that all have credit, before one of their assured buckets
+    is full.
 
-    Common credit is time that was lost to hand-offs, which no tenant can get back. Without cancellation the buckets
-    would fill up and overflow unevenly. If a tenant has woken within `assured_burst_ns`, nothing is cancelled: its
-    bucket may have filled during its sleep, and the other tenants would lose time that they are owed.
+    Credit that all of them have is time that was lost to hand-offs, which no tenant can get back. Without cancellation
+    the buckets would fill up and overflow unevenly. If a tenant has woken within `assured_burst_ns`, nothing is
+    cancelled: its bucket may have filled during its sleep, and the other tenants would lose time that they are owed.
 
     Args:
         now: The present moment.
-        tenants_on: Tenants by GPU. The accounts of waiting and holding tenants must be settled.
+        tenants_on: Tenants by GPU. The accounts of waiting and holding tenants must be charged up to `now`.
         parameters: Durations of the scheduler.
     """
     common: dict[str, int] = {}
@@ -195,8 +198,8 @@ OrderKey = tuple[int, int, int, str]
 
 
 def ahead_ns(tenant: TokenTenant, least: MinVirtualTimes) -> int:
-    """Return the nanoseconds by which the tenant's virtual time exceeds the minimum, on the GPU where it exceeds it
-    most.
+    """Return the nanoseconds by which the tenant's virtual time exceeds the minimum of its kind. Of several GPUs the
+    largest value counts.
     """
     kind = tenant.account.request_milli == 0
     return max([tenant.virtual_ns[gpu] - least[gpu, kind] for gpu in tenant.gpus])

@@ -1,21 +1,23 @@
 """Transitions of holds: renewal, cut, revocation, yield, preemption, suspension.
 
 Guarantees:
-- If a holder's turn is next again, its hold is renewed before its deadline, and it need not drain. A holder without
-  active competitors is renewed without a deadline.
-- A holder that announces the end of its last work yields `hand_off_ns` before that end. A GPU has one yielding holder
-  at a time.
+- If the holder would also get the next turn, its hold is renewed before its deadline, so that it need not drain. If no
+  other tenant of its GPUs is active, it is renewed without a deadline.
+- A holder that announces the end of its last work yields `hand_off_ns` before that end: the next tenant is granted
+  already. A GPU has one yielding holder at a time.
 - A holder that has not drained one grace period after its deadline is preempted. While n tenants hold at once, work
   takes up to n times as long, so the grace period is n times as long.
 - A co-runner holds until it is revoked, and then drains while others hold. After it has drained it waits for its turn
   again.
-- A tenant without processor time yields to the next tenant, and its hold is suspended when its last work ends.
+- A tenant without processor time cannot report that it has drained. It yields to the next tenant, and its hold is
+  suspended when its last work is expected to end.
 - When a tenant wakes with credit, the holder keeps only a shortest quantum. Each GPU has at most one such cut per
   `cut_every_ns` on average, after a burst.
 - A gang or a group that is owed its turn keeps it: the turn is not cut for a tenant that wakes with credit.
-- When a tenant hurries, the holder keeps only a shortest turn.
+- When an interactive tenant has an early turn (`hurries`), the holder keeps only a shortest turn.
 - A tenant pays for the hand-offs of a turn that is shorter than a shortest turn. One such turn per `early_every_ns` on
-  each GPU is free, after a burst. So tenants that want turns and do not use them cost other tenants no more than that.
+  each GPU is free, after a burst. So a tenant that requests turns without using them delays others only by these free
+  turns.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from .tenant import TokenTenant
 from .turns import TurnPolicy
 
 _NOTICE_NS = 1_000_000
-"""Least notice of an earlier deadline: 1 ms, the time in which a holder can bound its queue. With less notice the
-holder is revoked instead."""
+"""Least time between the message of an earlier deadline and that deadline: 1 ms, in which a holder can bound its queue.
+With less time left, a revocation is sent at the deadline instead."""
 
 _HAND_OFFS_NS = 400_000
-"""Charge, in nanoseconds, for a turn that is shorter than a shortest turn, if there are too many such turns. It is the
-time of the hand-offs before and after the turn (benchmarks/handoff.py)."""
+"""Charge, in nanoseconds, for each turn that is shorter than `turn_min_ns`, beyond the free ones. It is the time of the
+hand-offs before and after the turn (benchmarks/handoff.py)."""
 
 _LATE_NS = 20_000_000
-"""Time beyond a tenant's usual overrun at which the scheduler wakes: 20 ms. If the scheduler wakes much later, the
-caller has stalled, and the tenant does not pay for the delay."""
+"""Time beyond a tenant's usual overrun after which the scheduler must run once: 20 ms. If the agent does not run at
+that moment, it has stalled, and the tenant does not pay for the delay."""
 
 _RUNNING = HoldPhase.RUNNING
 
 
 class HoldTransitions:
-    """Holds that may still change: all that are neither drained, preempted nor suspended. A preempted hold of a tenant
-    without processor time is included until it is suspended."""
+    """Changes the phases of holds as time passes. Contains all holds that are neither drained, preempted nor suspended,
+    and preempted holds of tenants without processor time until these are suspended."""
 
     def __init__(
         self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy, changed_gpus: set[str]
@@ -67,10 +69,10 @@ class HoldTransitions:
         self._short_turns = defaultdict[str, LeakyBucket](LeakyBucket)
         """For each GPU: limiter of short turns for whose hand-offs the tenant pays nothing."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
-        """Changed terms of holds, which the next tick returns."""
+        """Grants with changed terms of present holds, which the next tick returns."""
 
     def tenants(self) -> Iterable[TokenTenant]:
-        """Return the tenants of these holds."""
+        """Return the tenants whose holds may still change."""
         return self._tenants.values()
 
     def begin(self, tenant: TokenTenant, hold: Hold) -> None:
@@ -90,10 +92,10 @@ class HoldTransitions:
         self._short_turns.pop(gpu, None)
 
     def charge_hand_offs(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Charge a drained tenant for the hand-offs of its turn, if the turn was shorter than a shortest turn, other
-        tenants compete, and there are too many such turns.
+        """Charge a drained tenant for the hand-offs of its turn, if the turn was shorter than `turn_min_ns`, other
+        tenants compete, and the free short turns of the GPU are used up.
 
-        The caller must settle its account before. The recorded time held stays unchanged.
+        The caller must have charged its account up to `now`. The charge does not count as time held.
         """
         if now - hold.begun_at >= self._parameters.turn_min_ns or not self._occupancy.contended(tenant):
             return
@@ -105,8 +107,8 @@ class HoldTransitions:
                 tenant.virtual_ns[gpu] += _HAND_OFFS_NS * 1000 // tenant.weight
 
     def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
-        """Meter the holders of these GPUs from now on, because `newcomer` is connected. If `newcomer` is interactive,
-        the holders must keep their queues short."""
+        """Meter the holders of these GPUs from now on: they must bound their queues, because `newcomer` is connected
+        and may want a GPU. If `newcomer` is interactive, they must keep their queues short."""
         for gpu in gpus:
             holder = self._occupancy.holder.get(gpu)
             if holder is None or holder is newcomer or holder.hold is None:
@@ -167,14 +169,14 @@ class HoldTransitions:
         return self.terms(tenant, hold, 0)
 
     def end_co_run(self, now: int, tenant: TokenTenant) -> TokenRevocation:
-        """Settle a co-runner's account, and return the order to drain."""
+        """End co-running: charge the co-runner's account up to `now`, and return the order to drain."""
         hold = _hold_of(tenant)
         self._occupancy.settle(now, tenant)
         hold.phase, hold.deadline, hold.renewal_considered = HoldPhase.REVOKED, now, True
         return TokenRevocation(tenant.id, hold.grant_id)
 
     def cut_now(self, now: int, tenant: TokenTenant) -> None:
-        """End the turn of a lead now, because a co-runner that woke with credit leads next."""
+        """End the turn of a lead now, because a co-runner leads next."""
         hold = _hold_of(tenant)
         self._occupancy.settle(now, tenant)
         if hold.metering is Metering.UNMETERED:
@@ -220,7 +222,7 @@ class HoldTransitions:
         return [terms for tenant, terms in new if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id]
 
     def tick(self, now: int) -> list[Action]:
-        """Apply all transitions that are due at `now`, and return the messages to holders."""
+        """Apply all transitions that are due at `now`. Return the grants, revocations and reports that result."""
         actions = self.new_terms()
         for tenant in list(self._tenants.values()):
             hold = _hold_of(tenant)
@@ -259,8 +261,8 @@ class HoldTransitions:
         return actions
 
     def stalled(self, since: int, now: int) -> None:
-        """Charge no tenant for the time from the expected end of each turn until `now`, because no turn could begin in
-        it. `since`: earliest moment from which the agent did not run."""
+        """Charge no tenant for the time from the expected end of its turn until `now`, because the agent did not run
+        and could not begin another turn. `since`: last moment at which the agent certainly ran."""
         late = [(idle.until, idle.tenant) for idle in self._occupancy.awaited.values()]
         for tenant in self._tenants.values():
             hold = _hold_of(tenant)
@@ -311,7 +313,7 @@ class HoldTransitions:
         return self._cuts[gpu].has_room(now, self._parameters.cut_burst_ns)
 
     def _late_at(self, tenant: TokenTenant, hold: Hold) -> int:
-        """Return the moment from which the tenant is much later than its usual overrun."""
+        """Return the moment from which the tenant counts as late: its deadline, its usual overrun and `_LATE_NS`."""
         assert hold.deadline is not None, "the hold has a deadline"
         return hold.deadline + tenant.habits.overrun_ns + _LATE_NS
 
@@ -336,8 +338,8 @@ class HoldTransitions:
         )
 
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
-        """Set an earlier deadline. New terms are sent at once, so that the holder's queue is short when the deadline
-        comes. If less than `_NOTICE_NS` is left, the holder is revoked at the deadline instead."""
+        """Set an earlier deadline. The holder gets new terms at once, so that its queue is short when the deadline
+        comes. If less than `_NOTICE_NS` is left, it gets a revocation at the deadline instead."""
         hold.deadline, hold.renewal_considered, hold.seen_late = deadline, False, False
         hold.told_longer = deadline - now < _NOTICE_NS
         if not hold.told_longer and hold.phase is _RUNNING:
@@ -346,8 +348,9 @@ class HoldTransitions:
             self._tell_terms(tenant, hold, deadline - now)
 
     def _renew(self, now: int, tenant: TokenTenant) -> list[Action]:
-        """If a tenant's turn is next again, renew its hold, and the holds of its group that end at the same time. Other
-        turns that must begin at the same time are enqueued."""
+        """If the tenant would also get the next turn, renew its hold, and the holds of its group that end at the same
+        time. For turns of other members that begin with it, mark their GPUs as changed, so that the next tick grants
+        them."""
         terms: list[Action] = []
         for turn in self._policy.renewal(now, tenant):
             hold = turn.tenant.hold
@@ -360,7 +363,7 @@ class HoldTransitions:
     def _renew_one(self, now: int, turn: Turn, hold: Hold, deadline: int) -> list[Action]:
         tenant = turn.tenant
         room, quantum, left = tenant.account.ceiling_room_ns(), turn.quantum_ns, deadline - now
-        if room is not None:  # the rest of the present quantum uses up the room first
+        if room is not None:  # the rest of this quantum also counts against the limit
             quantum = min(quantum, room - left)
         # the turn must end when the reservation begins; otherwise backfill turns would delay the reserved turn
         if turn.backfill:

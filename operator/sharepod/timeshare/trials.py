@@ -1,5 +1,5 @@
-"""Trials of co-running on one GPU: measure whether tenants get more work done by co-running than in turns, if no
-prediction shows it.
+"""Trials of co-running on one GPU: tenants co-run for a short time although no gain is predicted, to measure whether
+they get more work done than in turns.
 
 Example: ranks of one training are several tenants. In turns, the rank that holds spins while it waits for the other
 rank. So it has work in flight all the time, and no gain is predicted.
@@ -7,8 +7,8 @@ rank. So it has work in flight all the time, and no gain is predicted.
 Guarantees:
 - A trial takes at most `TRIAL_NS`. The first trial follows a second of turns. After each failed trial the time to the
   next one doubles. So failed trials take at most 1 % of the time, and busy tenants lose 8 % of their work in them.
-- A tenant's progress is the ratio of its launches per nanosecond with other holders to its launches per nanosecond held
-  in turns, by its own counters (S11). The sum of these ratios is the sum of progress.
+- In a trial a tenant's progress is a ratio of two launch rates, by its own counters (S11): launches per nanosecond
+  while it co-runs, divided by launches per nanosecond held in turns. The sum of these ratios is the sum of progress.
 - A gain is measured again every `_AGAIN_NS`. If the sum has changed by a third, the programs do other work now, and
   co-running ends.
 """
@@ -25,18 +25,20 @@ TRIAL_NS = 250 * _MS
 _TURNS_NS = 1_000 * _MS
 """Least time of turns, in nanoseconds, before a trial. The trial is compared with these turns."""
 _HELD_NS = 100 * _MS
-"""Least time within these turns that each tenant held, in nanoseconds."""
+"""Least time that each tenant must have held within these turns, in nanoseconds. Less would make its launch rate too
+random."""
 _FIRST_NS = 2_500 * _MS
 """Time from a failed trial to the next one, in nanoseconds; it doubles each time."""
 _MOST_NS = 80_000 * _MS
-"""Longest such time, in nanoseconds."""
+"""Longest time from a failed trial to the next one, in nanoseconds."""
 _AGAIN_NS = 1_000 * _MS
-"""Time after which a gain is measured again, in nanoseconds."""
+"""Interval at which co-running after a successful trial is measured again, in nanoseconds."""
 _LASTS_NS = 10_000 * _MS
-"""Time for which the first gain is valid, in nanoseconds; it doubles each time, up to four times that."""
+"""Time in nanoseconds for which a gain is valid; then turns and a new trial follow. It doubles with each successful
+trial, up to four times this."""
 _QUEUED = 3
-"""Launches of a measurement that are not counted: they fill the queue, and would outweigh the launches of long
-kernels."""
+"""Launches at the start of a measurement that are not counted. They only fill the queue, and would distort the rate of
+a tenant with few, long kernels."""
 _RATIO_MOST = 1.0
 """Upper bound of one tenant's ratio: co-running cannot exceed the progress alone, whatever the hooks report."""
 
@@ -66,7 +68,8 @@ class Trials:
         return self.proven or self.begun_at is not None
 
     def turns(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """Record that tenants take turns. The turns count from the first such call on."""
+        """Record that tenants take turns, so that a later trial can be compared with these turns. The first call since
+        the last trial begins the record."""
         if self._turns_since is None:
             self._turns_since = now
             self._before = {}
@@ -97,7 +100,8 @@ class Trials:
         return True
 
     def begin(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """Begin a trial."""
+        """Begin a trial: compute each tenant's launch rate in turns, and start to measure its launch rate while
+        co-running."""
         self.rates = {}
         for tenant in tenants:
             launches, held = _in_turns(tenant)
@@ -115,7 +119,8 @@ class Trials:
         self.begun_at, self.proven = None, False
 
     def goes_on(self, now: int, tenants: Iterable[TokenTenant], least: float, gains: float) -> bool:
-        """Return True if co-running continues. The caller must call this only while a trial is active.
+        """If the measurement is over, compare it with turns. Return True if co-running may continue. Only for an active
+        trial.
 
         Args:
             now: The present moment.
@@ -147,7 +152,8 @@ class Trials:
         self._before = {tenant.id: (tenant.progress.shared_launches, tenant.progress.shared_ns) for tenant in tenants}
 
     def _ratios(self, tenants: Iterable[TokenTenant]) -> dict[str, float]:
-        """Return, by tenant, the launch rate with other holders relative to the launch rate in turns."""
+        """Return each tenant's launch rate while co-running, divided by its launch rate in turns. Tenants without a
+        measure are left out."""
         ratios: dict[str, float] = {}
         for tenant in tenants:
             launches, shared = self._before.get(tenant.id, (0, 0))

@@ -1,7 +1,7 @@
 """Turn history of one tenant: the spans in which the tenant could have work on its GPUs, over the last few seconds.
 
 Guarantees:
-- The reported spans begin at `since`, and are complete from there on: no turn is left out.
+- From the moment `since` on the history is complete: no turn is left out.
 - Spans do not overlap, are in order, and are never empty.
 """
 
@@ -22,8 +22,8 @@ class TurnSpan:
     begin: int
     end: int
     overdue: bool
-    """True if the tenant had been preempted and other tenants held. The tenant was charged for this time although it
-    had no right to it."""
+    """True if the tenant had been preempted and had not drained, while other tenants held. The tenant was charged for
+    this time, but must not have used it."""
 
 
 @dataclass(frozen=True)

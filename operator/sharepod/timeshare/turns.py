@@ -1,8 +1,8 @@
 """Turn policy: decides which tenants are next, and for how long.
 
 Guarantees:
-- S6: A tenant starts only if its ceiling has room for a shortest quantum. A turn is not longer than the room under the
-  ceiling. A starving tenant gets a shortest quantum regardless of its ceiling.
+- S6: A tenant starts only if it can hold for a shortest quantum without exceeding its limit. A turn ends at the latest
+  when the limit is reached. A starving tenant gets a shortest quantum regardless of its limit.
 - S7: Order of service:
   1. starving tenants, tenants that wake with credit, and tenants that have been owed time for long: longest wait first;
   2. tenants with credit: greatest lag first;
@@ -10,8 +10,8 @@ Guarantees:
   4. best effort: least virtual time first.
 
   A tenant whose turns outlast the target latency is ordered by its lag only, however long it has been owed time.
-- A decision changes only two things: it settles accounts, and it raises the virtual times of tenants that begin to
-  compete.
+- A decision changes only accounts: it charges them up to now, and cancels credit that all competing tenants have in
+  common.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .tenant import (
 )
 
 _DRAIN_GUESS_NS = 1_000_000
-"""Time in which a holder that exceeds its usual overrun is expected to drain: 1 ms, a short kernel. Used only for
-planning."""
+"""Time in which a holder beyond its usual overrun is assumed to drain: 1 ms, a short kernel. Used only for planning the
+turns of gangs."""
 
 
 class TurnPolicy:
@@ -54,10 +54,10 @@ class TurnPolicy:
         self._least.pop((gpu, True), None)
 
     def raise_to_min(self, tenant: TokenTenant) -> None:
-        """Raise the tenant's virtual times to the minimum, so that a tenant that did not compete has no claim on idle
-        time.
+        """Raise the tenant's virtual times to the minimum of the competing tenants. So a tenant has no claim on time
+        that was lent while it slept.
 
-        Exception: a tenant that may co-run keeps a claim of at most `excess_horizon_ns`. So idle time goes first to
+        Exception: a tenant that may co-run keeps a claim of at most `excess_horizon_ns`. So lent time goes first to
         tenants that used least of their requests in that time.
         """
         for gpu in tenant.gpus:
@@ -67,20 +67,21 @@ class TurnPolicy:
             tenant.virtual_ns[gpu] = max(tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort) - saved)
 
     def set_to_min(self, tenant: TokenTenant) -> None:
-        """Set the virtual times of a tenant to the minimum of its new kind, after it became, or ceased to be, best
-        effort. Virtual times of the two kinds are not comparable."""
+        """Set the virtual times of a tenant to the minimum of its new kind, after a change of its request from or to 0.
+        Virtual times of guaranteed and best-effort tenants are not comparable."""
         for gpu in tenant.gpus:
             others = [other for other in self._occupancy.tenants_on[gpu] if other is not tenant]
             update_min_virtual_ns(others, gpu, self._least)
             tenant.virtual_ns[gpu] = self._least[gpu, tenant.best_effort]
 
     def cap_debt(self, tenant: TokenTenant, held_ns: int) -> None:
-        """Cancel debt, and virtual time, beyond the debt cap, at the end of a hold that was charged `held_ns`."""
+        """At the end of a hold that was charged `held_ns`: limit the tenant's debt to the debt cap, and its virtual
+        time to the minimum plus the cap. The hold's own time is never cancelled."""
         tenant.account.cap_debt(held_ns)
         allowed = max(self._parameters.debt_ns, held_ns * 1000 // tenant.weight)
         for gpu in tenant.gpus:
-            # The known minimum is as of the last grant, so it is out of date after a long hold. It never falls, so most
-            # calls need no update.
+            # The stored minimum is that of the last grant, so it is too low after a long hold. It only grows, so a
+            # tenant that is within the bound now needs no update of it.
             known = self._least.get((gpu, tenant.best_effort), 0)
             if held_ns > self._parameters.quantum_max_ns or tenant.virtual_ns[gpu] > known + allowed:
                 tenant.virtual_ns[gpu] = min(
@@ -90,12 +91,13 @@ class TurnPolicy:
     def next_turns(
         self, now: int, waiting: list[TokenTenant], again: Sequence[TokenTenant] = ()
     ) -> Sequence[Turn | Anticipation]:
-        """Return the turns that begin now, and the decisions to keep GPUs idle from now on.
+        """Return the turns that begin now on free GPUs, and the decisions to keep free GPUs idle from now on.
 
         Args:
             now: The present moment.
             waiting: Runnable tenants of the affected GPUs.
-            again: Holders of one common turn, which are treated as if they had drained and waited.
+            again: Holders of one common turn that may be renewed. They are treated as if they had drained and
+                waited.
         """
         occupancy, competing = self._occupancy, [*waiting, *again]
         simple, free = True, dict[str, None]()
@@ -181,7 +183,8 @@ class TurnPolicy:
         return kept
 
     def settle(self, now: int, gpu: str) -> None:
-        """Settle the accounts that `next_turn` would settle. `gpu`: a GPU without a holder."""
+        """Charge the accounts up to `now` as `next_turn` does, for a turn that was decided in advance. `gpu`: a GPU
+        without a holder."""
         tenants = self._occupancy.tenants_on[gpu]
         for tenant in tenants:
             if tenant.waiting_since is not None and not tenant.throttled:
@@ -190,8 +193,8 @@ class TurnPolicy:
         update_min_virtual_ns(tenants, gpu, self._least)
 
     def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
-        """Return the result of `next_turns` for one GPU that has no holder and no waiting gang. None if the GPU stays
-        free.
+        """Return what begins now on one GPU without a holder: a turn, or the decision to keep the GPU idle. None if no
+        tenant waits. As `next_turns`, for a GPU that no gang or group links with others.
 
         The loops over a GPU's tenants, here and below, are plain, because a hand-off spends most of its time in them.
         """
@@ -233,12 +236,13 @@ class TurnPolicy:
         return Turn(first, self.length(first, weights, hastened=wakes and place[0] <= 0), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> list[Turn]:
-        """Return the turns that would begin if a holder, and the members of its group that share its turn, had drained
-        now and wanted more. Empty if another tenant is next on the holder's GPUs."""
+        """Return the turns with which a hold can be renewed: the turns that would begin if the holder, and the members
+        of its group that share its turn, had drained now and waited. Empty if another tenant is next on the holder's
+        GPUs."""
         again = turns_together(holder, self._occupancy.groups)
         gpus = dict.fromkeys(gpu for tenant in again for gpu in tenant.gpus)
         waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups, self._occupancy.awaited)
-        # A member that co-runs with the holder gets as much of this turn as of its own.
+        # A member that co-runs with the holder needs no turn of its own: it gets as much done in this turn.
         waiting = [tenant for tenant in waiting if not self._occupancy.accompanies(tenant, holder)]
         for tenant in again:
             self._occupancy.settle(now, tenant)
@@ -250,9 +254,11 @@ class TurnPolicy:
         return turns if any(turn.tenant is holder for turn in turns) else []
 
     def may_be_renewed(self, tenant: TokenTenant, quantum_ns: int) -> bool:
-        """Return True if a turn of `quantum_ns` that begins now may be followed by another turn of the same tenant.
+        """Return False if a turn of `quantum_ns` that begins now cannot be renewed, because another tenant will be owed
+        more at its end.
 
-        The comparison uses present lags, because the lags of other tenants grow as much as the tenant's own lag.
+        Present lags are compared, less the quantum for this tenant: until then the lags of all tenants grow by the same
+        time.
         """
         account = tenant.account
         if account.assured <= 0 or tenant.group is not None:
@@ -277,7 +283,8 @@ class TurnPolicy:
         )
 
     def unlimited(self, now: int, tenant: TokenTenant) -> bool:
-        """Return True if the tenant's turns have no end, because it has no limit and no competitors."""
+        """Return True if the tenant's turns need no end, because its limit is the whole GPU and no other tenant is
+        active."""
         return tenant.account.limit_milli == 1000 and not self.contended(now, tenant)
 
     def quantum(self, tenant: TokenTenant) -> int:
@@ -285,10 +292,11 @@ class TurnPolicy:
         return self.length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
     def length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:
-        """Return the tenant's quantum, at most the room under its ceiling (S6).
+        """Return the length of the tenant's turn, in nanoseconds, shortened so that the tenant stays within its limit
+        (S6).
 
         `weights`: by (GPU, True for best effort), sum of the weights of competing tenants, including this tenant.
-        `hastened`: True if the tenant precedes tenants with more credit because it has waited longer.
+        `hastened`: True if the tenant precedes tenants with more credit because it woke or has waited longer.
         """
         whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])
         weight = tenant.weight
@@ -310,7 +318,7 @@ class TurnPolicy:
         return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
 
     def _min_virtual_ns(self, gpu: str, best_effort: bool) -> int:
-        """Return the updated minimum virtual time of a GPU and kind."""
+        """Update the minimum virtual times of a GPU. Return that of best-effort or of guaranteed tenants."""
         update_min_virtual_ns(self._occupancy.tenants_on[gpu], gpu, self._least)
         return self._least[gpu, best_effort]
 
@@ -320,6 +328,6 @@ class TurnPolicy:
         if hold.deadline is None:
             return now + self._parameters.quantum_max_ns
         usual = max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)
-        # Use the announced end, but no later than the usual overrun. If a tenant announces an end far ahead, others
-        # would get backfill turns until then, and the GPUs of a gang would never be free at once.
+        # Use the announced end, but no later than the usual overrun. Otherwise a tenant that announces a late end would
+        # cause backfill turns until then, and the GPUs of a gang would never be free at once.
         return usual if hold.ends_at is None else min(usual, max(hold.ends_at, now))

@@ -1,8 +1,8 @@
 """Tenants that wait for the token: runnable, throttled (waiting for their ceiling), or starving.
 
 Guarantees:
-- S6: A tenant is runnable only if its ceiling has room for a shortest quantum. A throttled tenant becomes runnable
-  again once its ceiling has room for `resume_ns`. Its wait for other tenants counts from then.
+- S6: A tenant is runnable only if it can hold for a shortest quantum without exceeding its limit. A throttled tenant
+  becomes runnable again once it can hold for `resume_ns`. Its wait for other tenants counts from that moment.
 - A preempted tenant that has waited as long as the debt cap starves: it is served next, whatever it owes.
 """
 
@@ -18,7 +18,8 @@ from .turns import TurnPolicy
 
 
 class WaitingTenants:
-    """Waiting tenants with a pending deadline: throttled tenants, and preempted tenants that may starve."""
+    """State of waiting tenants that changes with time: throttled tenants become runnable, and preempted tenants
+    starve."""
 
     def __init__(
         self,
@@ -35,10 +36,11 @@ class WaitingTenants:
         self._holds = holds
         self._co_running = co_running
         self._changed_gpus = changed_gpus
-        """GPUs on which a turn may begin. When a tenant begins to wait, or its order changes, its GPUs are added."""
+        """GPUs on which a turn may begin, so that the next tick must decide. When a tenant begins to wait, or its place
+        in the order changes, its GPUs are added."""
         self._preempted: dict[str, TokenTenant] = {}
-        """Preempted tenants that wait, by id. Their old work may need their next launches to finish, and their debt
-        grows without limit until it does. So they must be served at some time."""
+        """Preempted tenants that wait, by id. The work that keeps such a tenant from draining may need its next
+        launches to finish, and its debt grows until then. So it must be served at some time, whatever it owes."""
         self._throttled: dict[str, TokenTenant] = {}
 
     def add(self, now: int, tenant: TokenTenant, *, woke: bool, since: int | None = None) -> None:
@@ -51,7 +53,7 @@ class WaitingTenants:
             since: Start of its wait. None: `now`.
         """
         if woke or tenant.account.grants == 0:
-            self._policy.raise_to_min(tenant)  # before the tenant competes, so that the minimum is of the other tenants
+            self._policy.raise_to_min(tenant)  # before it counts among the competing tenants
         tenant.waiting_since = now if since is None else since
         tenant.asleep_since = None
         tenant.woke_at = now if woke else tenant.woke_at
@@ -72,14 +74,14 @@ class WaitingTenants:
             self._preempted[tenant.id] = tenant
 
     def has_drained(self, tenant: TokenTenant) -> None:
-        """Reset the tenant's rescues and starvation: it has drained, and pays its debts like other tenants."""
+        """End the tenant's starvation and the count of its rescues: it has drained, so its debt no longer grows."""
         tenant.rescues = 0
         tenant.starving = False
         self._preempted.pop(tenant.id, None)
 
     def classify(self, now: int, tenant: TokenTenant) -> None:
-        """Make a waiting tenant runnable or throttled, by the room under its ceiling (S6). The caller must have settled
-        its account.
+        """Make a waiting tenant runnable, or throttled if it is at its limit (S6). The caller must have charged its
+        account up to `now`.
         """
         account, parameters = tenant.account, self._parameters
         assert tenant.waiting_since is not None, "the tenant waits"
@@ -99,7 +101,8 @@ class WaitingTenants:
         self._changed_gpus.update(tenant.gpus)
 
     def tick(self, now: int) -> None:
-        """Mark preempted tenants that now starve, and make tenants runnable whose ceiling has room again."""
+        """Mark preempted tenants that starve from now on, and make throttled tenants runnable whose ceiling bucket has
+        filled again."""
         for tenant in list(self._preempted.values()):
             if tenant.hold is None or tenant.hold.phase is not HoldPhase.PREEMPTED:
                 # the tenant was suspended since then, so undrained work costs it nothing
