@@ -46,9 +46,9 @@ class Hello:
     build: str = ""
     """SHA-256 of the hook, in hexadecimal; empty: unknown."""
     no_membarrier: bool = False
-    """The kernel has no membarrier(2): every launch takes a full fence."""
+    """The client's operating system has no membarrier(2), so each launch executes a full memory fence instead."""
     observes: bool = False
-    """The client uses no GPU and only asks for the tenant's memory."""
+    """The client uses no GPU. It only asks how much memory the tenant has and uses, as nvidia-smi does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +90,24 @@ class Reserve:
     handover: bool = False
     """The client has the bytes already, from an earlier connection."""
     grown: bool = False
-    """The driver has taken the bytes already, in a call that could not have been refused."""
+    """The driver has allocated the bytes already, without a call that the hook could refuse."""
     ahead: bool = False
     """The client does not need the credit yet: the answer comes at once, and a refusal is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Client returns credit."""
+    """Client returns credit: bytes of device memory that it does not need any more."""
 
     gpu: int
     bytes: int
     recalled: bool = False
-    """Last frame of the answer to a `Recall`."""
+    """True in the last frame of the answer to a `Recall`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemInfo:
-    """Client asks for the tenant's memory. Answered by `Memory`."""
+    """Client asks for the tenant's memory limit and use. Answered by `Memory`."""
 
     seq: int
     gpu: int
@@ -126,7 +126,7 @@ class GpuTerms:
     memory: int
     """Memory limit in bytes."""
     enforced: bool
-    """True if the memory limit is enforced. False if memory is only counted."""
+    """True if allocations over the limit are refused. False if memory is only counted."""
     context_kib: int = 0
     """KiB of the memory that the context of each process takes; 0: unknown."""
 
@@ -139,7 +139,7 @@ class Welcome:
     seq: int
     gpus: tuple[GpuTerms, ...]
     grace_ms: int
-    """Milliseconds for which closing the gate may wait for a thread inside a launch."""
+    """Milliseconds for which the hook, at the end of a turn, may wait for threads that are inside a launch call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,8 @@ class Grant:
     announce: bool = False
     """The client may send `Draining` under this grant."""
     renews: bool = False
-    """New terms of a grant that the client has. A client that has already drained it ignores them."""
+    """True if the frame changes the terms of a grant that the client has. A client that has already drained that grant
+    ignores the frame."""
     short: bool = False
     """The client keeps its queue short: it launches when its earlier launches are about to end."""
     prompt: bool = False
@@ -191,7 +192,8 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Agent asks for unused credit, which another process of the tenant needs. Answered by `Release`."""
+    """Agent asks for unused credit of this client, because another process of the tenant needs memory. Answered by
+    `Release`."""
 
     gpu: int
     bytes: int

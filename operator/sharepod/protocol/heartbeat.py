@@ -1,8 +1,8 @@
 """Heartbeat of one process, read from its pulse page: when the process last had processor time, and when its work ends.
 
 Guarantee:
-- Only the agent's clock is trusted. Of a process's times only the differences count. Its last sign of life is never
-  later than the reading, nor before the agent's clock began.
+- A process can write any times, so only the agent's clock is trusted. The process's times are used only relative to
+  each other. Its last sign of life is never later than the reading, nor before the agent's clock began.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .pulse import Pulse, PulsePage
 
 _HALF = 1 << 63
-"""Half of the range of a 64-bit clock."""
+"""Half of the range of a 64-bit clock: offsets are wrapped into -2**63 to 2**63 - 1."""
 
 
 class Sign(NamedTuple):
@@ -23,7 +23,7 @@ class Sign(NamedTuple):
     ends_at: int | None
     """Moment at which the process's launched work is expected to end; None: not known."""
     waits: bool = False
-    """The process waits for the token, and continues to give signs of life."""
+    """True if the process waits for the token. It then still gives signs of life."""
 
 
 class CounterGrowth(NamedTuple):
@@ -39,20 +39,20 @@ class CounterGrowth(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """Address of a process's sign of life, for a check that reads only this."""
+    """Address of a process's last sign of life, so that native code can check it without Python."""
 
     page: object
-    """Owner of the memory: the address is valid while it lives."""
+    """Owner of the memory. The address is valid while this object exists."""
     address: int
     """Address of its pulse (`struct shp_pulse`)."""
     offset_ns: int
     """Nanoseconds from its clock to that of the agent."""
     since_ns: int
-    """Earliest moment of the agent's clock from which its silence counts."""
+    """Moment of the agent's clock before which a silence of the process is ignored."""
     patience_ns: int
     """Longest silence that is tolerated, in nanoseconds."""
     ahead_ns: int
-    """Nanoseconds before the end of the process's work from which its silence counts."""
+    """The process's silence also counts this many nanoseconds before the expected end of its work."""
 
 
 class Heartbeat:
@@ -60,22 +60,22 @@ class Heartbeat:
 
     Args:
         pulse: Returns the last values that the process wrote.
-        page: Page with these values; None: only `read` has access to them.
+        page: Page on which the process writes these values. None: `beat` returns None.
     """
 
     def __init__(self, pulse: Callable[[], Pulse], page: PulsePage | None = None) -> None:
         self._pulse = pulse
         self._page = page
         self._counted = CounterGrowth(0, 0, 0)
-        """Counters at the last reading of the progress."""
+        """Counters at the last call of `progress`."""
         self._offset: int | None = None
-        """Least difference between a time of the process's clock and the agent's at its reading. It is the offset of
-        the clocks, less than 1 ms too large."""
+        """Nanoseconds to add to a time of the process's clock to get the agent's. It is the least difference seen
+        between a write and its reading, so it is too large by the fastest reading, less than 1 ms."""
 
     def read(self, clock: Callable[[], int]) -> Sign:
         """Return the last sign of life. Also call this soon after the process has acted: such a reading shows the
-        offset of the clocks. `clock` is read after the page: a reader that is delayed in between overestimates the
-        offset, which a later reading corrects, and never underestimates it."""
+        offset of the clocks. `clock` is read after the page, so a delay between the two only overestimates the offset,
+        and a later reading corrects that."""
         pulse = self._pulse()
         apart = clock() - pulse.beat_at
         if self._offset is None or apart < self._offset:
@@ -86,8 +86,8 @@ class Heartbeat:
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
 
     def progress(self) -> CounterGrowth:
-        """Return the growth of the counters since the last call, or since the connection began. A counter that went
-        back has not grown, because a process can write any value. The growth is below 2**64 each."""
+        """Return the growth of the counters since the last call, or since the connection began. A process can write any
+        value, so a counter that is lower than before counts as not grown. Each growth is below 2**64."""
         pulse, before = self._pulse(), self._counted
         self._counted = CounterGrowth(pulse.samples, pulse.in_flight, pulse.launches, pulse.several)
         samples = max(0, pulse.samples - before.samples)

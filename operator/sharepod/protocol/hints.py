@@ -2,7 +2,8 @@
 
 Guarantees:
 - Only the agent's own mapping can write the page.
-- A client can neither resize the page nor write it: the seals are set in one call, after the agent has mapped it.
+- A client can neither resize the page nor write it: memfd seals forbid both. All seals are set in one call, after the
+  agent has mapped the page for writing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Pulse page: one page of a memfd, which one client writes and the agent maps read-only.
+"""Pulse page: one page of a memfd that one client writes and the agent maps read-only. It shows the agent that the
+client gets processor time, and when its work ends.
 
 Guarantees:
 - A client cannot resize the page: the seals are set before it gets the descriptor.
-- Whatever a client writes, `read` returns seven numbers; the reader decides how far it trusts them.
+- A client can write any bytes: `read` returns seven unchecked numbers, and its caller decides how far to trust them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class PulsePage:
         """Address of the client's values, valid while this object lives."""
 
     def read(self) -> Pulse:
-        """Return the last values that the client wrote. During a write they may be of two writes."""
+        """Return the last values that the client wrote. During a write, some values may still be from the write
+        before."""
         pulse = self._pulse
         counters = (pulse.samples, pulse.in_flight, pulse.launches, pulse.several)
         return Pulse(pulse.grant_id, pulse.ends_at, pulse.beat_at, *counters)

@@ -35,7 +35,7 @@
 enum shp_type {
     /* client to agent */
     SHP_HELLO = 1, /* first frame */
-    SHP_WANT = 2,  /* requests the token: a thread waits at the gate. From an overdue holder: requests its next turn */
+    SHP_WANT = 2,  /* requests the token: a thread waits at the gate. From a preempted tenant: requests its next turn */
     SHP_DRAINED = 3,  /* returns the token: the gate is closed, and all GPU work of the grant has finished */
     SHP_RESERVE = 4,  /* requests bytes of device memory; RESERVED with the same seq answers it */
     SHP_RELEASE = 5,  /* returns credited bytes */
@@ -57,7 +57,7 @@ enum shp_type {
 
 /* Flags of shp_hello.flags */
 enum {
-    SHP_HELLO_NO_MEMBARRIER = 1, /* membarrier is forbidden, so every launch takes a full fence */
+    SHP_HELLO_NO_MEMBARRIER = 1, /* membarrier(2) is forbidden, so each launch executes a full memory fence */
     SHP_HELLO_OBSERVES = 2       /* the client uses no GPU: it sends only MEMINFO, and is not a process of the tenant */
 };
 
@@ -66,8 +66,8 @@ enum { SHP_GPU_MEMORY_ENFORCED = 1 /* memory is limited; without this flag it is
 
 /* Flags of shp_grant.flags */
 enum {
-    SHP_GRANT_METERED = 1,  /* keep the queue of unfinished GPU work short, because other tenants wait or the ceiling
-                               bucket limits this turn */
+    SHP_GRANT_METERED = 1,  /* keep the queue of unfinished GPU work short, because other tenants are connected or the
+                               tenant's limit is below the whole GPU */
     SHP_GRANT_ANNOUNCE = 2, /* the client may send DRAINING, so that the agent can send the next grant before DRAINED */
     SHP_GRANT_RENEWS = 4,   /* new terms of a held grant. A client that has already drained the grant ignores them */
     SHP_GRANT_SHORT = 8,    /* keep the metered queue very short: launch only when earlier launches are about to end */
@@ -83,11 +83,13 @@ enum {
 
 /* Flags of shp_reserve.flags */
 enum {
-    SHP_RESERVE_HANDOVER = 1, /* the process holds the bytes from an earlier connection: granted even over the limit */
-    SHP_RESERVE_GROWN = 2, /* the driver took the bytes without a call that could have been refused: granted even over
-                              the limit, and counted */
-    SHP_RESERVE_AHEAD = 4 /* more than the call needs. The agent answers at once and recalls nothing. A refusal does not
-                             count as a denied allocation; the client then requests less */
+    SHP_RESERVE_HANDOVER = 1, /* the process already held the bytes on an earlier connection: granted even over the
+                                 limit */
+    SHP_RESERVE_GROWN = 2,    /* the driver has allocated the bytes already, without a call that the hook could refuse:
+                                 granted even over the limit, and counted */
+    SHP_RESERVE_AHEAD = 4 /* more bytes than the call needs. The agent answers at once and recalls no idle credits of
+                             sibling processes. A refusal does not count as a denied allocation, because the client then
+                             requests less */
 };
 
 /* Flags of shp_release.flags */
@@ -96,13 +98,14 @@ enum { SHP_RELEASE_RECALLED = 1 /* the last RELEASE that answers a RECALL; `byte
 /* shp_reserved.status */
 enum shp_reserve_status {
     SHP_RESERVE_OK = 0,
-    SHP_RESERVE_OVER_LIMIT = 1 /* the tenant's limit, even after siblings returned their idle credits, is too small */
+    SHP_RESERVE_OVER_LIMIT = 1 /* the bytes exceed the tenant's limit, even after its other processes have returned
+                                  their idle credits */
 };
 
 /* shp_refused.reason */
 enum shp_refused_reason {
     SHP_REFUSED_VERSION = 1,   /* client and agent have no version in common */
-    SHP_REFUSED_RELEASING = 2, /* the tenant's reservation is being released: its programs can no longer launch */
+    SHP_REFUSED_RELEASING = 2, /* the tenant's share of the GPU is being released: its programs can no longer launch */
     SHP_REFUSED_FULL = 3       /* the tenant has its maximum of connected processes: retry, launch nothing */
 };
 
@@ -111,7 +114,7 @@ struct shp_header {
     uint16_t version; /* version of this frame's format; in HELLO: version_min */
     uint16_t type;    /* enum shp_type */
     uint32_t size;    /* bytes of the whole frame, with the header */
-    uint32_t seq;     /* number of a client's request, which the answer repeats; 0: no answer is expected */
+    uint32_t seq;     /* number that a client gives its request; the answer has the same. 0: no answer is expected */
 };
 
 struct shp_hello {
@@ -171,13 +174,14 @@ struct shp_gpu {
     uint32_t limit_milli;
     uint64_t memory; /* bytes: limit of all processes of the tenant together on this GPU */
     uint32_t flags;
-    uint32_t context_kib; /* KiB that a process's context takes beyond the bytes that calls request; 0: unknown */
+    uint32_t context_kib; /* KiB of device memory that a CUDA context takes in each process, beyond the bytes that calls
+                             request; 0: unknown */
 };
 
 struct shp_welcome { /* LIMITS has the same layout */
     struct shp_header header;
     uint32_t gpu_count; /* 1 to SHP_MAX_GPUS */
-    uint32_t grace_ms;  /* ms for which a closing gate waits for a thread inside a launch, at most */
+    uint32_t grace_ms;  /* most ms for which the hook, at the end of a turn, waits for threads inside a launch call */
     struct shp_gpu gpus[SHP_MAX_GPUS];
 };
 
@@ -224,10 +228,11 @@ struct shp_refused {
 };
 
 /* The hints page: a memfd that the agent maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL). A client maps
- * it read-only. An outdated hint costs time, but never correctness. A child of fork does not inherit the mapping.
+ * it read-only. An outdated hint can delay launches, but breaks no guarantee. A child of fork does not inherit the
+ * mapping.
  *
- * Unlike the other members, `barred` is binding: no launch begins under a metered grant with this id or a lower id. By
- * it the agent revokes the token from processes that cannot return the token because they get no processor time.
+ * Unlike the other members, `barred` is binding: no launch begins under a metered grant with this id or a lower id.
+ * With it the agent stops processes that cannot return the token, because they get no processor time.
  */
 struct shp_hints {
     uint32_t magic; /* SHP_MAGIC */
@@ -252,11 +257,12 @@ struct shp_hints {
  */
 struct shp_pulse {
     uint64_t grant_id; /* id of the grant that is held or not yet drained; 0: none */
-    uint64_t ends_at;  /* expected end of the work launched so far; 0: not known. Not 0 although grant_id is 0: the
-                          client waits for the token, and keeps writing the page */
+    uint64_t ends_at;  /* expected end of the work launched so far; 0: not known. If it is not 0 while grant_id is 0,
+                          the client waits for the token, and keeps writing the page */
     uint64_t beat_at;  /* time of this write */
     /* Since version 3. These numbers count from the start of the connection, and never fall. */
-    uint64_t samples; /* random moments, under grants with SHP_GRANT_CONCURRENT, at which the client checked its work */
+    uint64_t samples; /* random moments, under grants with SHP_GRANT_CONCURRENT, at which the client checked whether its
+                         work is unfinished */
     uint64_t in_flight; /* samples with unfinished launched work */
     uint64_t launches;  /* launches that have passed the gate, as of the last sample or of DRAINED */
     uint64_t several;   /* samples with unfinished work in several streams */
