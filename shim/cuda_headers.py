@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class HeadersMissingError(RuntimeError):
-    """Absence of cuda.h. The message names the package to install."""
+    """No directory with cuda.h and cudaTypedefs.h was found. The message names the package to install."""
 
 
 def include_dir() -> Path:

@@ -1,12 +1,14 @@
-"""Layers of the hook's sources: prints which room uses which, and fails on a circle of files or an arrow upward.
+"""Checks the layers of the hook's sources: prints which package uses which, and fails if units use each other in a
+circle or a package uses a higher layer.
 
-A room is a folder of sources. A unit is the files of one name, whatever their suffixes: a header and its source, or a
-list that others include. An arrow goes from a unit to another unit that it includes, or whose symbols its object file
-needs. So a call through an `extern` declaration, weak or not, makes an arrow. A call through a registered function
-pointer does not. The exit status is 1, and the arrows at fault are printed, if
+A package is a folder of sources, named `room` below. A unit is all files with the same name before the suffix: a header
+and its source, or a `.def` file. An arrow goes from a unit to another unit that it includes, or whose symbols its
+object file needs. So a call through an `extern` declaration, weak or not, makes an arrow. A call through a registered
+function pointer does not, because a lower layer may notify a higher layer in this way. The exit status is 1, and the
+arrows at fault are printed, if
 
 - units form a circle, or
-- a unit uses a unit of a higher layer, or of another room of its own layer.
+- a unit uses a unit of a higher layer, or of another package of its own layer.
 
     python shim/layers.py            # part of `make lint`
 """
@@ -41,14 +43,14 @@ LAYERS = (
     ("wrappers/work",),
     ("wrappers/symbols",),
 )
-"""Rooms from the lowest layer to the highest. A room uses rooms of lower layers only. A folder that is missing here
-belongs to the room of its parent folder.
+"""Packages from the lowest layer to the highest. A package uses packages of lower layers only. A folder that is missing
+here belongs to the package of its parent folder.
 """
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
-"""An include: the name in quotes, or the name in angle brackets."""
+"""An `#include` line. Group 1: the name in quotes; group 2: the name in angle brackets."""
 _NEEDED_KINDS = frozenset("Uwv")
-"""Letters of `nm` for symbols that another object file defines: needed, and weakly needed (function, object)."""
+"""Letters with which `nm` marks undefined symbols: U is needed, w and v are weakly needed (function, object)."""
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O0", "-fPIC", "-c")
 
 Arrows = Mapping[str, set[str]]
@@ -60,7 +62,7 @@ def unit_of(path: str) -> str:
 
 
 def room_of(unit: str) -> str:
-    """Return the room of a unit. Raises SystemExit if the unit belongs to no room."""
+    """Return the package of a unit. Raises SystemExit if the unit belongs to none."""
     for room in (room for layer in reversed(LAYERS) for room in layer):
         if unit.startswith(room + "/"):
             return room
@@ -68,7 +70,8 @@ def room_of(unit: str) -> str:
 
 
 def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the arrows by includes, from the text of each file by its path below `src`.
+    """Return the arrows that includes make: for each unit, the units that it includes. `texts`: text of each file, by
+    its path below `src`.
 
     A name is searched as by the compiler: in quotes, first in the folder of the file and then below `src`; in brackets,
     only below `src`.
@@ -84,7 +87,8 @@ def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the arrows by symbols, from the symbols that each unit's object file defines and needs."""
+    """Return the arrows that symbols make: for each unit, the units whose symbols its object file needs. `defined`,
+    `undefined`: for each unit, the symbols that its object file defines and needs."""
     owner = {symbol: unit for unit, symbols in defined.items() for symbol in symbols}
     return {
         unit: {owner[symbol] for symbol in symbols if symbol in owner} - {unit} for unit, symbols in undefined.items()
@@ -92,7 +96,7 @@ def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterabl
 
 
 def symbols(listed: str) -> tuple[set[str], set[str]]:
-    """Return the symbols that an object file defines for others, and the symbols that it needs, from `nm -g`."""
+    """Return (symbols that an object file defines for others, symbols that it needs). `listed`: output of `nm -g`."""
     defined: set[str] = set()
     undefined: set[str] = set()
     for line in listed.splitlines():
@@ -102,7 +106,8 @@ def symbols(listed: str) -> tuple[set[str], set[str]]:
 
 
 def circles(arrows: Arrows) -> list[list[str]]:
-    """Return the groups of units that reach each other (strongly connected components, by Tarjan's algorithm)."""
+    """Return the groups of units that use each other in a circle (strongly connected components, by Tarjan's
+    algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -130,7 +135,8 @@ def circles(arrows: Arrows) -> list[list[str]]:
 
 
 def upward(arrows: Arrows) -> list[tuple[str, str]]:
-    """Return the arrows to a unit of a higher layer, or of another room of the same layer."""
+    """Return the forbidden arrows, as (unit, used unit): the used unit is in a higher layer, or in another package of
+    the same layer."""
     height = {room: i for i, layer in enumerate(LAYERS) for room in layer}
     return [
         (unit, target)
@@ -141,7 +147,8 @@ def upward(arrows: Arrows) -> list[tuple[str, str]]:
 
 
 def table(arrows: Arrows) -> str:
-    """Return one line per room, highest first: its units, and the rooms that they use with the number of arrows."""
+    """Return the printed table: one line per package, highest first, with its number of units, and each package that
+    they use with the number of arrows."""
     units = Counter(room_of(unit) for unit in arrows)
     uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for unit, targets in arrows.items():

@@ -19,7 +19,7 @@ _CONSTANT = re.compile(r"^#define\s+SHP_\w+\s+(0x[0-9a-fA-F]+|\d+)\s*(/\*.*\*/)?
 
 
 def declarations(header: str) -> str:
-    """Return the header in the form that cffi reads: of the preprocessor lines, only the constants."""
+    """Return the header as cffi can read it: without preprocessor lines, except `#define`s of plain numbers."""
     return "\n".join(line for line in header.splitlines() if not line.startswith("#") or _CONSTANT.match(line))
 
 

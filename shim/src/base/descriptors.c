@@ -1,5 +1,5 @@
-/* Kept descriptors. Device and inode identify a file, such as a pipe or a socket. They do not identify an eventfd,
- * because all eventfds share one inode. */
+/* Kept descriptors: the hook recognizes its own file behind a number by device and inode, as of a pipe or a socket. An
+ * eventfd cannot be kept, because all eventfds share one inode. */
 #include "base/descriptors.h"
 
 #include <fcntl.h>
@@ -8,9 +8,9 @@
 
 #include "base/sys.h"
 
-/* The hook moves its descriptors above the numbers that programs use. END is the limit of open files or HIGHEST,
- * whichever is lower. A descriptor gets the first free number from END - ROOM on, else from END / 2 on, else from 3 on.
- * Much higher numbers would make the descriptor table, and so each fork, more expensive. */
+/* The hook moves its descriptors above the numbers that programs use. END is the process's limit of open files or
+ * HIGHEST, whichever is lower. A descriptor gets the first free number from END - ROOM on, else from END / 2 on, else
+ * from 3 on. Much higher numbers would enlarge the process's descriptor table, and so slow down each fork. */
 enum { HIGHEST = 1024, ROOM = 32 };
 
 static uint64_t limit_of_files(void) {
@@ -29,7 +29,7 @@ static uint64_t count_free(uint64_t end, uint64_t enough) {
 
 bool descriptor_room(void) {
     uint64_t end = limit_of_files(), wanted = (end / 4 > ROOM ? end / 4 : ROOM) + 1;
-    return end > 4 * HIGHEST || count_free(end, wanted) >= wanted; /* copies have numbers up to 4 * HIGHEST */
+    return end > 4 * HIGHEST || count_free(end, wanted) >= wanted; /* exports.c keeps copies below number 4096 */
 }
 
 int descriptor_copy(int number) {

@@ -1,6 +1,6 @@
 /* Searches symbols in the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH). Objects are searched in the order
- * of the dynamic linker. The objects that were loaded at the program's start come from glibc's list. All others come
- * from the C library's dl_iterate_phdr. */
+ * of the dynamic linker. Objects that were loaded at the program's start are found in glibc's list of loaded objects,
+ * without a lock. All others are found by the C library's dl_iterate_phdr, which takes a lock. */
 #include "base/elf.h"
 
 #include <stdatomic.h>
@@ -11,7 +11,7 @@
 struct search {
     const char *prefix;
     struct object *object;
-    const void *inside; /* an address in the object, or NULL */
+    const void *inside; /* any address inside the searched object, or NULL */
     char *path;
     size_t size;
 };
@@ -59,9 +59,9 @@ static const struct link_map *first_object(void) {
     return &_r_debug != NULL ? _r_debug.r_map : NULL;
 }
 
-/* Return the last object of the list that was certainly loaded at the program's start: glibc or its dynamic linker.
- * Reading the list up to this object takes no lock, because these objects are never unloaded. In a child of fork,
- * another lock, that of dl_iterate_phdr, may never be released (H6, process.h). */
+/* Return the last object of the list that was certainly loaded at the program's start: glibc or its dynamic linker. Up
+ * to this object the list can be read without a lock, because these objects are never unloaded. dl_iterate_phdr takes a
+ * lock that may never be released in a child of fork (H6, process.h). */
 static const struct link_map *last_initial(void) {
     static const struct link_map *_Atomic known;
     const struct link_map *last = atomic_load_explicit(&known, memory_order_relaxed);
@@ -77,8 +77,8 @@ static const struct link_map *last_initial(void) {
     return last;
 }
 
-/* Return the first object up to last_initial() whose file name begins with `prefix`; `prefix` NULL: the object with
- * this dynamic section. NULL: there is none. */
+/* Return the first object up to last_initial() whose file name begins with `prefix`. If `prefix` is NULL, return the
+ * object with the dynamic section `dynamic`. Return NULL if there is none. */
 static const struct link_map *find_initial(const char *prefix, const ElfW(Dyn) * dynamic) {
     const struct link_map *last = last_initial(), *map = last != NULL ? first_object() : NULL;
     for (; map != NULL; map = map == last ? NULL : map->l_next)
@@ -103,7 +103,7 @@ static int (*choose_iterator(void))(visitor *, void *) {
 /* Call `visit` for each loaded object until it returns a value other than 0. Return that value, or 0. */
 static int visit_objects(visitor *visit, void *of) {
     static int (*_Atomic chosen)(visitor *, void *);
-    /* A call through an _Atomic pointer reads it non-atomically, which is a data race. So the pointer is copied first.
+    /* The pointer is copied first: a call through an _Atomic pointer would read it non-atomically, a data race.
      */
     int (*iterate)(visitor *, void *) = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (iterate == NULL) {
@@ -239,7 +239,7 @@ void *object_symbol(const struct object *object, const char *name) {
 
 struct next {
     const char *name;
-    bool passed; /* the hook's own object was visited */
+    bool passed; /* the search has passed the hook's own object */
     void *found;
 };
 

@@ -1,5 +1,5 @@
-/* Loaded objects (ELF), read from their own tables. The hook does not look symbols up with dlsym, because it interposes
- * dlsym.
+/* Symbol lookup in loaded objects (ELF), from their own symbol tables. The hook cannot use dlsym for that, because it
+ * replaces dlsym.
  *
  * Guarantees:
  * - A lookup calls no function of the program or of another library. Exception: object_pin calls dlopen.
@@ -22,8 +22,8 @@ struct object {
     const char *strings;
     const uint32_t *gnu_hash, *hash; /* one of the two may be NULL */
     const char *path;                /* path in the dynamic linker's list */
-    unsigned long long
-        unloads; /* number of objects unloaded so far. While this number is the same, no other object is at `base` */
+    unsigned long long unloads; /* number of objects that the process had unloaded by then. While it is the same, the
+                                   object at `base` is still this one */
 };
 
 /* Find the first loaded object whose file name begins with `prefix`. Return false if no such object is loaded. */
@@ -34,12 +34,12 @@ void *object_symbol(const struct object *object, const char *name);
 void *object_libc_symbol(const char *name);
 /* Keep the object with this path loaded until the process ends, even if the program calls dlclose. */
 void object_pin(const char *path);
-/* Return the symbol as RTLD_NEXT would: from the next object after the hook that defines it. Other copies of the hook
- * are skipped. If no object defines it, return the symbol of the C library. */
+/* Return the address of a symbol as dlsym(RTLD_NEXT) would: from the first object after the hook that defines it. Other
+ * copies of the hook are skipped. If no such object defines it, return the C library's. */
 void *object_next_symbol(const char *name);
-/* Return whether an object before the hook, in the search order, defines the symbol. */
+/* Return true if an object before the hook in the dynamic linker's search order defines the symbol. */
 bool object_defined_before(const char *name);
-/* Return whether the object that contains `address` was loaded before the object that contains `other`. */
+/* Return true if the object that contains `address` precedes the object that contains `other` in the search order. */
 bool object_precedes(const void *address, const void *other);
 /* Find the loaded object that contains the address. Return false if there is none, or if its file name does not begin
  * with `prefix`. */

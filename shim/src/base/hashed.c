@@ -1,5 +1,5 @@
-/* The number of buckets doubles when the table has a piece per bucket. If the kernel gives no memory for that, the
- * lists of the buckets get longer. */
+/* The number of buckets doubles when the table has as many entries as buckets. If there is no memory for that, the
+ * buckets' lists get longer, so lookups get slower. */
 #include "base/hashed.h"
 
 #include <stddef.h>

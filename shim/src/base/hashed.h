@@ -1,9 +1,9 @@
-/* Hash table of pieces. The caller owns the pieces; one member of each is its link in the table. During all calls the
- * caller holds a lock of its own, always the same.
+/* Hash table. The caller owns the entries; each entry has a member `struct hash_link`. During all calls the caller
+ * holds a lock of its own, always the same one.
  *
  * Guarantees:
- * - Finding, adding and removing a piece takes the same time on average for any number of pieces.
- * - A piece keeps its address.
+ * - Finding, adding and removing an entry takes the same time on average for any number of entries.
+ * - An entry keeps its address.
  */
 #ifndef SHAREPOD_HASHED_H
 #define SHAREPOD_HASHED_H
@@ -18,7 +18,7 @@ struct hash_link {
 
 struct hashed {
     struct hash_link **buckets;
-    uint32_t size, count; /* number of buckets, a power of two; number of pieces */
+    uint32_t size, count; /* number of buckets, a power of two; number of entries */
 };
 
 /* Return a hash that depends on all bits of both numbers. */
@@ -27,13 +27,13 @@ static inline uint64_t hash_of(uint64_t one, uint64_t other) {
     return mixed ^ mixed >> 32;
 }
 
-/* Make room for one more piece. Return false if the kernel gives no memory. */
+/* Make room for one more entry. Return false if host memory is exhausted. */
 bool hashed_room(struct hashed *table);
-/* Add a piece. Call hashed_room before. */
+/* Add an entry. hashed_room must have returned true before. */
 void hashed_add(struct hashed *table, struct hash_link *link, uint64_t hash);
 void hashed_remove(struct hashed *table, struct hash_link *link);
-/* Return the first piece with this hash after `link`, or the first of all pieces if `link` is NULL. Return NULL if
- * there is no further piece. */
+/* Return the next entry with this hash after `link`; `link` NULL: the first one. Return NULL after the last one.
+ * Different keys may have the same hash, so the caller compares keys. */
 struct hash_link *hashed_next(const struct hashed *table, uint64_t hash, struct hash_link *link);
 
 #endif

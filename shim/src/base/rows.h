@@ -1,5 +1,5 @@
-/* Growing table of rows, in memory from the kernel that is zeroed in a child of fork. During all calls the caller holds
- * a lock of its own, always the same.
+/* Growing table of rows, in memory of sys_map, so it is zeroed in a child of fork. During all calls the caller holds a
+ * lock of its own, always the same one.
  *
  * Guarantees:
  * - A row keeps its index permanently.
@@ -16,8 +16,8 @@ struct rows {
     unsigned count, capacity; /* number of rows used so far; number of rows that fit */
 };
 
-/* Make room for one more row of `size` bytes, which is the same in every call. Return false if the kernel gives no
- * memory. */
+/* Make room for one more row. `size`: bytes of a row, the same in every call. Return false if host memory is exhausted.
+ */
 bool rows_room(struct rows *rows, size_t size);
 
 #endif

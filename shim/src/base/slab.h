@@ -1,9 +1,9 @@
-/* Slab: small pieces of one size, in memory from the kernel, because the hook has no heap. During all calls the caller
- * holds a lock of its own, always the same.
+/* Slab: allocator of small blocks of one size. The hook must not use the program's heap, so the memory comes from
+ * sys_map. During all calls the caller holds a lock of its own, always the same one.
  *
  * Guarantees:
- * - A piece is zeroed when it is taken.
- * - Memory is never returned to the kernel.
+ * - An allocated block is zeroed.
+ * - A slab never returns memory to the operating system.
  */
 #ifndef SHAREPOD_SLAB_H
 #define SHAREPOD_SLAB_H
@@ -13,12 +13,12 @@
 #include "base/sys.h"
 
 struct slab {
-    void *spare; /* first free piece; each free piece begins with the address of the next */
+    void *spare; /* first free block; each free block begins with the address of the next */
 };
 
-enum { SLAB_BYTES = 64 << 10 }; /* bytes requested from the kernel at once: several hundred pieces per system call */
+enum { SLAB_BYTES = 64 << 10 }; /* bytes of one mapping: several hundred blocks per system call */
 
-/* Return a zeroed piece of `bytes` bytes; NULL: the kernel gives no memory. `bytes` is a multiple of 8, and the same in
+/* Allocate a zeroed block of `bytes` bytes; NULL: host memory is exhausted. `bytes` is a multiple of 8, and the same in
  * every call. */
 static inline void *slab_take(struct slab *slab, size_t bytes) {
     if (slab->spare == NULL) {
@@ -36,7 +36,7 @@ static inline void *slab_take(struct slab *slab, size_t bytes) {
     return piece;
 }
 
-/* Return a piece to the slab. A later slab_take may return it again. */
+/* Free a block. A later slab_take may return it again. */
 static inline void slab_give(struct slab *slab, void *piece) {
     *(void **)piece = slab->spare;
     slab->spare = piece;

@@ -1,14 +1,14 @@
 /* The functions of <string.h> that the hook's code and its compiler call: private copies for the hook.
  *
- * The hook cannot use the program's functions of these names. A program may define its own, which look up the C
- * library's by dlsym, and the hook interposes dlsym. A sanitizer does so at its start, when its memcpy and strcmp do
- * not work yet. A library that wraps one of these functions may call dlsym inside the wrapper.
+ * The hook cannot call the process's functions of these names, because that may end in a recursion. A program or a
+ * sanitizer may replace them by wrappers that call dlsym, and the hook replaces dlsym. A sanitizer also calls dlsym at
+ * its start, when its own memcpy and strcmp do not work yet.
  */
 #include <stddef.h>
 #include <string.h>
 
-/* Ends each iteration of a loop. Without it the compiler would replace the loop by a call of the very function that the
- * loop implements. */
+/* Stands at the end of each loop body. Without it the compiler would replace the loop by a call of the function that
+ * the loop implements. */
 #define TURN __asm__ volatile("" ::: "memory")
 
 void *memcpy(void *to, const void *from, size_t size) {

@@ -26,8 +26,8 @@ void sys_unmap(void *memory, size_t bytes) {
         sys_call(SYS_munmap, (long)memory, (long)bytes, 0, 0, 0, 0);
 }
 
-/* The file behind descriptor 2 when the program started. Not in memory that a fork wipes: a child of fork has the same
- * standard error. */
+/* The file behind descriptor 2 when the program started. It is a plain variable, which a fork does not zero: a child
+ * has the same standard error. */
 static struct file {
     uint64_t device, inode;
 } errors;
@@ -76,7 +76,7 @@ void sys_say(const char *first, ...) {
     struct pollfd file = {.fd = 2, .events = POLLOUT};
     struct timespec at_once = {0};
     long answer = sys_call(SYS_ppoll, (long)&file, 1, (long)&at_once, 0, 8, 0);
-    if (answer < 0 || file.revents == POLLOUT) /* a write to a full pipe would block the hook; a write to a pipe without
-                                                  a reader would end the program */
+    if (answer < 0 || file.revents == POLLOUT) /* writing to a full pipe would block the hook; writing to a pipe without
+                                                  a reader would end the program by SIGPIPE */
         sys_call(SYS_write, 2, (long)text, (long)length, 0, 0, 0);
 }

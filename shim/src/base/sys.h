@@ -24,7 +24,7 @@
 #define SYS_SECOND 1000000000ull
 #define SYS_NEVER UINT64_MAX /* later than any point in time */
 
-/* Make a system call. Return the kernel's result, or a negative errno. */
+/* Make a system call. Return its result, or a negative errno. */
 static inline long sys_call(long number, long a, long b, long c, long d, long e, long f) {
 #if defined(__x86_64__)
     register long r10 __asm__("r10") = d;
@@ -51,7 +51,7 @@ static inline long sys_call(long number, long a, long b, long c, long d, long e,
 #endif
 }
 
-/* The vDSO's clock_gettime, which makes no system call. NULL: not looked up yet, or the vDSO has none. */
+/* clock_gettime of the vDSO, which needs no system call. NULL: not looked up yet, or the vDSO has none. */
 extern int (*_Atomic sys_clock)(int clock, struct timespec *now);
 
 /* Return the time of CLOCK_MONOTONIC, ns. */
@@ -80,7 +80,7 @@ static inline int sys_process_id(void) {
     return (int)sys_call(SYS_getpid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Return whether a thread of this process with this id lives. */
+/* Return true if a thread of this process with this id exists. */
 static inline bool sys_thread_lives(int thread) {
     return thread > 0 && sys_call(SYS_tgkill, sys_process_id(), thread, 0, 0, 0, 0) != -ESRCH;
 }
@@ -89,7 +89,8 @@ static inline void sys_close(int descriptor) {
     sys_call(SYS_close, descriptor, 0, 0, 0, 0, 0);
 }
 
-/* Wait while *word is `expected`, for at most `timeout` ns (SYS_NEVER: without limit). A signal may end the wait early.
+/* Futex wait: sleep while *word is `expected`, for at most `timeout` ns (SYS_NEVER: without limit). A signal may end
+ * the wait early.
  */
 static inline void sys_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout) {
     struct timespec time = sys_timespec(timeout == SYS_NEVER ? 0 : timeout);
@@ -124,14 +125,13 @@ static inline void unlock(struct lock *lock) {
         sys_call(SYS_futex, (long)&lock->word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
 }
 
-/* Return zeroed memory; NULL: the kernel gives none. The kernel zeroes it again in a child of fork, if it is Linux 4.14
- * or later. */
+/* Map zeroed memory; NULL: host memory is exhausted. Linux 4.14 and later zero it again in a child of fork. */
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 
 /* Write one line to standard error: "sharepod: " and the parts, which end with NULL. The line is cut at 510 bytes. It
- * is dropped in two cases: the file cannot take it at once, or descriptor 2 no longer refers to the same file as when
- * the program started. The program may have closed descriptor 2 and opened its own file under that number. */
+ * is dropped if the write would block. It is also dropped if descriptor 2 no longer refers to the same file as when the
+ * program started: the program may have opened a file of its own under that number. */
 void sys_say(const char *first, ...);
 
 /* Characters of the longest 64-bit decimal number, with its final zero byte. */

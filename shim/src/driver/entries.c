@@ -1,5 +1,5 @@
-/* Lookup in the table of entry points: by symbol, with a binary search, because the table is sorted by symbol; and by
- * the driver's function for a name. */
+/* Table of entry points. It is sorted by symbol, so lookups by symbol and by name use a binary search. The driver's
+ * functions are in a second array, entries_driver. */
 #include "driver/entries.h"
 
 #include <stdatomic.h>
@@ -7,22 +7,23 @@
 
 #include "base/elf.h"
 
-enum { SYMBOL_BYTES = 46 }; /* bytes of the longest symbol with its final zero; checked below */
+enum { SYMBOL_BYTES = 46 }; /* bytes of the longest symbol with its final zero byte; _Static_assert checks it below */
 
-/* Class of an entry in classes.txt. It decides how dlsym and cuGetProcAddress return the entry. */
+/* Class of an entry in classes.txt. It decides whether dlsym and cuGetProcAddress may return the driver's own function.
+ */
 enum kind {
     KIND_gate,
     KIND_memory,
-    KIND_resolve, /* calls of this class and of the classes above must never bypass the hook */
+    KIND_resolve, /* calls of this class and of the two before must never bypass the hook */
     KIND_observe,
     KIND_call
 };
 
 struct row {
     char symbol[SYMBOL_BYTES];
-    unsigned char name_length; /* length of the name, which is the beginning of the symbol */
+    unsigned char name_length; /* length of the entry's name, which is the beginning of its symbol */
     unsigned char kind;
-    unsigned short since; /* CUDA version since which the driver returns it; 0: unknown */
+    unsigned short since; /* CUDA version since which cuGetProcAddress returns this form; 0: unknown */
 };
 
 /* Sorted by symbol. */
@@ -39,7 +40,8 @@ static const struct row rows[ENTRY_COUNT] = {
 
 _Atomic(void *) entries_driver[ENTRY_COUNT];
 static _Atomic bool loaded, settled;
-/* The libcuda whose functions the table has. Threads that load the table at the same time store the same values. */
+/* The libcuda whose functions are in entries_driver. Threads that fill the array at the same time store the same
+ * values. */
 static struct {
     _Atomic(ElfW(Addr)) base;
     _Atomic(unsigned long long) unloads;
@@ -87,11 +89,11 @@ void entries_follow(const void *function) {
 void entries_settle(void) {
     if (atomic_load_explicit(&settled, memory_order_acquire))
         return;
-    object_pin(source.path); /* the hook calls its functions even after a dlclose */
+    object_pin(source.path); /* the hook calls libcuda even after the program's dlclose */
     atomic_store_explicit(&settled, true, memory_order_release);
 }
 
-/* Return the index of the first row whose symbol does not sort before this symbol. */
+/* Return the index of the first row whose symbol is this symbol or sorts after it. */
 static int first_from(const char *symbol) {
     int low = 0, high = ENTRY_COUNT;
     while (low < high) {
@@ -126,13 +128,14 @@ enum entry entries_behind(const char *name, const void *function) {
     for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length))
         if (rows[i].kind != KIND_call && entries_driver[i] == function)
             return (enum entry)i;
-    for (int i = 0; i < ENTRY_COUNT; i++) /* the driver returned it under another name than that of its symbol */
+    for (int i = 0; i < ENTRY_COUNT; i++) /* the driver returned the function under a name that is not part of its
+                                             symbol */
         if (rows[i].kind != KIND_call && entries_driver[i] == function)
             return (enum entry)i;
     return ENTRY_COUNT;
 }
 
-/* Return whether the row is the form of an entry that uses the per-thread default stream. */
+/* Return true if the row is a form in which the stream NULL means the per-thread default stream. */
 static bool takes_per_thread(const struct row *row) {
     size_t length = strlen(row->symbol);
     const char *end = row->symbol + length - 5;
@@ -142,8 +145,8 @@ static bool takes_per_thread(const struct row *row) {
 /* If a name has no form for the per-thread default stream, the other form is used. */
 enum entry entries_meant(const char *name, int version, bool per_thread) {
     size_t length = strlen(name);
-    int found[2] = {ENTRY_COUNT, ENTRY_COUNT}; /* newest form not newer than `version`: for the legacy default stream,
-                                                  for the per-thread default stream */
+    int found[2] = {ENTRY_COUNT, ENTRY_COUNT}; /* index 0: newest form for the legacy default stream that is not newer
+                                                  than `version`; 1: for the per-thread one */
     if (version > CUDA_VERSION)
         return ENTRY_COUNT;
     for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length)) {

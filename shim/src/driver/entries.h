@@ -2,11 +2,10 @@
  *
  * Guarantees:
  * - DRIVER(symbol) is the driver's own function, never the hook's wrapper.
- * - After the program has initialized a libcuda, the table has the functions of that libcuda, which stays loaded.
- *   Before, the table follows the libcuda that the program asks for symbols, because a loader may first try stubs and
- *   older drivers.
- * - The table contains no pointer that the dynamic linker would have to relocate. Relocations would slow down every
- *   exec in the container.
+ * - Once the program has initialized a libcuda, the table contains that libcuda's functions, and that libcuda stays
+ *   loaded. Before, the table contains the functions of the libcuda in which the program last looked up a symbol,
+ *   because a loader may first try stubs and older drivers.
+ * - The table needs no relocation by the dynamic linker, which would slow down every exec in the container.
  */
 #ifndef SHAREPOD_ENTRIES_H
 #define SHAREPOD_ENTRIES_H
@@ -25,7 +24,7 @@ enum entry {
     ENTRY_COUNT
 };
 
-/* Prototypes of all entry points. cuda.h declares most of them too; newer releases of cuda.h lack some old ones. */
+/* Prototypes of all entry points. Newer releases of cuda.h lack some old ones. */
 #define WRAPPED(class, symbol, name, since, parameters) CUresult symbol parameters;
 #define CALLED(symbol, name, since, parameters) CUresult symbol parameters;
 #include "driver/entries.def"
@@ -40,29 +39,33 @@ extern _Atomic(void *) entries_driver[ENTRY_COUNT];
     ((__typeof__(&symbol))atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed))
 #define HAS(symbol) (atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed) != NULL)
 
-/* Find the driver's functions. Return false if libcuda is not loaded yet. Takes no lock after they were found. */
+/* Fill the table with the functions of the loaded libcuda. Return false if no libcuda is loaded yet. Later calls take
+ * no lock. */
 bool entries_load(void);
-/* As entries_load. While no libcuda is initialized, also check whether the libcuda of the table is still loaded. */
+/* As entries_load. While no libcuda is initialized, fill the table again if its libcuda was unloaded. */
 bool entries_reload(void);
-/* If the function belongs to a libcuda, and no libcuda is initialized, fill the table from that libcuda. */
+/* If no libcuda is initialized yet, and the function belongs to a libcuda, fill the table from that libcuda. */
 void entries_follow(const void *function);
 /* Fix the table and keep its libcuda loaded, because the program has initialized it. Takes the dynamic linker's lock.
  */
 void entries_settle(void);
 /* Return the entry that the hook exports under this symbol; ENTRY_COUNT: there is none. */
 enum entry entries_exported(const char *symbol);
-/* Return the entry of a function that the driver returned for this name; ENTRY_COUNT: the function is not wrapped. */
+/* Return the entry of a function that the driver's cuGetProcAddress returned for this name; ENTRY_COUNT: the hook does
+ * not wrap it. */
 enum entry entries_behind(const char *name, const void *function);
 /* Return the wrapped entry for a name, a CUDA version and the flags of cuGetProcAddress. Return ENTRY_COUNT if there is
- * none, or if the version is newer than the table, which may then lack the right form. */
+ * none. Return it also if the version is newer than the table: the table may then lack the form that the driver would
+ * return. */
 enum entry entries_meant(const char *name, int version, bool per_thread);
 /* Return whether calls of the entry must always pass the hook, because the entry launches, allocates or resolves
  * symbols. */
 bool entries_must_pass(enum entry entry);
-/* Return the first entry with this name if a program may only get wrappers for the name, else ENTRY_COUNT. */
+/* Return the first entry with this name if a program must never get the driver's own function for it, else ENTRY_COUNT.
+ */
 enum entry entries_gated_name(const char *name);
 
-/* Return whether the entry is refused for the first time. Its message is written only then. */
+/* Return true in the first call for this entry only, so that the message about its refusal is written once. */
 bool entries_first_refusal(enum entry entry);
 
 #endif

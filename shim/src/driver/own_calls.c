@@ -1,8 +1,10 @@
-/* The hook's own driver calls. None of them synchronizes, because cuCtxSynchronize would invalidate stream captures.
+/* The hook's own driver calls. None of them synchronizes, because a cuCtxSynchronize would invalidate open stream
+ * captures of the program.
  *
- * A thread hides its calls only while a capture is open. To find out, it first counts itself in `not_hidden`, then
- * reads `open_captures`. A capture is counted before the driver begins it. It begins after the threads in `not_hidden`
- * have finished their calls.
+ * To hide calls means to switch the thread's capture mode to RELAXED, in which its calls do not invalidate captures. A
+ * thread hides its calls only while a capture is open. To find out, it first increments `not_hidden`, then reads
+ * `open_captures`. A thread that begins a capture first increments `open_captures`, then waits until `not_hidden` is 0.
+ * So no call that is not hidden overlaps a capture.
  */
 #include "driver/own_calls.h"
 
@@ -11,7 +13,8 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 
-/* ns for which a capture waits for calls that are not hidden, at most: a debugger may have stopped the calling thread.
+/* Most ns for which the beginning of a capture waits for calls that are not hidden. Without a bound it would wait for a
+ * thread that a debugger has stopped.
  */
 #define SETTLE (30 * SYS_SECOND)
 #define SETTLE_LOOK (20 * 1000ull)
@@ -20,7 +23,7 @@
 #define NOT_COUNTED ((CUstreamCaptureMode) - 2)
 
 static _Atomic uint32_t open_captures, not_hidden; /* number of open captures; number of threads between own_calls_begin
-                                                      and own_calls_end that are not hidden */
+                                                      and own_calls_end whose calls are not hidden */
 
 static CUstreamCaptureMode hide(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -111,7 +114,7 @@ CUevent event_make(CUcontext context, unsigned flags) {
     return event;
 }
 
-/* The first attempt does not push the context: it is current in most threads, and CUDA documents no need for that. */
+/* The first attempt does not push the context, because in most threads it is current already. */
 CUresult event_record(CUcontext context, CUevent event, CUstream stream) {
     CUcontext popped;
     CUresult result = DRIVER(cuEventRecord)(event, stream);
@@ -122,7 +125,8 @@ CUresult event_record(CUcontext context, CUevent event, CUstream stream) {
     return result;
 }
 
-/* An error of the context or the device also ends the work. After any other answer the work counts as unfinished. */
+/* An error of the context or the device also means that the work is over. After any other answer the work counts as
+ * unfinished. */
 bool work_over(CUresult answer) {
     switch (answer) {
     case CUDA_SUCCESS:

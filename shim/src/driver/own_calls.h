@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Return whether the handle is NULL, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD. Such a handle means a default stream of
+/* Return whether the handle is NULL, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD. Such a handle names a default stream of
  * the current context. */
 static inline bool stream_is_default(CUstream stream) {
     return (uintptr_t)stream <= 2;
@@ -28,8 +28,8 @@ static inline CUstream stream_named(CUstream stream, bool per_thread) {
  * open capture this makes no driver call. */
 CUstreamCaptureMode own_calls_begin(void);
 void own_calls_end(CUstreamCaptureMode mode);
-/* As own_calls_begin, for creating and recording an event. Such a call breaks no capture of another stream, but waits
- * for room if its stream is full. So the beginning of a capture does not wait for it, unlike for calls after
+/* As own_calls_begin, for creating and recording an event. Such a call invalidates no capture of another stream, but
+ * blocks while its stream is full. So the beginning of a capture does not wait for it, unlike for calls after
  * own_calls_begin. */
 CUstreamCaptureMode own_record_begin(void);
 /* Set the number of captures that are open or that the next driver call may open. */
@@ -39,7 +39,7 @@ void own_calls_set_captures(uint32_t captures);
 void own_calls_settle(void);
 void own_calls_after_fork(void);
 
-/* Return whether a capture records launches into the stream, so that they do not run. */
+/* Return true if the stream is capturing: launches into it are recorded into a graph and do not run. */
 bool stream_is_capturing(CUstream stream, bool per_thread);
 /* Return the context of the stream; NULL: the driver will refuse the stream. */
 CUcontext context_of_stream(CUstream stream);
@@ -52,7 +52,7 @@ unsigned long long context_number(CUcontext context);
 CUevent event_make(CUcontext context, unsigned flags);
 /* Record an event of this context in a stream of the context. Return the driver's answer. */
 CUresult event_record(CUcontext context, CUevent event, CUstream stream);
-/* Return whether this answer to a query means that the work is over. */
+/* Return true if this answer to a query of an event or stream means that its work is over. */
 bool work_over(CUresult answer);
 /* Return whether the work before an event of this context is over. */
 bool event_passed(CUevent event, CUcontext context);

@@ -35,7 +35,7 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
     }
     for (unsigned i = 0; i < GPUS_DEVICES; i++)
         if (gpus->places[i] < 0)
-            gpus->places[i] = 0; /* a GPU that did not belong to the tenant may belong to it now */
+            gpus->places[i] = 0; /* look up again: a device that was not the tenant's may be now */
     atomic_store(&gpus->ungated, false);
 }
 

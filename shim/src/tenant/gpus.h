@@ -18,41 +18,48 @@
 
 struct gpu {
     uint8_t uuid[SHP_UUID_BYTES];
-    _Atomic int wire;        /* index of the GPU in frames; -1: the GPU is not part of the present connection */
+    _Atomic int wire;        /* the agent's index of the GPU in frames; -1: WELCOME of the present connection did not
+                                contain it */
     uint32_t request, limit; /* thousandths of the GPU's time */
     uint64_t memory;         /* bytes: memory limit of all processes of the tenant together */
     bool enforced;           /* true: allocations over `memory` are refused. False: memory is only counted */
     uint64_t context;        /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited;       /* bytes that the agent counts for this process */
-    uint64_t used;           /* bytes of `credited` that allocations, and calls under way, use */
-    uint64_t siblings;       /* bytes of the tenant's other processes, by the agent's last report */
+    uint64_t used;           /* bytes of `credited` that are in use by allocations and by calls under way */
+    uint64_t siblings;       /* bytes in use by the tenant's other processes, by the agent's last report */
     bool siblings_known;     /* the agent has reported `siblings` */
-    uint64_t unreported;     /* bytes of `credited` that the driver took unasked, not yet reported to the agent */
-    uint32_t unanswered;     /* recalls that were carried out, but whose answers could not be sent yet */
+    uint64_t unreported;     /* bytes of `credited` that the driver has allocated without a grant, and that are not
+                                reported to the agent yet */
+    uint32_t unanswered;     /* number of recalls whose credits were returned, but whose final RELEASE could not be sent
+                                yet */
     bool tight;              /* the limit was lowered: no credits are kept idle until the agent grants some again */
     bool watched;            /* the hook thread checks this GPU's idle credits, and sends failed reports again */
-    uint64_t idle_least;     /* bytes: minimum of idle credits since the hook thread's last check */
+    uint64_t idle_least;     /* bytes: minimum of the idle credits (`credited` - `used`) since the hook thread's last
+                                check */
     uint64_t idle_look;      /* sys_now() of the hook thread's next check; only the hook thread uses it */
-    uint64_t kept;   /* bytes that may stay idle: the program soon allocated as many again after it had freed them */
-    uint64_t parted; /* bytes returned to the agent since the program last paused, less the bytes allocated again */
+    uint64_t kept;   /* bytes that may stay idle, because the program allocates as many again soon after it has freed
+                        them */
+    uint64_t parted; /* bytes that were returned to the agent, less the bytes requested again within a second */
     uint64_t parted_last; /* sys_now() of the last such return */
 };
 
-enum { GPUS_DEVICES = 64 }; /* number of CUDA device ordinals in `places`: four times the GPUs that a tenant may have */
+enum { GPUS_DEVICES = 64 }; /* number of CUDA devices in `places`: four times as many as a tenant may have */
 
 struct gpus {
-    struct lock lock; /* guards this struct, and struct memory */
+    struct lock lock; /* guards this struct and struct memory. "With the lock": the caller holds it */
     unsigned count;
-    _Atomic bool ungated; /* no share is known, and fail_open is on: launches and allocations pass freely */
+    _Atomic bool ungated; /* no share is known, and the agent's setting fail_open is on: launches and allocations are
+                             not limited */
     struct gpu gpus[SHP_MAX_GPUS];
-    /* Called when an enforced limit was lowered from `before` bytes; NULL: no callback. Called with the lock. */
+    /* Callback: the enforced memory limit of the GPU at `place` was lowered from `before` bytes. NULL: none. Called
+     * with the lock. */
     void (*lowered)(int place, uint64_t before);
     _Atomic int8_t places[GPUS_DEVICES]; /* by CUDA device ordinal: 0: not looked up; -1: not a GPU of the tenant; else
                                             place + 1 */
 };
 
-/* Store the tenant's shares. `connected`: they come from the agent, and `granted` has the order of the GPUs in frames.
- * With the lock. */
+/* Store the tenant's shares. `connected`: true if they come from the agent; the index in `granted` is then the GPU's
+ * index in frames. With the lock. */
 void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count, bool connected);
 /* Store the memory use of the tenant's other processes: `used` minus `own` bytes. With the lock. */
 void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own);
@@ -69,8 +76,8 @@ int gpus_place(struct gpus *gpus, CUdevice device);
 static inline bool gpus_ungated(const struct gpus *gpus) {
     return atomic_load_explicit(&gpus->ungated, memory_order_relaxed);
 }
-/* Return the smallest request of all GPUs, in thousandths. Without an agent it applies to all GPUs of the tenant.
- * Without the lock. */
+/* Return the smallest request of all GPUs, in thousandths. Without an agent, the hook holds all GPUs for this part of
+ * the time. Without the lock. */
 uint32_t gpus_request(struct gpus *gpus);
 
 #endif

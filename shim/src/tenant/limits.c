@@ -1,5 +1,5 @@
 /* Parser of the file `limits`; protocol.h describes the format. The first CUDA call of a program may come from a thread
- * with a small stack. So the text is in a mapping, which is the only allocation. */
+ * with a small stack, so the text is read into mapped memory. */
 #include "tenant/limits.h"
 
 #include <fcntl.h>
@@ -77,8 +77,8 @@ bool limits_parse(const char *text, struct limits *limits) {
     return limits->count > 0;
 }
 
-/* Return the tenant's phase, from the inode of its directory. The file's own inode changes with every update, because
- * the file is replaced. */
+/* Return the tenant's phase, a hash of its directory's inode: the same in all its processes. The inode of the file
+ * itself would change with every update. */
 static uint64_t phase_of(const char *directory) {
     struct statx facts;
     memset(&facts, 0, sizeof facts);

@@ -15,14 +15,14 @@
 struct limits {
     unsigned count;
     struct shp_gpu gpus[SHP_MAX_GPUS];
-    uint64_t phase; /* ns, below 135 ms: start of the tenant's duty cycle within a period. Most tenants have different
-                       phases */
+    uint64_t phase; /* ns, below 135 ms: start of the tenant's turn within a period while there is no agent. Most
+                       tenants have different phases, so their turns seldom coincide */
 };
 
 /* Read the file in this directory. Return false if there is no file, or no valid line. */
 bool limits_read(const char *directory, struct limits *limits);
-/* Return whether the agent's setting fail_open is on. If it is, programs run without share and limit while there is no
- * file `limits`. */
+/* Return true if the agent's setting fail_open is on: programs then run without share and limit if there is no file
+ * `limits`. */
 bool limits_fail_open(const char *directory);
 /* Parse the text of the file. Return false if it has no valid line. */
 bool limits_parse(const char *text, struct limits *limits);
