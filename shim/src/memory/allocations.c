@@ -15,7 +15,7 @@ static void put(struct allocation_table *table, struct allocation *allocation) {
     *at = allocation;
 }
 
-/* Double the number of buckets. Return false if the table has no buckets and the kernel gives no memory. With too few
+/* Double the number of buckets. Return false if the table has no buckets and host memory is exhausted. With too few
  * buckets the table works, but gets slower. */
 static bool grow(struct allocation_table *table) {
     struct allocation_table old = *table;

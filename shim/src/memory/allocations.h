@@ -1,7 +1,6 @@
 /* Allocation table: all objects of this process that free device memory when they end, by handle or address.
  *
- * A hash table with a list per bucket. Callers of all functions hold the lock of struct gpus. The table's memory comes
- * from the kernel, because the hook has no heap.
+ * A hash table with a list per bucket. Callers of all functions hold the lock of struct gpus.
  */
 #ifndef SHAREPOD_ALLOCATIONS_H
 #define SHAREPOD_ALLOCATIONS_H
@@ -28,14 +27,15 @@ enum allocation_kind {
 struct physical;
 
 struct allocation {
-    struct allocation *next; /* next allocation in the bucket, or in a list that was removed from the table */
+    struct allocation *next; /* next allocation of the bucket, or of a list that was removed from the table */
     uint64_t key;
-    uint64_t bytes;    /* charged bytes. Of a graph: bytes that a launch may take. Of a mapping: its length */
+    uint64_t bytes;    /* charged bytes. Of a graph: most bytes that a launch can allocate. Of a mapping: its length */
     CUcontext context; /* the allocation ends with this context; NULL: it outlives contexts */
     union {
-        struct physical *physical; /* of a handle or a mapping; also of linear memory with an exported descriptor */
-        uint64_t mark; /* of a limit: bytes at its default value. Of a graph: number of trims of the graph pool before
-                          the graph's last launch, plus 1 */
+        struct physical *physical; /* memory of a handle or mapping; of linear memory only if a descriptor of it was
+                                      exported */
+        uint64_t mark; /* of a limit: bytes that the context reserves at its default value. Of a graph: 1 plus the
+                          number of trims of the graph pool at the graph's last launch; 0: not launched */
     };
     CUarray array; /* of a sparse mapping: its array */
     int8_t place;  /* place of its GPU in struct gpus; -1: nothing is charged */
@@ -48,7 +48,7 @@ struct allocation_table {
     struct slab slab;
 };
 
-/* Return a zeroed allocation; NULL: the kernel gives no memory. The caller fills it, and then passes it to
+/* Return a zeroed allocation; NULL: host memory is exhausted. The caller fills it, and then passes it to
  * allocations_add or allocations_drop. */
 struct allocation *allocations_make(struct allocation_table *table);
 /* Add a filled allocation to the table. Never fails. */

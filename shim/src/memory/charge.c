@@ -11,7 +11,7 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
     charge->allocation = NULL;
     if (place < 0 && gpus_ungated(memory_state()->gpus))
         return CUDA_SUCCESS;
-    if (place < 0) /* not a GPU of the tenant: the limit there is 0 */
+    if (place < 0) /* not a GPU of the tenant, so its limit is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
     memory_lock();
     struct allocation *allocation = allocations_make(&memory_state()->allocations);
@@ -69,12 +69,13 @@ void uncharge_end(struct allocation *allocation, bool freed) {
         return;
     }
     allocations_drop(&memory_state()->allocations, allocation);
-    if (described != NULL) /* open descriptors keep it charged; else the charge is returned now */
+    if (described != NULL) /* physical_unlock returns the charge, unless descriptors of the memory are open */
         described->mappings--;
     physical_unlock(described);
 }
 
-/* Move a context's allocations to another context: all of them, or only linear memory and arrays if `memory`. */
+/* Move allocations of the context `from` to the context `to`. `memory`: true: only linear memory and arrays; false:
+ * all. */
 static void rename_context(CUcontext from, CUcontext to, bool memory) {
     struct allocation_table *table = &memory_state()->allocations;
     memory_lock();

@@ -16,12 +16,12 @@
 /* Charge of one call, from charge_begin to charge_end. */
 struct charge {
     struct allocation
-        *allocation; /* not in the table yet; NULL: nothing is charged, and the driver may make the allocation */
+        *allocation; /* charged, but not in the table yet; NULL: nothing is charged, and the call may be made */
 };
 
-/* Reserve bytes of a GPU for an allocation that ends with `context` (NULL: the allocation outlives contexts). May wait
- * for the agent. Return CUDA_ERROR_OUT_OF_MEMORY if the tenant's limit does not allow the bytes, if the GPU is not the
- * tenant's, or if the kernel gives no memory. */
+/* Charge `bytes` bytes on the GPU at `place`, for an allocation that ends with `context` (NULL: it outlives contexts).
+ * May wait for the agent. Return CUDA_ERROR_OUT_OF_MEMORY if the tenant's limit does not allow the bytes, if the GPU is
+ * not the tenant's, or if host memory is exhausted. */
 CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes);
 /* If the driver made the allocation, add it to the table under its key. Otherwise return the charge. */
 void charge_end(struct charge *charge, bool made, enum allocation_kind kind, uint64_t key);
@@ -32,7 +32,8 @@ struct allocation *uncharge_begin(enum allocation_kind kind, uint64_t key);
 /* If the driver freed the allocation, return its charge. Otherwise add the allocation to the table again. */
 void uncharge_end(struct allocation *allocation, bool freed);
 
-/* Move a context's allocations to another handle, until it is known whether the context has ended. */
+/* Move all allocations of the context `from` to the handle `to`. Used while the driver destroys a context, until it is
+ * known whether the context has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
 /* Move the linear memory and arrays of the context `from` to the context `to`. From then on they end with `to`. */
 void memory_hand_over(CUcontext from, CUcontext to);

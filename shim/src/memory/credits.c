@@ -3,9 +3,9 @@
  * A reservation first takes idle credits, then requests more from the agent, and then tries again, because another
  * thread may have taken the new credits.
  *
- * The number of idle credits follows the program. If the program allocates bytes again soon after they were returned to
- * the agent, the process keeps as many idle from then on (`kept`). So a loop of allocations and frees of any size sends
- * one request to the agent. Credits that were idle for a whole CREDITS_LOOK_NS are returned.
+ * The number of idle credits adapts to the program. If the program allocates bytes again soon after they were returned
+ * to the agent, the process keeps as many idle from then on (`kept`). So a loop that allocates and frees the same bytes
+ * sends only one request to the agent. Credits that were idle for a whole CREDITS_LOOK_NS are returned.
  */
 #include "memory/credits.h"
 
@@ -24,8 +24,8 @@
 #define CREDITS_IDLE_MOST (32ull << 20)
 /* Bytes, 64 TiB: most bytes that are requested from the agent. No GPU has as many. */
 #define RESERVE_MOST (1ull << 46)
-/* ns for which to wait for an answer about bytes that the known limit excludes. An answer takes 22 us, from a busy
- * agent some ms. */
+/* ns for which to wait for the agent's answer if the known limit already forbids the bytes. An answer takes 22 us, from
+ * a busy agent some ms. */
 #define RULED_OUT (100 * SYS_MS)
 /* Time between two checks of idle credits. A check returns the credits that were idle since the check before. So idle
  * credits are returned within a second of their last use. */
@@ -47,7 +47,8 @@ static void watch(struct gpu *gpu) {
     session_wake();
 }
 
-/* Record that the number of idle credits has changed. If any are idle, make the hook thread check them. With the lock.
+/* Update the minimum of idle credits after a change of `credited` or `used`. If any are idle, make the hook thread
+ * check them. With the lock.
  */
 static void moved(struct gpu *gpu) {
     uint64_t idle = gpu->credited - gpu->used;
@@ -57,8 +58,8 @@ static void moved(struct gpu *gpu) {
         watch(gpu);
 }
 
-/* If bytes must be requested from the agent soon after others were returned, keep as many idle the next time. With the
- * lock. */
+/* The process must request `bytes` bytes from the agent. If it has returned as many only a short time ago, keep as many
+ * idle in future. With the lock. */
 static void missed(struct gpu *gpu, uint64_t bytes) {
     if (gpu->parted == 0)
         return;
@@ -93,7 +94,7 @@ struct shortage {
     bool over;        /* with them, this process would exceed the known limit even without its siblings */
 };
 
-/* Try the idle credits; fill `shortage` if they are too few. */
+/* Reserve bytes from the idle credits. If they are too few, return false and fill `shortage`. */
 static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
     struct gpus *gpus = memory_state()->gpus;
     struct gpu *gpu = gpu_at(place);
@@ -101,7 +102,7 @@ static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
     bool taken = take(gpu, bytes);
     uint64_t missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
     missed(gpu, missing);
-    /* A limit that is not enforced refuses nothing. An absent agent gets the report of these bytes when it is back. */
+    /* A limit that is not enforced refuses nothing. If the agent is absent, the bytes are reported when it is back. */
     if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
         gpu->credited += missing;
         taken = take(gpu, bytes);
@@ -139,7 +140,7 @@ bool credits_reserve(int place, uint64_t bytes) {
         uint32_t given_back = atomic_load(&memory_state()->given_back);
         struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, patience);
-        /* The credits have arrived. If another thread takes them first, request again. */
+        /* RESERVED has added the credits. Try again, because another thread may take them first. */
         if (answer.came ? answer.status == SHP_RESERVE_OK : !shortage.over)
             continue;
         bool less = !refreshed && memory_state()->refresh(place, true);
@@ -147,7 +148,7 @@ bool credits_reserve(int place, uint64_t bytes) {
             refreshed = true;
             continue;
         }
-        if (exact || !answer.came) /* another thread may have freed credits since */
+        if (exact || !answer.came) /* last attempt: another thread may have freed memory since */
             return credits_take(place, bytes);
         exact = true;
     }
@@ -167,8 +168,8 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     }
 }
 
-/* Send the reports that were put off while the agent did not read: growth, and completed recalls. Return false if the
- * agent still does not read. With the lock. */
+/* Send the reports that could not be sent earlier, because the socket was full: growth, and the ends of recalls. Return
+ * false if one still cannot be sent. With the lock. */
 static bool reports_sent(int place, struct gpu *gpu) {
     struct session *session = memory_state()->session;
     if (gpu->unreported > 0 && session_grown(session, place, gpu->unreported))
@@ -214,7 +215,7 @@ void credits_grow(int place, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, more = bytes > idle ? bytes - idle : 0;
     gpu->used += bytes;
     gpu->credited += more;
-    if (gpu->wire >= 0) { /* otherwise the next connection begins with a report of all bytes */
+    if (gpu->wire >= 0) { /* without a connection nothing is reported: the next one begins with a report of all bytes */
         gpu->unreported += more;
         if (!reports_sent(place, gpu))
             watch(gpu);
@@ -223,7 +224,7 @@ void credits_grow(int place, uint64_t bytes) {
     unlock(&gpus->lock);
 }
 
-/* Reset the number of bytes that may stay idle. With the lock. */
+/* From now on, keep no more idle credits than CREDITS_IDLE_MOST. With the lock. */
 static void keep_little(struct gpu *gpu) {
     gpu->kept = gpu->parted = 0;
 }
@@ -236,8 +237,8 @@ static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     return given;
 }
 
-/* Handler of RECALL: return idle credits up to the requested number. The RELEASE with the flag RECALLED is always sent,
- * if necessary only when the agent reads again. */
+/* Handler of RECALL: return idle credits up to the requested number. The agent waits for the RELEASE with the flag
+ * RECALLED. If it cannot be sent now, the hook thread sends it later. */
 static bool recalled(void *of, const void *packet, const int *descriptors) {
     struct memory *memory = of;
     const struct shp_recall *frame = packet;
@@ -249,7 +250,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
         int place = (int)(gpu - gpus->gpus);
         keep_little(gpu); /* a sibling process needs the credits */
         uint64_t given = take_idle(gpu, frame->bytes);
-        if (given < frame->bytes) { /* pools may have returned memory to the device that is still counted */
+        if (given < frame->bytes) { /* memory that pools have returned to the device may still be counted */
             unlock(&gpus->lock);
             bool less = memory->refresh(place, false);
             lock(&gpus->lock);
@@ -289,7 +290,7 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
     atomic_store(&the_memory, memory);
 }
 
-/* Return credits that were idle since the last check, and let as many fewer stay idle from now on. Checks continue
+/* Return the credits that were idle since the last check to the agent, and lower `kept` by as many. Checks continue
  * until no credits are idle and the agent has all reports. With the lock. */
 static void look(int place, struct gpu *gpu, uint64_t now) {
     bool all_sent = reports_sent(place, gpu);
@@ -324,7 +325,7 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used) {
     struct answer answer;
     uint64_t deadline = sys_now() + SYS_SECOND, now;
     memory_state()->refresh(place, false);
-    do { /* again if no question was free, or if the connection was lost in between */
+    do { /* try again if all questions were in use, or if the connection was lost */
         lock(&memory->gpus->lock);
         bool enforced = gpu->enforced;
         uint64_t own = gpu->used, idle = gpu->credited - own;

@@ -1,4 +1,5 @@
-/* Credits: bytes of a GPU's memory that the agent has granted to this process, and how many of them are in use.
+/* Credits: bytes of a GPU's memory that the agent has granted to this process. Idle credits are granted bytes that no
+ * allocation uses.
  *
  * Guarantees:
  * - On a GPU whose limit is enforced, the process uses only bytes that the agent has granted before (C1). The one
@@ -18,8 +19,8 @@
  * for an absent agent up to SHAREPOD_MEMORY_WAIT_MS. If this process alone would exceed its limit, each wait is 100 ms
  * at most. Return false if the limit does not allow the bytes. */
 bool credits_reserve(int place, uint64_t bytes);
-/* Reserve more bytes than a call needs. Return false unless the agent can grant them at once, without recalling idle
- * credits of sibling processes. */
+/* Reserve more bytes than a call needs. Return false if the agent cannot grant them at once: no idle credits of sibling
+ * processes are recalled for them. */
 bool credits_reserve_ahead(int place, uint64_t bytes);
 /* Reserve bytes from the idle credits only, without a request to the agent. Return false if they are too few. */
 bool credits_take(int place, uint64_t bytes);
@@ -38,8 +39,8 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used);
  * runs. `refresh`: see struct memory. */
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session,
                      bool (*refresh)(int place, bool wait));
-/* Send credits that were idle for CREDITS_LOOK_NS back to the agent. Return the time at which the hook thread must call
- * this again; no other thread calls it. */
+/* Return credits that were idle for CREDITS_LOOK_NS to the agent. Return the time of the next call. Only the hook
+ * thread calls this. */
 uint64_t credits_step(uint64_t now);
 
 #endif

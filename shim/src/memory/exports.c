@@ -1,11 +1,11 @@
 /* Watched and kept descriptors of exported memory.
  *
- * One read of fdinfo shows which descriptors are open, and takes time in proportion to their number. So
- * exports_count_seldom counts only once for a number of calls that is a fixed part of the number of descriptors. Then
- * the average cost per call is the same for any number.
+ * One read of /proc/thread-self/fdinfo shows all open descriptors, and takes time in proportion to their number n.
+ * exports_count_seldom reads it only in every (n / COUNT_PART)th call. So the average cost per call does not depend on
+ * n.
  *
- * An entry of the epoll instance is a pair of file and number. Changing an entry fails if the number refers to another
- * file. So a change shows whether the kept file is still open under its number.
+ * An entry of an epoll instance is a pair of file and descriptor number. EPOLL_CTL_MOD fails if the number refers to
+ * another file. So it shows whether the kept file is still open under its number.
  */
 #include "memory/exports.h"
 
@@ -22,21 +22,24 @@
 struct export {
     struct hash_link link; /* in the table, by the address of this struct */
     struct export *next;
-    uint32_t *open_count; /* open descriptors of the exported object */
+    uint32_t *open_count; /* counter of the exported memory's open descriptors */
     bool open;            /* the present count has found it open */
 };
 
-enum { COUNT_PART = 16 };  /* lines of fdinfo that exports_count_seldom reads per call, on average */
-enum { KEPT_MOST = 4096 }; /* kept copies have lower numbers: a child of fork finds them as bits */
+enum { COUNT_PART = 16 }; /* lines of fdinfo that exports_count_seldom reads per call, on average */
+enum {
+    KEPT_MOST = 4096
+}; /* kept copies have numbers below this, a bit each in `kept`, so that a child of fork finds
+      them */
 
-/* These variables are not in memory that a fork wipes: a child of fork closes the descriptors. One entry, the marker,
- * distinguishes the hook's epoll instance from other files. */
+/* Plain variables, which a fork does not zero, so that a child can close these descriptors. The marker is an entry of
+ * the hook's epoll instance, by which the hook recognizes the instance. */
 static _Atomic int instance = -1;
 static struct descriptor marker = DESCRIPTOR_NONE;
 static _Atomic uint64_t kept[KEPT_MOST / 64];
 
-/* Add the pair of file and number to the instance, or change it. `data`: appears in fdinfo. Return 0 or a negative
- * errno. */
+/* Add, change or remove the entry of descriptor `number` in the epoll instance `into` (EPOLL_CTL_ADD, MOD or DEL).
+ * `data`: a value that fdinfo shows. Return 0 or a negative errno. */
 static long enter(int into, int operation, int number, void *data) {
     struct epoll_event nothing = {.events = 0, .data.ptr = data};
     return sys_call(SYS_epoll_ctl, into, operation, number, (long)&nothing, 0, 0);
@@ -68,7 +71,7 @@ static int prepare(void) {
 bool exports_watch(uint32_t *open, int descriptor) {
     struct memory *memory = memory_state();
     memory_lock();
-    /* count first: exports that were closed since the last count need no entry */
+    /* count first: entries of descriptors that were closed since the last count are freed */
     if (memory->export_count >= memory->export_most) {
         exports_count();
         memory->export_most = 2 * memory->export_count + 64;
@@ -88,14 +91,14 @@ bool exports_watch(uint32_t *open, int descriptor) {
             ++*open;
         } else {
             slab_give(&memory->export_slab, export);
-            watched = result == -EPERM; /* a file that epoll cannot watch */
+            watched = result == -EPERM; /* epoll cannot watch this kind of file: the memory counts as not exported */
         }
     }
     memory_unlock();
     return watched;
 }
 
-/* Find the watched export of an entry's data, and record that it is open. */
+/* Record that the export with this value of `data` is open. `data`: address of its struct export. */
 static void found(uint64_t data) {
     const struct hashed *table = &memory_state()->exports_table;
     uint64_t hash = hash_of(data, 0);
@@ -104,8 +107,9 @@ static void found(uint64_t data) {
             ((struct export *)link)->open = true;
 }
 
-/* Read the data of each entry: the hexadecimal number after "data:" in its line. Return false if fdinfo cannot be read.
- * The path is that of this thread, because the process's own path has no descriptors after its first thread has ended.
+/* Read the fdinfo of the epoll instance, and call found() for each entry: its value is the hexadecimal number after
+ * "data:". Return false if fdinfo cannot be read. The path is that of this thread, because /proc/self has no
+ * descriptors once the process's first thread has ended.
  */
 static bool read_entries(int number) {
     static const char before[] = "data:", folder[] = "/proc/thread-self/fdinfo/";
@@ -149,7 +153,7 @@ void exports_count(void) {
     memory->export_asked = 0;
     if (memory->exports == NULL)
         return;
-    if (number >= 0 && !read_entries(number)) /* there is no /proc, so no export is known to be closed */
+    if (number >= 0 && !read_entries(number)) /* no /proc: it is unknown which exports are closed */
         return;
     for (struct export **at = &memory->exports, *export; (export = *at) != NULL;) {
         if (export->open) {

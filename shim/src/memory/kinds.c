@@ -1,5 +1,6 @@
-/* Direct-mapped table of pages. The page's number selects the entry, one word with the age of the answer, the page and
- * its kind. An entry is valid only at the present age, so a higher age makes all entries invalid. */
+/* Direct-mapped table of pages. The page number selects the entry: one word with the page, its kind of memory, and the
+ * age at which the driver was queried. An entry is valid only if its age is the present age, so incrementing the age
+ * invalidates all entries. */
 #include "memory/kinds.h"
 
 #include <stdbool.h>
@@ -16,7 +17,7 @@ static uint64_t page_of(uint64_t address) {
     return address >> PAGE_BITS & ((1ull << NUMBER_BITS) - 1);
 }
 
-/* Return the content of a place without the kind. */
+/* Return the word of an entry, with the bits of the kind 0. */
 static uint64_t tag_of(uint64_t age, uint64_t page) {
     return age << (KIND_BITS + NUMBER_BITS) | page << KIND_BITS;
 }
@@ -31,7 +32,7 @@ void kinds_forget(struct kinds *kinds) {
         atomic_store_explicit(&kinds->places[i], 0, memory_order_relaxed);
 }
 
-/* Return the word of `hosts` that has the region's mark; set `bit` to the mark's bit. */
+/* Return the word of `hosts` that contains the region's mark. `*bit`: the mask of that mark. */
 static _Atomic uint64_t *mark_of(struct kinds *kinds, uint64_t region, uint64_t *bit) {
     *bit = 1ull << region % 64;
     return &kinds->hosts[region % KINDS_REGIONS / 64];

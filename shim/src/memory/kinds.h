@@ -1,5 +1,5 @@
-/* Cache of the driver's answers whether an address is host memory or device memory. Without it, a copy whose call
- * leaves the direction open would query the driver for both addresses.
+/* Cache of the driver's answers whether an address is host memory or device memory. Without it, each copy call that
+ * does not state the direction, such as cuMemcpy, would query the driver for both addresses.
  *
  * Guarantees:
  * - C12 An answer that an address is host memory is dropped before a wrapped call returns the address as device
@@ -15,8 +15,8 @@
 
 #include <stdint.h>
 
-/* KINDS_PLACES: pages that fit, 64 MiB in one piece. KINDS_REGIONS: regions of 2 MiB; two that are 64 GiB apart share a
- * mark. */
+/* KINDS_PLACES: entries, one per page; 64 MiB of contiguous memory fit. KINDS_REGIONS: marks, one per region of 2 MiB.
+ * Regions that are 64 GiB apart share a mark. */
 enum { KINDS_PLACES = 1 << 14, KINDS_REGIONS = 1 << 15 };
 
 enum address_kind { ADDRESS_UNKNOWN, ADDRESS_HOST, ADDRESS_DEVICE };
@@ -26,10 +26,12 @@ struct kinds {
     _Atomic uint64_t age;       /* number of times that all answers were dropped */
     _Atomic uint64_t forget_at; /* sys_now() at which all answers are dropped next */
     _Atomic uint64_t places[KINDS_PLACES];
-    _Atomic uint64_t hosts[KINDS_REGIONS / 64]; /* marks, a bit each: the region has had a host address */
+    _Atomic uint64_t hosts[KINDS_REGIONS / 64]; /* marks of one bit: the driver has reported an address of the region as
+                                                   host memory */
 };
 
-/* Return the present age. Call this before the driver is queried, and pass the age to the following calls. */
+/* Return the present age, which changes when all answers are dropped. Call this before the driver is queried, and pass
+ * the age to kinds_find and kinds_note. So an answer from before a drop is not stored as a new one. */
 uint64_t kinds_age(struct kinds *kinds);
 /* Return the kind of an address; ADDRESS_UNKNOWN: there is no answer of this age. */
 enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t address);
@@ -37,7 +39,8 @@ enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t a
 void kinds_note(struct kinds *kinds, uint64_t age, uint64_t address, enum address_kind kind);
 /* Drop all answers, because a call has made some address a device address. */
 void kinds_forget(struct kinds *kinds);
-/* Drop all answers if any of these addresses, which are a device's now, is in a region that has had a host address. */
+/* Drop all answers if one of these addresses, which are device memory now, is in a region that has had host addresses.
+ */
 void kinds_forget_host(struct kinds *kinds, uint64_t address, uint64_t bytes);
 
 #endif

@@ -1,9 +1,9 @@
 /* Physical memory and multicast objects: the allocations of their handles, and the counts of their references.
  *
  * physical_unlock frees a struct physical when handles, mappings, pins and exports are all 0. If only exports are left,
- * it lingers until their descriptors are closed. No event reports that, so the descriptors are counted every LOOK_NS,
- * and before an allocation is refused. A freed multicast object frees its bindings, which may free physical memory in
- * turn.
+ * it lingers: it stays charged, in the list `lingering`, until their descriptors are closed. No event reports that, so
+ * open descriptors are counted every LOOK_NS, and before an allocation is refused. A freed multicast object frees its
+ * bindings, which may free physical memory in turn.
  */
 #include "memory/physical.h"
 
@@ -13,7 +13,10 @@
 
 #define LOOK_NS SYS_SECOND /* time between two checks of lingering memory: a check is a few system calls */
 #define MOMENT (20 * 1000) /* ns between two checks whether other threads have returned charges */
-enum { MOMENTS = 500 };    /* most such checks: a signal handler's jump may have taken such a thread out of its code */
+enum {
+    MOMENTS = 500
+}; /* most such checks, because such a thread may never finish: a signal handler may have jumped
+      out of it */
 
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
@@ -70,7 +73,7 @@ static struct physical *take_closed(void) {
     return closed;
 }
 
-/* Return the charges of a list that was removed, and decrement the number of threads that do so. */
+/* Free the memory of a list that take_closed returned, and return its charges. Then decrement `giving_back`. */
 static void give_back(struct physical *closed) {
     for (struct physical *next; closed != NULL; closed = next) {
         next = closed->next;

@@ -1,4 +1,5 @@
-/* Check of all memory that is freed without a call of the program. */
+/* Calls the checks of physical memory, pools and credits, each of which finds memory that is free without a call of the
+ * program. */
 #include "memory/refresh.h"
 
 #include "memory/credits.h"

@@ -1,4 +1,4 @@
-/* Memory that is freed without a call of the program: from pools by the driver, and by the kernel when exported
+/* Memory that is freed without a call of the program: the driver shrinks pools, and exported memory is free once its
  * descriptors are closed. */
 #ifndef SHAREPOD_REFRESH_H
 #define SHAREPOD_REFRESH_H
@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Return the charges of memory that was freed on a GPU (-1: on all GPUs). Return whether there was any. `driver`: the
- * driver may be called. Without the lock. */
+/* Return the charges of memory that was freed on a GPU (-1: on all GPUs). Return whether there was any. `driver`: false
+ * if no function of the driver may be called, because the program is exiting. Without the lock. */
 bool memory_refresh(int place, bool driver);
 /* Call memory_refresh at regular times while it can find anything, and return idle credits to the agent. Return the
  * time of the next call. Only the hook thread calls this. */

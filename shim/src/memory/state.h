@@ -1,4 +1,4 @@
-/* State of this process's device memory: its allocations, the bytes that its pools have reserved, and the lock of both.
+/* State of this process's device memory: its allocations, and the bytes that its memory pools have reserved.
  *
  * Invariants of memory/ and wrappers/memory, cited by name:
  *
@@ -10,15 +10,15 @@
  * C3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may give its handle
  *    or address to another thread at once. If the driver fails to free the allocation, it returns to the table.
  * C4 no-wait-with-lock: no thread holds the lock during a driver call or a request to the agent.
- * C5 growth-is-counted: memory that the driver takes without a call that could be refused is charged even over the
- *    limit. It is reported to the agent as soon as the agent reads.
+ * C5 growth-is-counted: memory that the driver takes without a call that the hook could refuse is charged even over the
+ *    limit. It is reported to the agent as soon as the agent receives frames.
  * C6 idle-goes-back: unused credits are returned to the agent:
  *    - at once, beyond CREDITS_IDLE_MOST and the amount that the program allocated again each time;
  *    - when the agent recalls them;
  *    - when the limit is lowered;
  *    - after they were idle for one to two times CREDITS_LOOK_NS.
  *
- * struct process contains the only struct memory. memory_state() is valid after credits_prepare(), and so after
+ * There is one struct memory, in struct process. memory_state() is valid after credits_prepare(), and so after
  * process_enter().
  */
 #ifndef SHAREPOD_MEMORY_STATE_H
@@ -41,33 +41,36 @@ struct export;
 enum { MEMORY_GRANULARITY = 512 }; /* bytes: the driver rounds each allocation up to a multiple of this */
 enum {
     MEMORY_CURRENT_POOLS = 16
-}; /* number of devices whose current pool is stored; for other devices the driver is queried each time */
+}; /* number of devices whose current memory pool is cached; for other devices the driver is queried each time */
 
-/* The lock of struct gpus guards all members, except where noted "without the lock". */
+/* The lock of struct gpus guards all members, except members marked "without the lock". */
 struct memory {
     struct gpus *gpus;       /* without the lock */
     struct session *session; /* without the lock */
-    /* Returns the charges of memory that the driver has freed on its own on a GPU; true if there was any. `wait`: also
-     * wait, for at most 1 s, for memory that streams are about to free. Without the lock. */
+    /* Callback: returns the charges of memory that was freed on the GPU at `place` without a call of the program. True
+     * if there was any. `wait`: also wait, for at most 1 s, for memory that streams are about to free. Without the
+     * lock. */
     bool (*refresh)(int place, bool wait);
     struct allocation_table allocations;
     struct slab physical_slab, binding_slab, export_slab;
     struct hashed exports_table;
     struct export *exports;           /* exported descriptors that were open at the last count */
-    size_t export_count, export_most; /* length of that list; length at which the descriptors are counted again */
+    size_t export_count, export_most; /* length of that list; length at which open descriptors are counted again */
     size_t export_asked;              /* calls of exports_count_seldom since the last count */
-    struct physical *lingering;       /* memory to which only exported descriptors refer */
+    struct physical *lingering;       /* physical memory to which only exported descriptors refer */
     uint64_t physical_next_look;      /* sys_now() of the hook thread's next check of `lingering`; without the lock */
-    _Atomic uint32_t giving_back;     /* number of threads that return the charges of lingering memory now */
-    _Atomic uint32_t given_back;      /* returns of such charges so far; read and written without the lock */
+    _Atomic uint32_t giving_back;     /* number of threads that are returning charges of memory of the list `lingering`
+                                       */
+    _Atomic uint32_t given_back;      /* number of such returns so far; read and written without the lock */
     uint64_t largest_mapping;         /* bytes: the longest mapping so far */
     uint64_t sparse;                  /* number of mappings into sparse arrays */
     struct pool_memory *pools;        /* all pools registered so far, the newest first */
     struct slab pool_slab;
     bool pools_watched;       /* the hook thread checks the driver's figures of pools regularly */
-    uint64_t pool_chunk;      /* bytes: step in which the driver grows pools, or a multiple of that step; 0: no pool has
-                                 grown yet */
-    uint64_t pool_surplus;    /* bytes: largest growth of a pool beyond its call's need; less than the driver's step */
+    uint64_t pool_chunk;      /* bytes: step in which the driver grows pools, as learned so far: that step or a multiple
+                                 of it. 0: no pool has grown yet */
+    uint64_t pool_surplus;    /* bytes: largest growth of a pool beyond the bytes that the call needed. It is less than
+                                 the driver's step */
     uint64_t pools_next_look; /* sys_now() of the hook thread's next check; without the lock */
     _Atomic bool graph_pools; /* a graph may have memory nodes; without the lock */
     uint32_t contexts[SHP_MAX_GPUS]; /* number of this process's contexts on each GPU */
@@ -75,9 +78,10 @@ struct memory {
     struct kinds kinds;              /* without the lock */
     _Atomic uint64_t refusal_due;    /* sys_now() from which the next refusal is written; without the lock */
     CUmemoryPool current_pools[MEMORY_CURRENT_POOLS]; /* by device: its current pool; NULL: not known */
-    uint32_t pools_chosen;                            /* number of calls that may have changed a current pool */
-    struct lock limit_lock; /* lock of cuCtxSetLimit, which reads the limit, charges and sets it; taken before the lock
-                               of struct gpus */
+    uint32_t pools_chosen;                            /* number of calls so far that may have changed the current pool
+                                                         of a device */
+    struct lock limit_lock; /* held by the wrapper of cuCtxSetLimit, which reads the limit, charges its memory and sets
+                               it; taken before the lock of struct gpus */
 };
 
 /* NULL before the first CUDA call of the program. The kernel zeroes struct memory in a child of fork. */

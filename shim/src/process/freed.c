@@ -1,12 +1,13 @@
-/* List of events, each behind the free of one piece of memory. The list's lock is held while the driver is queried
- * about the events; these queries neither wait nor call back. The lock is taken before the lock of struct streams. */
+/* List of freed memory, each entry with an event behind its free. The list's lock is held while the driver is queried
+ * about the events, because such a query neither blocks nor calls the hook. The lock is taken before the lock of struct
+ * streams. */
 #include "process/freed.h"
 
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "session/session.h"
 
-#define LOOK (100 * SYS_MS) /* ns between two regular checks: sibling processes may need the memory */
+#define LOOK (100 * SYS_MS) /* ns between two regular checks of the events: sibling processes may need the memory */
 
 struct freed {
     struct freed *next;

@@ -7,15 +7,16 @@
 #include "base/sys.h"
 #include "memory/refresh.h"
 
-/* ns for which the end of a program waits for its GPU work, at most: most programs have already waited for it. */
+/* Most ns for which the exit of a program is delayed until its GPU work has drained. Most programs have already waited
+ * for their work. */
 #define LEAVE_TIME (100 * SYS_MS)
 
-#define SLICE 100000ull /* ns: the shortest slice that Linux accepts; a step of the thread takes less */
+#define SLICE 100000ull /* ns: the shortest scheduling slice that Linux accepts; one loop iteration takes less */
 
 enum { MASK_WORDS = 128 }; /* words of 64 processors each: as many as Linux supports */
 
-/* Allow the processors on which the process may run. The thread that happened to start this thread may be bound to
- * fewer. */
+/* Let the hook thread run on all processors of the process. It inherits the affinity of the program's thread that
+ * started it, which may be bound to fewer. */
 static void run_anywhere(void) {
     uint64_t mask[MASK_WORDS];
     long size = sys_call(SYS_sched_getaffinity, sys_process_id(), sizeof mask, (long)mask, 0, 0, 0);
@@ -50,7 +51,7 @@ static void run_promptly(void) {
         sys_call(SYS_sched_setattr, 0, (long)&given, 0, 0, 0, 0);
 }
 
-/* If the driver is about to end, stop calling it: when launched work has drained, but after LEAVE_TIME at the latest.
+/* Once the program exits: stop calling the driver when the launched work has drained, or after LEAVE_TIME.
  */
 static void leave_driver(struct hook_thread *thread, uint64_t now) {
     if (!atomic_load(&thread->leaves) || atomic_load(&thread->left))
@@ -67,8 +68,8 @@ static void leave_driver(struct hook_thread *thread, uint64_t now) {
     sys_wake_all(&thread->left);
 }
 
-/* Each iteration: 1. connect or disconnect; 2. run the steps of the token and the memory; 3. sleep until the earliest
- * time that a step needs, and handle arriving frames. */
+/* Main function of the hook thread. Each iteration: 1. connect or disconnect; 2. run the due steps of the token and of
+ * the memory; 3. sleep until the next step is due, and handle arriving frames. */
 static void *run(void *argument) {
     struct hook_thread *thread = argument;
     struct session *session = thread->session;
@@ -113,8 +114,8 @@ static const void *choose_stack(union attributes *attributes) {
     return get(attributes, &size) == 0 && size < least && set(attributes, least) == 0 ? attributes : NULL;
 }
 
-/* All signals are blocked in the thread, except two that the C library sends to every thread: setuid waits until all
- * threads have handled them. */
+/* All signals are blocked in the thread, except two that the C library sends to every thread. For example, setuid waits
+ * until all threads have handled one of them. */
 bool hook_thread_start(struct hook_thread *hook_thread) {
     int (*create)(unsigned long *, const void *, void *(*)(void *), void *) =
         (int (*)(unsigned long *, const void *, void *(*)(void *), void *))object_libc_symbol("pthread_create");

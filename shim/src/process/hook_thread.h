@@ -3,8 +3,8 @@
  *
  * Guarantees:
  * - It sleeps until a frame arrives or a deadline passes.
- * - It blocks all signals that the program may handle.
- * - It may run on the processors on which the process's first thread may run, whichever thread has started it.
+ * - It blocks all signals, except two of the C library's own, so no signal handler of the program runs in it.
+ * - It may run on all processors on which the process's first thread may run.
  * - It runs at normal priority or higher, where permitted, even if the thread that starts it has the lowest priority.
  */
 #ifndef SHAREPOD_HOOK_THREAD_H
@@ -17,14 +17,14 @@
 #include "time/gate/gate.h"
 #include "time/token.h"
 
-/* The parts of the process that the thread steps. */
+/* The parts of the process whose steps the thread runs. */
 struct hook_thread {
     struct gate *gate;
     struct session *session;
     struct token *token;
     struct freed_memory *freed;
     _Atomic bool leaves;   /* the driver is about to end */
-    uint64_t leave_by;     /* time by which it leaves the driver; 0: not decided yet */
+    uint64_t leave_by;     /* time after which the thread calls no function of the driver; 0: not decided yet */
     _Atomic uint32_t left; /* futex: 1 once the thread calls no function of the driver any more */
 };
 

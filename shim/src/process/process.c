@@ -1,6 +1,7 @@
 /* Start of the hook in a process, at the first CUDA call, and again in a child of fork.
  *
- * Lower packages do not import upper packages: connect_rooms gives each package the functions of others that it needs.
+ * Lower packages do not include higher packages. connect_rooms passes each package the state and the callbacks of
+ * others that it needs.
  */
 #include "process/process.h"
 
@@ -60,8 +61,8 @@ void process_watch_exit(void) {
         register_atexit(at_exit, NULL, NULL);
 }
 
-/* Return the result of memory_refresh, and whether freed memory is free by now; `wait`: for that. No driver call is
- * made when the driver is about to end. */
+/* Callback of memory/: return the charges of memory that is free by now on the GPU at `place`. Return true if there was
+ * any. `wait`: wait for frees that streams have not reached. Makes no driver call while the program exits. */
 static bool refresh(int place, bool wait) {
     struct process *process = the_process;
     bool driver = !atomic_load(&process->thread.left);
@@ -70,8 +71,8 @@ static bool refresh(int place, bool wait) {
     return (driver && look(&process->freed, &process->streams)) || less;
 }
 
-/* Wait for the file `limits`. False: there is none, and no CUDA call may succeed. True without a named GPU: there is
- * none, and the agent's setting fail_open lets the program continue. */
+/* Wait for the file `limits`, and read it. Return false if it does not appear: all CUDA calls then fail. If the agent's
+ * setting fail_open is on, return true instead, with no GPU in `limits`: the program then runs without limits. */
 static bool wait_for_limits(struct process *process, struct limits *limits) {
     uint64_t deadline = sys_now() + SHAREPOD_START_WAIT_MS * SYS_MS;
     while (!limits_read(process->directory, limits)) {
@@ -106,7 +107,7 @@ static void find_clock(void) {
         sys_clock = (int (*)(int, struct timespec *))object_symbol(&kernel, name);
 }
 
-/* Give each package the functions that it needs from others, and register the handlers of frames. */
+/* Pass each package the state and the callbacks of others that it needs, and register the handlers of frames. */
 static void connect_rooms(struct process *process, uint64_t phase) {
     struct token *token = &process->token;
     token->gate = &process->gate;
@@ -162,7 +163,7 @@ static CUresult start(struct process *process) {
     return CUDA_SUCCESS;
 }
 
-/* Return the memory of struct process, which the first thread maps; NULL: the kernel gives none. */
+/* Return the memory of struct process, which the first thread maps; NULL: host memory is exhausted. */
 static struct process *map_process(void) {
     struct process *fresh = sys_map(sizeof *fresh), *first = NULL;
     if (fresh == NULL)
@@ -186,7 +187,8 @@ CUresult process_enter(void) {
     CUresult result = HAS(cuDeviceGetCount) ? DRIVER(cuDeviceGetCount)(&devices) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) /* the driver is not initialized, or reports no device (H4) */
         return result;
-    entries_settle(); /* not with the start lock (H6), because constructors that call CUDA run with the loader's lock */
+    entries_settle(); /* without start_lock, because it takes the loader's lock: a library's constructor that calls CUDA
+                         holds the loader's lock and would wait for start_lock (H6) */
     lock(&process->start_lock);
     if (atomic_load(&process->gate.word) == 0)
         result = start(process);

@@ -4,14 +4,14 @@
  * - H1 nothing before the first CUDA call: until then the hook has no thread, no socket, no file and no memory. When it
  *   is loaded it makes one system call, fstat of descriptor 2.
  * - H2 wiped in a child of fork: the kernel zeroes struct process there. To the hook, the child has never called CUDA.
- * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set up the process.
+ * - H3 set up once: the first thread that calls CUDA sets up the process. Other threads that call CUDA wait for it.
  * - H4 nothing without a device: if the driver reports no device, or is not initialized, the hook starts no thread and
  *   writes nothing.
- * - H5 out of the driver before it ends: after the program's exit has reached libcuda's exit handlers, or the program's
- *   destructors, the hook thread calls no function of the driver.
+ * - H5 out of the driver before it ends: when the program exits, the hook thread stops calling the driver before
+ *   libcuda's exit handlers and the program's destructors run.
  * - H6 no wait for the loader: a thread that sets up the process does not wait for a thread that loads a library. A
- *   child that was forked during a load does not wait either, if its parent had looked up a function of libcuda or
- *   started with libcuda.
+ *   child that was forked during a load does not wait either, if its parent had already looked up a function of libcuda
+ *   or was linked with libcuda.
  *
  * Lower packages get their parts of struct process as parameters. Only the wrappers, which the program calls, use
  * the_process. memory/ gets its part from memory_state().
@@ -42,7 +42,7 @@ struct process {
                      zeroed the memory (H2) */
     struct gate gate;
     struct lock start_lock;
-    bool waited; /* the file `limits` did not appear within the wait: the next call does not wait again */
+    bool waited; /* a CUDA call has waited for the file `limits` in vain: the next call does not wait */
     char directory[256];
     struct gpus gpus;
     struct session session;

@@ -14,9 +14,9 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
 }
 
 /* Report the memory of this process from an earlier connection to the agent (SE3, session.h), and then the end of the
- * report. Until that end, the agent uses its own earlier figures of the process. It takes any frame other than these
- * reports as the end. So the MEMINFO requests of all GPUs follow last. Return false if the connection is lost. With the
- * locks of struct gpus and of the session. */
+ * report. Until that end, the agent uses its own earlier figures of the process. Any frame other than these reports
+ * marks the end: the hook sends MEMINFO requests for all GPUs. Return false if the connection is lost. With the locks
+ * of struct gpus and of the session. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
@@ -42,7 +42,7 @@ static bool hand_over(struct gpus *gpus, uint16_t version) {
     return true;
 }
 
-/* Return whether the number of GPUs and their shares are in range. */
+/* Return true if the number of GPUs and all shares of a WELCOME or LIMITS frame are in range. */
 static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
     if (frame->gpu_count < 1 || frame->gpu_count > SHP_MAX_GPUS)
         return false;
@@ -52,7 +52,7 @@ static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
     return true;
 }
 
-/* Handler of WELCOME: the connection is ready once the handover report is sent. */
+/* Handler of WELCOME: store the shares, map the pages, and send the handover report. Then the connection is ready. */
 static bool welcome(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_welcome *frame = packet;
@@ -90,14 +90,15 @@ static bool welcome(void *of, const void *packet, const int *descriptors) {
     return done;
 }
 
-/* Handler of RESERVED: the bytes become credits. If their thread no longer waits, the credits are idle. */
+/* Handler of RESERVED: add the granted bytes to the credits, and wake the thread that requested them. If it no longer
+ * waits, the credits stay idle. */
 static bool reserved(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_reserved *frame = packet;
     struct gpus *gpus = session->gpus;
     (void)descriptors;
     if (frame->header.seq == SESSION_SEQ_HANDOVER)
-        return true; /* the process already counts these bytes */
+        return true; /* answer to a handover report: these bytes are credits already */
     lock(&gpus->lock);
     struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
     if (gpu != NULL && frame->status == SHP_RESERVE_OK) {
@@ -123,8 +124,8 @@ static bool limits_changed(void *of, const void *packet, const int *descriptors)
     return true;
 }
 
-/* Handler of MEMORY: the answer to MEMINFO or to a ping. The agent's figure in an answer to a ping contains all credits
- * of this process. */
+/* Handler of MEMORY, which answers MEMINFO. A ping is a MEMINFO request that no thread waits for. In the answer to a
+ * ping, the used bytes include all credits of this process, also idle ones. */
 static bool memory(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_memory *frame = packet;

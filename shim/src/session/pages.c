@@ -1,6 +1,6 @@
 /* Mapping of the shared pages. The size is checked first, because the descriptor may be any file. The hints page is
- * mapped at another address, where its magic number is checked, and is then moved to its final address in one step. So
- * a thread that reads that address finds either the earlier page or the new page. */
+ * first mapped at a temporary address, where its magic number is checked. One system call then moves it to its final
+ * address. So a thread that reads there finds either the earlier page or the new page. */
 #include "session/pages.h"
 
 #include <stddef.h>

@@ -17,9 +17,9 @@
 #define BACKOFF_LEAST (20 * SYS_MS) /* ns between attempts to connect: a restarted agent is back within a second */
 #define BACKOFF_MOST (250 * SYS_MS)
 #define GREETING_TIME (2 * SYS_SECOND)   /* ns from HELLO to WELCOME, at most: after that the hook disconnects */
-#define GREETING_PATIENCE (200 * SYS_MS) /* ns from HELLO until the duty cycle continues without an agent */
+#define GREETING_PATIENCE (200 * SYS_MS) /* ns from HELLO for which launches wait for WELCOME */
 #ifndef SHAREPOD_PING_MS
-#define SHAREPOD_PING_MS 5000 /* ms of the agent's silence, while a thread waits, before a ping */
+#define SHAREPOD_PING_MS 5000 /* ms of silence, while a thread waits, until a ping, and from it to a disconnect */
 #endif
 
 #define LOOK SYS_SECOND     /* ns between two checks whether the program has closed descriptors of the hook */
@@ -29,8 +29,8 @@
 #define SHAREPOD_BUILD "0" /* hexadecimal, like the hash that the build passes */
 #endif
 
-/* The descriptors are not in memory that a fork wipes: a child of fork closes them. A pipe wakes the hook thread.
- * Unlike an eventfd, a pipe can be distinguished from a file that the program has opened under the same number. */
+/* Plain variables, which a fork does not zero, so that a child can close these descriptors. A write to the pipe wakes
+ * the hook thread. It is no eventfd, because descriptors.c cannot distinguish eventfds. */
 static struct descriptor agent_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
 
 void session_after_fork(void) {
@@ -51,7 +51,7 @@ static bool make_wake(void) {
 }
 
 bool session_prepare(struct session *session, struct gpus *gpus, const char *directory) {
-    session_after_fork(); /* a child of a bare clone has not called it */
+    session_after_fork(); /* needed in a child of clone(2), where no fork handler runs */
     session->gpus = gpus;
     session->directory = directory;
     session->backoff = BACKOFF_LEAST;
@@ -81,8 +81,8 @@ bool session_put(const void *frame, uint32_t size) {
            sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* Send a frame. Return false if there is no connection, or the socket is full because the agent no longer reads. In the
- * latter case the next ping ends the connection. With the lock of the session. */
+/* Send a frame. Return false if there is no connection, or if the socket is full because the agent does not receive. In
+ * the latter case a ping will end the connection. With the lock of the session. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     fill(frame, session->version, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
@@ -118,8 +118,8 @@ bool session_grown(struct session *session, int place, uint64_t bytes) {
     return sent;
 }
 
-/* Return a free question, or a question whose thread no longer waits, because it was cancelled or its signal handler
- * jumped out of the wait. NULL: there is none. With the lock. */
+/* Return a free question, or one whose thread no longer waits: it was cancelled, or a signal handler jumped out of the
+ * wait. NULL: all are in use. With the lock. */
 static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (atomic_load(&session->questions[i].state) == QUESTION_FREE)
@@ -180,7 +180,7 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
         sys_wait(&question->state, QUESTION_WAITING, deadline - now);
     lock(&session->lock);
     bool still = question->thread == self &&
-                 question->seq == seq; /* a signal handler of this thread may have used this question */
+                 question->seq == seq; /* false: a signal handler of this thread has used the question */
     struct answer answer = still && atomic_load(&question->state) == QUESTION_ANSWERED ? question->answer : nothing;
     if (still)
         atomic_store(&question->state, QUESTION_FREE);
@@ -188,7 +188,7 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     return answer;
 }
 
-/* Return the waiting question with this number; NULL: its thread no longer waits. With the lock. */
+/* Return the question with this request number; NULL: its thread no longer waits. With the lock. */
 static struct question *waiting_question(struct session *session, uint32_t seq) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (session->questions[i].seq == seq && atomic_load(&session->questions[i].state) == QUESTION_WAITING)
@@ -214,8 +214,8 @@ static uint64_t spread(const struct session *session, uint64_t pause, uint64_t n
     return pause / 2 + chance % (pause / 2 + 1);
 }
 
-/* Close the connection, end all waits for answers (SE2), notify the listener, and set the time of the next attempt to
- * connect. */
+/* Disconnect: close the socket, end all waits for answers (SE2), plan the next attempt to connect, unmap the pages, and
+ * notify the listener. */
 static void drop(struct session *session) {
     lock(&session->gpus->lock);
     gpus_disconnect(session->gpus);
@@ -253,9 +253,8 @@ static void greet(struct session *session) {
     frame.flags = session->hello_flags;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
-    session_put(
-        &frame,
-        sizeof frame); /* an agent that has already closed the connection has sent its reason, which is read next */
+    session_put(&frame, sizeof frame); /* on failure nothing is done: the agent has sent its reason (REFUSED) before it
+                                          closed the connection, and that is read next */
 }
 
 /* Write why there is no connection, unless that was the last message. */

@@ -5,11 +5,11 @@
  * - SE2 no unbounded wait for an answer: session_ask ends at its timeout, or when the connection is lost.
  * - SE3 handover first: on a new connection the hook first reports the process's memory and marks the end of that
  *   report. All other requests follow.
- * - SE4 without a connection, launches continue by the file `limits` only if the agent is absent (enum
- *   session_admission).
+ * - SE4 without a connection, launches continue by the file `limits` only if the agent is absent. If the agent refuses
+ *   this process, or the process has no descriptor for a socket, they wait (enum session_admission).
  *
- * The session parses only HELLO and its own requests. Each package registers handlers for its frames: frames.c,
- * token.c, credits.c.
+ * The session itself sends HELLO, requests and credits. Each package registers handlers for the frames that it
+ * receives: frames.c, token.c, credits.c.
  */
 #ifndef SHAREPOD_SESSION_H
 #define SHAREPOD_SESSION_H
@@ -29,8 +29,8 @@ struct answer {
     uint64_t limit, used; /* in an answer to MEMINFO: bytes, of all processes of the tenant */
 };
 
-/* SESSION_QUESTIONS: threads that may wait for an answer at the same time. A further thread waits until a question is
- * free. */
+/* Number of threads that may wait for an answer at the same time, one per struct question. A further thread waits until
+ * a question is free. */
 enum { SESSION_QUESTIONS = 64 };
 
 enum question_state { QUESTION_FREE, QUESTION_WAITING, QUESTION_ANSWERED, QUESTION_LOST };
@@ -44,7 +44,7 @@ struct question {
 
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
-/* Whether launches may continue by the file `limits` while there is no connection. */
+/* Reason why there is no connection. It decides whether launches may continue by the file `limits`. */
 enum session_admission {
     ADMITTED,    /* launches may continue: the agent is absent */
     RELEASING,   /* launches may never continue: the tenant's reservation is ending */
@@ -56,7 +56,7 @@ enum session_admission {
 /* Last message on standard error about the connection. The same message is not written twice in a row. */
 enum session_logged { LOGGED_NOTHING, LOGGED_AWAY, LOGGED_REFUSED, LOGGED_EXHAUSTED };
 
-/* Descriptors that may arrive with a frame. WELCOME brings the hints page and the pulse page. */
+/* Order of the descriptors that arrive with WELCOME: hints page, pulse page. */
 enum { SESSION_HINTS, SESSION_PULSE, SESSION_DESCRIPTORS };
 
 /* Handle a frame of the type and size for which the handler was registered. `of`: as registered. `descriptors`:
@@ -65,7 +65,7 @@ enum { SESSION_HINTS, SESSION_PULSE, SESSION_DESCRIPTORS };
 typedef bool frame_handler(void *of, const void *frame, const int *descriptors);
 
 struct frame_route {
-    frame_handler *handle; /* NULL: frames of this type are ignored, like frames of a later version */
+    frame_handler *handle; /* NULL: frames of this type are ignored */
     void *of;
     uint32_t size; /* bytes of the whole frame */
 };
@@ -79,9 +79,9 @@ struct session_listener {
     void *of;
 };
 
-/* Ranges of request numbers. Numbers up to SESSION_SEQ_MASK: requests of threads, which wait for the answer.
- * SESSION_SEQ_HANDOVER and SESSION_SEQ_PING: bits in the numbers of handover reports and pings, whose answers no thread
- * awaits. */
+/* Request numbers (`seq`). 1 to SESSION_SEQ_MASK: requests of session_ask, whose thread waits for the answer.
+ * SESSION_SEQ_HANDOVER: handover reports and reports of growth. SESSION_SEQ_PING: pings. No thread waits for the
+ * answers of these two. */
 enum { SESSION_SEQ_MASK = 0x0fffffff, SESSION_SEQ_HANDOVER = 0x10000000, SESSION_SEQ_PING = 0x20000000 };
 
 struct session {
@@ -100,13 +100,13 @@ struct session {
     uint64_t next_attempt,
         backoff; /* in state SESSION_DOWN: time of the next attempt to connect; ns to pause after the next failure */
     uint64_t greeting_until; /* in state SESSION_GREETING: time at which to disconnect without WELCOME */
-    uint64_t patient_until;  /* time until which the duty cycle waits for WELCOME before it opens the gate */
-    uint64_t heard, pinged,
-        looked; /* times of the last frame received, the last ping, and the last check of descriptors */
-    uint32_t grace_ms, gpu_count;  /* from WELCOME */
-    uint16_t version;              /* version of the protocol, from WELCOME */
-    const struct shp_hints *hints; /* at the same address for the life of the process; all threads read it */
-    struct shp_pulse *pulse;       /* NULL while none is mapped */
+    uint64_t patient_until;  /* time until which launches wait for WELCOME, before they continue by the file `limits` */
+    uint64_t heard, pinged, looked; /* times of: the last frame received; the last ping; the last check whether the
+                                       program has closed descriptors of the hook */
+    uint32_t grace_ms, gpu_count;   /* from WELCOME */
+    uint16_t version;               /* version of the protocol, from WELCOME */
+    const struct shp_hints *hints;  /* at the same address for the life of the process; all threads read it */
+    struct shp_pulse *pulse;        /* NULL while none is mapped */
     struct question questions[SESSION_QUESTIONS];
 };
 
@@ -120,8 +120,8 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
                           uint64_t timeout);
 /* Send SHP_RELEASE. Return false if there is no connection. The caller holds the lock of struct gpus. */
 bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags);
-/* Send SHP_RESERVE for bytes that the driver has already taken. Return false if there is no connection, or the socket
- * is full because the agent does not read. The caller holds the lock of struct gpus. */
+/* Send SHP_RESERVE for bytes that the driver has already allocated. Return false if there is no connection, or the
+ * socket is full because the agent does not read. The caller holds the lock of struct gpus. */
 bool session_grown(struct session *session, int place, uint64_t bytes);
 
 /* Only the hook thread may call the following functions, except where noted. */
@@ -143,9 +143,9 @@ void session_wait(struct session *session, uint64_t deadline);
 bool session_put(const void *frame, uint32_t size);
 /* Fill in the frame's header and send the frame. Return false if there is no connection. */
 bool session_send(struct session *session, void *frame, uint16_t type, uint32_t size);
-/* Send a request whose answer shows that the agent lives. */
+/* If the agent has been silent for SHAREPOD_PING_MS, send a request. Without an answer, session_step disconnects. */
 void session_ping(struct session *session, uint64_t now);
-/* Return whether another tenant wants one of these GPUs, by the hints page. The value may be out of date. */
+/* Return true if, by the hints page, another tenant wants one of this tenant's GPUs. The value may be out of date. */
 bool session_contended(const struct session *session);
 
 /* Close the descriptors that a child of fork inherited. */

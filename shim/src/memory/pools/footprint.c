@@ -1,4 +1,5 @@
-/* Footprint of a graph: the size of the union of the page ranges of its allocations, which are sorted by their start.
+/* Footprint of a graph: the allocations' page ranges are sorted by their start, and the size of their union is summed
+ * up.
  */
 #include "memory/pools/footprint.h"
 

@@ -1,4 +1,4 @@
-/* Footprint of a graph: the largest device memory that its allocation nodes need. */
+/* Footprint of a graph: the most device memory that its allocation nodes can need at one time. */
 #ifndef SHAREPOD_FOOTPRINT_H
 #define SHAREPOD_FOOTPRINT_H
 

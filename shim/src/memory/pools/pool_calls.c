@@ -12,12 +12,12 @@
 /* Bytes: largest step in which a driver was seen to grow pools, and the granularity of physical memory. */
 #define CHUNK_MOST (32ull << 20)
 #define CHUNK_LEAST (2ull << 20)
-/* Time after a refusal during which calls use memory of the pool without a request to the agent. So a tenant at its
- * limit that allocates and frees in a loop sends ten requests a second, not one per call. */
+/* Time after a refusal during which calls use memory that the pool has, without a request to the agent. So a tenant at
+ * its limit that allocates and frees in a loop sends ten requests a second, not one per call. */
 #define REFUSED_TIME (100 * SYS_MS)
-/* Longest time for which a call waits for other calls of the pool to end. It is many times the duration of a driver
- * call, even if a thread waits for a processor inside the call. Calls of a graph pool are launches, which may wait at
- * the gate. */
+/* Longest time for which a call waits for other calls of the pool to end. TURN_TIME is many times the duration of an
+ * allocation call. GRAPH_TURN_TIME is shorter, because calls of a graph pool are launches, which may wait at the gate
+ * for long. */
 #define TURN_TIME (1000 * SYS_MS)
 #define GRAPH_TURN_TIME (50 * SYS_MS)
 
@@ -40,19 +40,20 @@ static uint64_t step(const struct pool_memory *memory, uint64_t bytes) {
     return grown;
 }
 
-/* Return whether the driver's step is known: growth was seen that excludes a step smaller than pool_chunk. With the
- * lock. */
+/* Return true if the driver's step is known to be pool_chunk, because a growth was seen that no smaller step explains.
+ * With the lock. */
 static bool step_known(void) {
     return memory_state()->pool_chunk > 0 && memory_state()->pool_surplus >= memory_state()->pool_chunk / 2;
 }
 
-/* Return whether only the expected growth may be reserved, not the least. With the lock. */
+/* Return true if the charge must be the expected growth, and may not be reduced to the least possible growth. With the
+ * lock. */
 static bool is_exact(const struct pool_call *call) {
     return !call->learns || call->memory->origin == POOL_SHAREABLE;
 }
 
-/* Reserve the expected growth. Unless `exact`, the driver's step is not known yet, and the smallest possible growth is
- * reserved if the agent refuses more. */
+/* Charge the expected growth. Unless `exact`, charge the least possible growth if the agent refuses the expected one.
+ */
 static bool reserve_new(struct pool_call *call, bool exact) {
     uint64_t least = memory_rounded(call->bytes, CHUNK_LEAST);
     if (exact || call->reserved == least)
@@ -63,9 +64,8 @@ static bool reserve_new(struct pool_call *call, bool exact) {
     return credits_reserve(call->memory->place, least);
 }
 
-/* Wait, for at most TURN_TIME, until no call has exclusive use of the pool, and, if `alone`, no call is under way or
- * about to begin.
- * Return false after TURN_TIME. With the lock, which is released during the wait. */
+/* Wait until no call has exclusive use of the pool. If `alone`, also wait until no call is under way or about to begin.
+ * Return false after TURN_TIME (GRAPH_TURN_TIME for a graph pool). With the lock, which is released during the wait. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && (memory->busy > 0 || memory->charging > 0))) {
@@ -90,23 +90,23 @@ static void wake(struct pool_memory *memory) {
     memory->awaited = false;
 }
 
-/* End a call's exclusive use of the pool. With the lock. */
+/* End a call's exclusive use of the pool, if it has it, and wake waiting threads. With the lock. */
 static void leave_turn(struct pool_call *call) {
     if (call->alone)
         call->memory->alone = call->alone = false;
     wake(call->memory);
 }
 
-/* Note that the call has no growth reserved. With the lock. */
+/* Record that the call gives up its charge. With the lock. */
 static void end_charge(struct pool_call *call) {
     call->charging = false;
     call->memory->charging--;
     wake(call->memory);
 }
 
-/* Begin a call without a charge. Return whether memory of the pool can serve it. The call then has exclusive use of the
- * pool, so that no other call takes that memory (C8). If the pool has no such memory, reserve `wanted` bytes, if other
- * calls reserve growth now or have done so since memory->calls was `calls`: they have then returned unused growth. */
+/* Let a call begin without a charge. Return true if memory that the pool has can serve it; the call then has exclusive
+ * use of the pool, so that no other call takes that memory (C8). Otherwise charge `wanted` bytes once more, but only if
+ * other calls have charged growth since memory->calls was `calls`: they may have returned a part of it. */
 static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse, uint64_t wanted, uint32_t calls) {
     struct pool_memory *memory = call->memory;
     uint64_t there;
@@ -136,12 +136,12 @@ static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse, uint6
     return reserved;
 }
 
-/* Charge a call, or find memory of the pool for it. In the order of their cost:
+/* Charge a call, or find memory that the pool already has. The attempts, cheapest first:
  * 1. Idle credits for the expected growth.
- * 2. Memory of the pool, if the agent is absent or has recently refused.
+ * 2. Memory that the pool has, if the agent is absent or has recently refused.
  * 3. Credits of the agent.
  * 4. Credits of the agent after a trim of the pool.
- * 5. Memory of the pool, or growth that other calls have returned. */
+ * 5. Memory that the pool has, or a charge that other calls have returned. */
 static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     memory_lock();
@@ -173,8 +173,8 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     return reuse_alone(call, may_reuse, wanted, calls); /* 5 */
 }
 
-/* Update the driver's step from the growth of one call. The growth is a multiple of the step, and the growth beyond the
- * call's need is smaller than the step. With the lock. */
+/* Learn the driver's step from the growth by one call. The growth is a multiple of the step, and exceeds the call's
+ * need by less than the step. `now`: bytes reserved after the call. With the lock. */
 static void learn(const struct pool_call *call, uint64_t now) {
     struct memory *all = memory_state();
     if (!call->learns || call->memory->most > 0 || now <= call->before)
@@ -208,7 +208,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     memory->busy++;
     memory->calls++;
     call->calls = memory->calls;
-    call->learns = learns && call->calls == calls + 1; /* no other call began or ended since the figure was read */
+    call->learns = learns && call->calls == calls + 1; /* no other call began or ended since `before` was read */
     memory->counted += call->reserved;
     memory->pending += call->reserved;
     bool watched = memory_state()->pools_watched;

@@ -1,7 +1,7 @@
 /* Registry of pools: a list of all pools and graph pools that the process has used.
  *
- * Entries stay in the list. The entry of a destroyed pool is used for the next pool. Its `calls` continues to grow, so
- * that a reader never takes figures of the old pool for figures of the new one.
+ * Entries stay in the list. The entry of a destroyed pool is reused for the next pool. Its counter `calls` then
+ * continues from its old value, so that a reader recognizes a figure of the old pool as out of date.
  */
 #include "memory/pools/pool_memory.h"
 
@@ -18,7 +18,7 @@ static struct pool_memory *known(CUmemoryPool pool, CUdevice device) {
     return NULL;
 }
 
-/* Return an entry for a new pool; NULL when the kernel gives no memory. With the lock. */
+/* Return an entry for a new pool; NULL: host memory is exhausted. With the lock. */
 static struct pool_memory *fresh(void) {
     for (struct pool_memory *memory = memory_state()->pools; memory != NULL; memory = memory->next)
         if (memory->state == POOL_VACANT && memory->busy == 0)
@@ -31,7 +31,7 @@ static struct pool_memory *fresh(void) {
     return memory;
 }
 
-/* Return the entry of a pool, registered if necessary; NULL: the kernel gives no memory. */
+/* Return the entry of a pool, registered if necessary; NULL: host memory is exhausted. */
 static struct pool_memory *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(memory_state()->gpus, device);
     memory_lock();

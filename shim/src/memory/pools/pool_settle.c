@@ -1,7 +1,7 @@
-/* Counted bytes of pools: the driver's figures, which are read without the lock, and the destruction of pools of the
- * program.
+/* Reads the driver's figures of pools, adjusts their charges, and destroys pools. Figures are read without the lock,
+ * because no driver call is made with the lock (C4).
  *
- * A reader of a figure increments `readers`. A pool is destroyed only after its readers have left (C9).
+ * During a read, `readers` is incremented. A pool is destroyed only once `readers` is 0 (C9).
  */
 #include "memory/pools/pool_memory.h"
 
@@ -14,7 +14,8 @@
  * its own. A check costs a few driver calls per pool. */
 #define POOL_LOOK_NS SYS_SECOND
 
-/* Get the driver's figure of a pool; `pool` NULL: of the device's graph pool. Disturbs no stream capture. */
+/* Get the driver's figure of a pool, in bytes: in use if `used`, else reserved. `pool` NULL: of the device's graph
+ * pool. Invalidates no stream capture. */
 static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *bytes) {
     CUresult result = CUDA_ERROR_NOT_FOUND;
     cuuint64_t value = 0;
@@ -129,7 +130,8 @@ static void go_on_as(struct pool_memory *memory, enum pool_state state) {
     memory_unlock();
 }
 
-/* Trim a claimed pool. Return whether it is empty, or, for a pool that cannot be trimmed, whether it is unused (C11).
+/* Trim a claimed pool. Return true if it has reserved no memory. For a pool that cannot be trimmed, return true if no
+ * memory is in use (C11).
  */
 static bool empty(const struct pool_memory *memory) {
     uint64_t left = 0;
@@ -157,8 +159,8 @@ static CUresult destroy(struct pool_memory *memory, enum pool_state before) {
     return result;
 }
 
-/* Prepare a pool to linger: it keeps no unused memory. If it is the device's current pool, the default pool becomes
- * current, as when the driver destroys a current pool. */
+/* Prepare a pool that the hook destroys later: set its release threshold to 0, so that it keeps no unused memory. If it
+ * is the device's current pool, make the default pool current, as the driver does when a current pool is destroyed. */
 static void put_away(const struct pool_memory *memory) {
     CUmemoryPool present;
     uint64_t none = 0;

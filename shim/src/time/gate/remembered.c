@@ -17,7 +17,7 @@ static uint64_t find(const struct remembered *table, uint64_t key) {
     return at;
 }
 
-/* Move all keys to a larger table. Return false if the kernel gives no memory. */
+/* Move all keys to a larger table. Return false if host memory is exhausted. */
 static bool grow(struct remembered *table) {
     bool outside = table->away != 0;
     uint64_t bytes = table->mask + REMEMBERED_PLACE, larger = outside ? 2 * bytes : FIRST * REMEMBERED_PLACE;

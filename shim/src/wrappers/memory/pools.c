@@ -163,7 +163,7 @@ static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
     }
 }
 
-/* Register a pool that the driver has just created. If the kernel gives no memory for that, destroy the pool. */
+/* Register a pool that the driver has just created. If there is no host memory for that, destroy the pool. */
 static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     if (pool_register(pool, device, origin, most) != NULL)
         return CUDA_SUCCESS;

@@ -70,7 +70,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
 }
 
 /* Pin the memory of a range of addresses, and return it: the one piece, or an object to which all pieces are bound.
- * Return NULL if the memory is not known, or if the kernel gives no memory (`*room` is then false). */
+ * Return NULL if the memory is not known, or if host memory is exhausted (`*room` is then false). */
 static struct physical *pin_range(uint64_t address, uint64_t size, bool *room) {
     struct physical *first = NULL, *all = NULL, *piece;
     memory_lock();

@@ -128,7 +128,7 @@ struct mapping {
     struct physical *physical;
 };
 
-/* Pin the memory of a handle for a mapping. Return false if the kernel gives no memory. */
+/* Pin the memory of a handle for a mapping. Return false if host memory is exhausted. */
 static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle handle) {
     memory_lock();
     struct allocation *of = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
