@@ -1,10 +1,10 @@
 /* A sample queries each stream with cuStreamQuery, except streams that an earlier sample found idle and that had no
- * launch since. Events are not used: in a default stream an event would be a barrier, and a fence shows nothing about
- * later launches.
+ * launch since. It does not use events: recording one in a default stream would order other streams, and an earlier
+ * fence shows nothing about later launches.
  *
- * The default streams of a context share one row. The legacy stream is queried like any other stream. Only its own
- * thread can query a per-thread stream, so that stream counts as in flight until the fence behind its last launch has
- * passed.
+ * The default streams of a context share one row. The legacy stream is queried like any other stream. A per-thread
+ * default stream can be queried only by its own thread. So it counts as in flight until the fence behind its last
+ * launch has passed.
  */
 #include "time/samples.h"
 
@@ -47,13 +47,14 @@ void samples_pause(struct samples *samples) {
     samples->next = 0;
 }
 
-/* State of a row that is known without a driver call. */
+/* State of one stream in the registry, as far as it is known without a driver call. */
 struct row_sight {
-    uint64_t launched;   /* launches into the stream by threads with a queue on it */
-    bool legacy;         /* the stream must be queried, because a launch into it may be unfinished */
+    uint64_t launched;   /* number of launches into the stream by threads that have a queue on it */
+    bool legacy;         /* the stream must be queried, because a launch into it may be unfinished (of a default stream:
+                            the legacy one) */
     uint32_t per_thread; /* number of per-thread streams with work */
     bool enters;         /* a thread is inside a launch that may go into the stream */
-    bool full;           /* a thread has been inside one launch since the last sample, as in a full stream */
+    bool full;           /* a thread is still inside the same launch as at the last sample: the stream is full */
 };
 
 /* Return whether the last work of a per-thread stream is unfinished, or has no fence behind it. */
@@ -83,10 +84,10 @@ static struct row_sight look_at(struct known_stream *row) {
 /* Observed state of several streams. */
 struct view {
     uint32_t in_flight; /* number of streams with unfinished work; 2 means two or more */
-    bool unseen;        /* the state of a stream is not known */
+    bool unseen;        /* the state of at least one stream is not known */
 };
 
-/* Add the observed state of a row. With the lock, between own_calls_begin and own_calls_end. */
+/* Add the state of one stream of the registry to `view`. With the lock, between own_calls_begin and own_calls_end. */
 static void look_at_row(const struct streams *streams, struct known_stream *row, struct view *view) {
     CUcontext popped;
     if (context_unsettled(row->context))
@@ -122,8 +123,8 @@ static struct view look(struct streams *streams) {
     return view;
 }
 
-/* The duration of a sample is the shorter one of the last two durations, because a busy processor may have delayed one
- * sample. */
+/* The interval depends on the duration of a sample: the shorter one of the last two, because a busy processor may have
+ * delayed one of them. */
 uint64_t samples_step(struct samples *samples, struct streams *streams, const struct gate *gate, uint64_t now) {
     if (samples->next != 0 && now < samples->next)
         return samples->next;

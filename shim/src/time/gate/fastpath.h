@@ -1,5 +1,5 @@
-/* Fast path of the gate, inlined into the wrapped launches. It applies if the gate is open and the thread has
- * registered the stream under the present gate word.
+/* Fast path of the gate, inlined into the wrapped launches. It applies if the gate is open, and the thread has launched
+ * into the stream since the gate word last changed.
  *
  * Guarantee: G2 of gate.h. benchmarks/hook_overhead.py measures it.
  */
@@ -14,7 +14,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* Forced, because the compiler does not inline a function that many wrappers use. A call would add 2 ns to a launch. */
+/* Forces inlining: a compiler does not inline a function with many callers. A call would add 2 ns to a launch. */
 #define FAST static inline __attribute__((always_inline))
 
 /* Order the store to the slot before the load of the gate word (G3, gate.h). */
@@ -25,8 +25,9 @@ FAST void gate_order(const struct gate *gate) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* Return the key by which this thread remembers the stream. The key of a default stream consists of its name (see
- * stream_named) and, if several contexts may exist, the current context. The key of another stream is its handle. */
+/* Return the key of a stream in the thread's table (remembered.h). The key of a default stream consists of its name
+ * (see stream_named) and, if several contexts may exist, the current context. The key of another stream is its handle.
+ */
 FAST uint64_t gate_key(const struct gate *gate, CUstream stream, bool per_thread) {
     if (LIKELY(!stream_is_default(stream)))
         return remembered_key(stream, NULL);
@@ -36,8 +37,8 @@ FAST uint64_t gate_key(const struct gate *gate, CUstream stream, bool per_thread
     return remembered_key(stream_named(stream, per_thread), context);
 }
 
-/* Enter the gate. Return the thread's queue on the stream: the thread is now inside a launch, and gate_leave_fast must
- * follow. Return NULL if the fast path does not apply: the thread has not entered. */
+/* Enter the gate. Return the thread's queue on the stream: the thread is now inside a launch, and must call
+ * gate_leave_fast. Return NULL if the fast path does not apply; the thread has then not entered. */
 FAST struct queue *gate_enter_fast(const struct gate *gate, struct slot *slot, CUstream stream, bool per_thread) {
     uint64_t key = gate_key(gate, stream, per_thread);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
@@ -60,8 +61,8 @@ FAST void gate_retreat_fast(struct slot *slot) {
     atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
 }
 
-/* Count a launch. Call this inside the passage: the drain compares this count with the fences to see whether a fence is
- * behind the last launch. Return whether a fence is due. */
+/* Count a launch. Call this before leaving the gate: the drain compares the count with the count at the last fence, to
+ * see whether a fence is behind the last launch. Return true if a fence is due. */
 FAST bool gate_count(struct queue *queue) {
     uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed) + 1;
     atomic_store_explicit(&queue->launched, launched, memory_order_relaxed);

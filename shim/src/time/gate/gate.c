@@ -1,7 +1,8 @@
 /* Gate word, and the hook thread's reads of all slots.
  *
  * To close the gate, the hook thread clears GATE_OPEN and then makes every running thread pass a barrier (membarrier).
- * If a thread loaded the word before that, it marked its slot even earlier, and gate_clear sees the mark (G3, G1).
+ * A thread that has loaded the open word before the barrier has marked its slot even earlier, so gate_clear sees the
+ * mark (G3, G1).
  */
 #include "time/gate/gate.h"
 
@@ -10,7 +11,7 @@
 #include "base/sys.h"
 #include "driver/own_calls.h"
 
-/* ns after which the store to the slot is visible, of a launch that began without a fence. */
+/* ns after which a store to a slot is visible to other threads, even without a memory fence. */
 #define SETTLE (5 * SYS_MS)
 
 static long membarrier(int command) {
@@ -75,7 +76,7 @@ void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t g
     if (now != metered || atomic_load(&gate->deadline) < deadline) {
         uint32_t wanted = atomic_load(&gate->closing);
         bool waited = atomic_compare_exchange_strong(&gate->wanted, &wanted,
-                                                     0); /* a thread that still waits sets `wanted` again */
+                                                     0); /* a thread that still waits calls gate_want again */
         set_open(gate, metered, deadline, grant);
         if (waited)
             sys_wake_all(&gate->word);
@@ -89,7 +90,7 @@ void gate_close(struct gate *gate) {
     atomic_fetch_and(&gate->word, ~(uint32_t)(GATE_OPEN | GATE_METERED));
     if (gate->no_membarrier || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
         return;
-    gate->no_membarrier = true; /* membarrier has been forbidden since the start of the process */
+    gate->no_membarrier = true; /* membarrier was forbidden after the start of the process */
     sys_sleep(SETTLE);          /* only once: after this sleep, launches that began without a fence are visible */
 }
 
@@ -131,7 +132,7 @@ bool gate_clear(struct gate *gate) {
     return clear;
 }
 
-/* Return the number of launches so far. `begun`: 1 includes launches that threads are inside of, 0 does not. */
+/* Return the number of launches so far. `begun`: 1: with launches that are being made now; 0: without them. */
 static uint64_t count_launches(const struct gate *gate, unsigned begun) {
     uint32_t count = atomic_load(&gate->slot_count);
     uint64_t launches = atomic_load(&gate->shared_passed);

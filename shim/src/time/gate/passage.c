@@ -1,4 +1,5 @@
-/* Entering and leaving the gate outside the fast path; slots of threads; waiting for a turn.
+/* Entering and leaving the gate where the fast path does not apply; assignment of slots to threads; waiting at the
+ * closed gate.
  *
  * A thread marks its slot, then reads the gate word (G3, gate.h). If the gate is closed, the thread clears the mark,
  * records that it waits, and wakes the hook thread. The hook thread then requests the token.
@@ -15,8 +16,8 @@
 
 __thread struct slot *passage_slot;
 
-/* Number of slots used so far, also before a fork without handlers (musl, a bare clone). The thread that forked keeps
- * its old slot, so no other thread may get that slot. This variable is not in memory that a fork wipes. */
+/* Number of slots used so far, also before a fork without handlers (musl, clone(2)). The thread that forked keeps its
+ * old slot, so no other thread may get that slot. A plain variable, which a fork does not zero. */
 static _Atomic uint32_t slots_seen;
 
 void passage_after_fork(void) {
@@ -28,14 +29,18 @@ uint32_t passage_slots_seen(void) {
     return atomic_load(&slots_seen);
 }
 
-/* In ns: the longest wait for the work of a launch while the program ends, as long as the usual grace period; time
- * between two checks. */
+/* In ns. EXIT_PATIENCE: longest wait for the work of a launch while the program exits, as long as the usual grace
+ * period. EXIT_POLL: time between two checks. */
 #define EXIT_PATIENCE SYS_SECOND
 #define EXIT_POLL (100 * 1000ull)
 
-enum { CLAIM_LOOKS = 4 }; /* slots that a thread without a slot checks: each check is a system call */
+enum {
+    CLAIM_LOOKS = 4
+}; /* number of slots that a new thread checks for an exited thread: each check is a system call
+    */
 
-/* Take over the slot of an exited thread, among the next CLAIM_LOOKS slots. NULL: none of their threads has exited. */
+/* Return the slot of an exited thread, now assigned to this thread. Only the next CLAIM_LOOKS slots are checked; NULL:
+ * none of their threads has exited. */
 static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int self) {
     uint32_t count = atomic_load(&gate->slot_count);
     for (int look = 0; look < CLAIM_LOOKS && count > 0; look++) {
@@ -76,8 +81,8 @@ static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
     return passage_slot = &gate->slots[fresh];
 }
 
-/* Wait until the gate is opened, or less: the caller must check the gate again. The slot keeps its number of
- * the closing: to the token the thread is waking until it is inside a launch. */
+/* Wait until the gate is opened. The wait may end early, so the caller must check the gate again. slot->waits stays set
+ * until the thread is inside a launch, so that gate_waking reports the thread. */
 static void wait_for_turn(struct gate *gate, struct slot *slot) {
     uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
     if (word & GATE_OPEN)
@@ -85,14 +90,14 @@ static void wait_for_turn(struct gate *gate, struct slot *slot) {
     if (slot != NULL)
         atomic_store(&slot->waits, closing);
     gate_want(gate, closing);
-    if (atomic_load(&gate->closing) == closing) { /* otherwise the gate was opened since, and no wake-up may come */
+    if (atomic_load(&gate->closing) == closing) { /* otherwise the gate has been opened, and no wake-up may follow */
         session_wake();
         sys_wait(&gate->word, word, SYS_NEVER);
     }
 }
 
-/* Find out at the first launch whether there is only one device. This must precede the first stored stream, because its
- * key depends on the result. */
+/* Set gate->contexts at the first launch: one context or several. Must precede the first registered stream, whose key
+ * depends on it. */
 static void count_contexts(struct gate *gate) {
     uint32_t unknown = CONTEXTS_UNKNOWN;
     int devices = 0;
@@ -101,7 +106,8 @@ static void count_contexts(struct gate *gate) {
         atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
 }
 
-/* Record that this thread, which has no slot, is inside a launch. Return its index in shared_threads. */
+/* Record that this thread, which has no slot, is inside a launch. Return its index in shared_threads; SHARED_PLACES:
+ * all are in use, and only the count shared_inside has it. */
 static int enter_shared(struct gate *gate) {
     int self = sys_thread_id();
     for (int look = 0; look < SHARED_PLACES; look++) {
@@ -199,8 +205,8 @@ void passage_abandon(struct passage *passage) {
         atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
 }
 
-/* The thread records the coming closing in gate_want, but not in its slot. So to the token the thread is idle while it
- * waits. */
+/* The thread records the closing by gate_want, but not in its slot. So gate_waking does not report it, and the token
+ * may be returned while it waits. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
     for (;;) {
         uint32_t word = atomic_load(&gate->word);
@@ -212,8 +218,8 @@ void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
     }
 }
 
-/* Wait until the stream of the launch has no unfinished work, unless it waits for the program: perhaps this thread ends
- * that wait next. */
+/* Wait until the stream of the launch has no unfinished work. Do not wait if the stream waits for the program, because
+ * perhaps this thread must end that wait. */
 static void await_end(const struct passage *passage) {
     CUresult result = CUDA_ERROR_NOT_READY;
     for (uint64_t now = sys_now(), until = now + EXIT_PATIENCE; result == CUDA_ERROR_NOT_READY && now < until;) {

@@ -5,7 +5,7 @@
  * - P1 After a launch is admitted, gate_clear sees the thread inside it until passage_leave (G1, gate.h).
  * - P2 registered-before-launch: the stream is registered before the launch is admitted, so that a drain waits for the
  *   launch's work.
- * - P3 The passage of a launch also covers launches that the same thread makes inside that launch.
+ * - P3 A launch inside a launch of the same thread, as when one driver call makes another, needs no passage of its own.
  * - P4 After gate_exit, a thread leaves a passage when the launched work has ended, so the hook thread has nothing left
  *   to drain. Exceptions: the stream waits for the program, or its work takes more than 1 s.
  */
@@ -41,14 +41,15 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
 void passage_leave(struct passage *passage);
 /* Leave the gate without a launch. */
 void passage_abandon(struct passage *passage);
-/* Record, inside a passage, that the launch also puts work into this stream. Return false if there is no memory for
- * that. */
+/* Register another stream, inside a passage, because the launch also puts work into that stream. Return false if there
+ * is no memory for that. */
 bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread);
-/* Wait until the opening after the closing with this number begins, or until this opening is prolonged beyond
- * `deadline`. */
+/* Wait until the closing with this number is over, so that the next opening has begun, or until the present opening is
+ * prolonged beyond `deadline`. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline);
 
-/* Return the number of slots that a gate must leave unused if it is set up again. */
+/* Return the number of slots used so far. A gate that is set up again, in a child of fork, must leave as many unused.
+ */
 uint32_t passage_slots_seen(void);
 /* Reset this thread's slot and the number of used slots, in a child of fork. */
 void passage_after_fork(void);

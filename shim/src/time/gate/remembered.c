@@ -1,4 +1,4 @@
-/* Removal leaves no free place between a key and the place where its search starts: later keys move up. */
+/* After a removal, later keys move up, so that no free place is between a key and the place where its search starts. */
 #include "time/gate/remembered.h"
 
 #include "base/sys.h"

@@ -1,11 +1,11 @@
-/* Table of the queues that a thread has launched into, by stream; each launch looks its queue up. It is a hash table
- * with open addressing and linear probing. A small table is in the thread's slot. A larger one is in memory from the
- * kernel; it doubles whenever it is half full.
+/* A thread's table of its queues, by stream; each launch looks its queue up. It is a hash table with open addressing
+ * and linear probing. A small table is in the thread's slot. A larger one is in mapped memory, and doubles whenever it
+ * is half full.
  *
  * Guarantees:
  * - R9 Any stream that the thread has launched into is found by a few adjacent probes, for any number of streams. If
- *   the kernel gives no memory for the table, or two streams have the same key, `lost` is set: a queue may be missing
- *   here, and the registry is searched (R8, streams.h).
+ *   host memory is exhausted, or two streams have the same key, `lost` is set: a queue may be missing here, and the
+ *   registry is searched instead (R8, streams.h).
  * - R10 The table contains no queue that has been freed. It may contain a queue whose stream has ended; the queue's
  *   `word` is then 0.
  */
@@ -28,14 +28,14 @@ enum {
     REMEMBERED_PLACE = sizeof(struct remembered_place)
 }; /* number of places in the slot; bytes of a place */
 
-/* Factor of the hash. The bits from 32 up of key times factor select the key's place. */
+/* Factor of the hash: the upper 32 bits of key times factor select the first place to search. */
 #define REMEMBERED_FACTOR 0x9e3779b97f4a7c15ull
 
 /* Table of one thread. All zero: empty. launch_entry.h reads it too. */
 struct remembered {
     struct remembered_place own[REMEMBERED_OWN] __attribute__((aligned(64)));
     uint64_t away;  /* bytes from `own` to the places in use; 0: the places in use are `own` */
-    uint64_t mask;  /* bytes from the first place to the last; 0: the table is empty, or a fork has wiped the slot */
+    uint64_t mask;  /* bytes from the first place to the last; 0: the table is empty, or a fork has zeroed the slot */
     uint32_t count; /* number of used places */
     bool lost;      /* a queue could not be stored, or was replaced by another queue */
 };

@@ -2,7 +2,7 @@
  * then around every eighth launch. A longer measured duration replaces the old one. A shorter one lowers it by a
  * quarter of the difference.
  *
- * The lock of struct graphs is not held while events are destroyed, because that takes the lock of struct streams.
+ * Events are destroyed without the lock of struct graphs, because that takes the lock of struct streams.
  */
 #include "time/queue/graph_times.h"
 
@@ -10,10 +10,11 @@
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 
-/* Number of first launches that are measured; after them one launch of MEASURED_EACH. A measured launch costs two
- * events. */
+/* The first MEASURED_AT_FIRST launches are measured, then every MEASURED_EACH-th. A measured launch costs two events.
+ */
 enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 };
-/* DEPTH_MOST: levels of child graphs that are examined. FEW_NODES: nodes whose handles are stored on the stack. */
+/* DEPTH_MOST: levels of child graphs that are searched. FEW_NODES: up to this many node handles are stored on the
+ * stack. */
 enum { DEPTH_MOST = 16, FEW_NODES = 64 };
 
 static uint64_t hash_of_graph(CUgraphExec exec) {
@@ -40,7 +41,7 @@ static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     return known;
 }
 
-/* Destroy the events of a graph, unless they ended with their context. Without the lock. */
+/* Destroy two events of a graph, unless they have ended with their context. Without the lock. */
 static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent before, CUevent after) {
     CUevent events[] = {before, after};
     streams_destroy_events(streams, context, epoch, events, 2);
@@ -142,7 +143,7 @@ void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphE
         destroy_events(streams, measure->context, measure->epoch, measure->before, measure->after);
 }
 
-/* Remove the entry of a graph. `updated`: the graph continues, and keeps its waits. */
+/* Remove the entry of a graph. `updated`: the graph was updated and not destroyed, so an entry with waits stays. */
 static void forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec, bool updated) {
     lock(&graphs->lock);
     struct known_graph *known = find(graphs, exec), removed = {0};

@@ -1,9 +1,9 @@
-/* Durations of graphs, measured under metered grants, and whether a graph has waits. A graph that does not fit into the
- * rest of the quantum can then wait for the next quantum.
+/* Durations of graphs, measured under metered grants, and whether a graph has waits. With a known duration, a graph
+ * that does not fit into the rest of the quantum waits for the next quantum.
  *
  * Guarantees:
  * - Nothing is measured while the tenant holds the GPU alone, or while the end of the quantum is not known.
- * - Durations measured while other tenants co-run are kept separate from other durations.
+ * - Durations measured while other tenants co-run are stored separately, because they are longer.
  * - The duration of a graph is dropped when the graph is destroyed or updated, because its handle may be reused.
  * - Finding a graph takes the same time for any number of graphs.
  */
@@ -23,7 +23,7 @@
 struct known_graph {
     struct hash_link link; /* first member */
     CUgraphExec exec;
-    uint64_t duration[2];  /* ns, of launches alone and of launches while other tenants co-run; 0: not measured yet */
+    uint64_t duration[2];  /* ns. Index 0: while no other tenant co-runs; 1: while others co-run. 0: not measured yet */
     uint64_t co_runs;      /* value of gate_co_runs before the launch that is measured */
     CUcontext context;     /* context of the events */
     uint32_t epoch;        /* epoch of that context */
@@ -41,7 +41,7 @@ struct graphs {
     _Atomic bool waits;  /* a graph with such a node was instantiated */
 };
 
-/* Events that a thread uses while it launches a graph. */
+/* Measurement of one launch: the events that the launching thread records around it. */
 struct graph_measure {
     bool taken; /* this launch is measured */
     CUcontext context;
@@ -51,12 +51,13 @@ struct graph_measure {
 
 /* Return the expected duration of the graph, ns; 0: not known. `co_runs`: value of gate_co_runs. */
 uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec, uint64_t co_runs);
-/* Begin a metered launch into the queue's stream. Call this before the driver's call. `co_runs`: value of gate_co_runs.
+/* Before a metered launch into the queue's stream: decide whether this launch is measured, and return its events.
+ * `co_runs`: value of gate_co_runs.
  */
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                                        const struct queue *queue, uint64_t co_runs);
-/* Record an event of the measurement in the queue's stream, and create it if necessary. Return false if the driver
- * refuses, or if the context has ended. */
+/* Record `*event`, an event of the measurement, in the queue's stream; create it if it is NULL. Return false if the
+ * driver refuses, or if the context has ended. */
 bool graph_times_record(CUevent *event, const struct graph_measure *measure, struct queue *queue, CUstream stream);
 /* End a launch that is measured. `recorded`: both events were recorded. */
 void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
@@ -65,8 +66,8 @@ void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphE
 void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
 /* Drop the measured durations of a graph that is updated. An update changes no node's type. */
 void graph_times_updated(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
-/* Note an executable graph if the graph from which it was made, or a child graph, has a node that may wait for the
- * program: a host function, a batch of memory operations, an event or a semaphore. */
+/* After an instantiation: record whether the graph or a child graph has a node that may wait for the program. Such
+ * nodes are host functions, batches of memory operations, and waits for events or semaphores. */
 void graph_times_instantiated(struct graphs *graphs, CUgraphExec exec, CUgraph graph);
 /* Return whether any graph has such a node. Costs one load. */
 static inline bool graph_times_any_waits(const struct graphs *graphs) {

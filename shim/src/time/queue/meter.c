@@ -1,12 +1,12 @@
 /* Bounded queue of a thread on a stream. An event (fence) is recorded after every window of launches, and the thread
- * waits for the fence before it. So at most two windows are unfinished (Q1). From the times of fences, pace.c estimates
- * how long a launch occupies the GPU, and when the launched work ends.
+ * waits for the fence before it. So at most two windows are unfinished (Q1). From the times at which fences pass,
+ * pace.c estimates how long a launch occupies the GPU, and when the launched work ends.
  *
  * A wide queue does not wait for fences behind a wait of the program (Q6), because that wait may last until this thread
  * continues.
  *
- * A wait ends when the opening ends, because nothing passes the gate after that, and otherwise after PATIENCE (Q3). A
- * wide queue that must become short does so with the next launch. Earlier launches stay in the queue.
+ * A wait for a fence ends at the latest after PATIENCE (Q3), or when the gate closes, because nothing passes then. A
+ * wide queue that must become narrow does so with the next launch; earlier launches stay in the queue.
  */
 #include "time/queue/meter.h"
 
@@ -18,9 +18,9 @@
 #include "time/streams.h"
 #include "time/waits.h"
 
-#define PATIENCE SYS_SECOND /* ns, longest wait: most kernels are shorter, and the model learns their duration */
-/* ns for which a narrow queue waits beyond the due time of a fence behind a wait of the program: its longest window; a
- * quarter of a quantum while the duration of launches is unknown. */
+#define PATIENCE SYS_SECOND /* ns, longest wait for a fence: longer than most kernels */
+/* ns beyond its due time for which the thread waits for a fence behind a wait of the program, in a queue that is not
+ * wide: the longest window. While the duration of launches is unknown: a quarter of a quantum. */
 #define HELD_PATIENCE (5 * SYS_MS)
 #define HELD_PATIENCE_UNKNOWN (25 * SYS_MS)
 #define POLL_LEAST (20 * 1000ull)
@@ -34,25 +34,26 @@ static uint64_t deadline_of(const struct gate *gate) {
     return atomic_load(&gate->deadline);
 }
 
-/* Report the launches since the last report to the model. Return whether a fence is due. */
+/* Count the launches since the last call in the model (pace_launched). Return true if a fence is due. */
 static bool report(struct queue *queue) {
     uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed), before = queue->reported;
     queue->reported = launched;
     return pace_launched(&queue->pace, (uint32_t)(launched - before));
 }
 
-/* Return whether each launch needs a fence, because no other event shows the end of the last launch. */
+/* Return true if a fence must follow each launch: the stream is a per-thread default stream, and the driver has no
+ * event for all work of a context (before CUDA 12.5). */
 static bool fences_each(const struct queue *queue) {
     return queue->stream == CU_STREAM_PER_THREAD && !HAS(cuCtxRecordEvent);
 }
 
-/* Set the number of the launch after which the model gets the next report. */
+/* Set queue->due: the launch count at which the launching thread calls meter_launched next. */
 static void set_due(struct queue *queue) {
     queue->due = queue->reported + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
 }
 
-/* Add this queue to `recent`, for predictions of the thread. The predicted end of the queue that it replaces is kept in
- * forgotten_end. */
+/* Store this queue in slot->recent, for the prediction of the thread's end. If it replaces another queue of this
+ * opening, keep that queue's expected end in forgotten_end. */
 static void look_at(struct slot *slot, struct queue *queue) {
     struct queue **place = &slot->recent[hash_of((uintptr_t)queue, 0) % SLOT_RECENT];
     const struct queue *other = *place;
@@ -93,7 +94,7 @@ bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
     return pace_next_launch(&queue->pace, now) > now;
 }
 
-/* Return whether the work before an event of the queue has finished, or the event has ended. */
+/* Return true if the work before an event of the queue has finished, or the event's context has ended. */
 static bool passed(struct queue *queue, CUevent event) {
     if (!streams_call(queue))
         return true;
@@ -129,7 +130,7 @@ static bool unknown(const struct queue *queue) {
     return queue->pace.queue.unfinished > 0 && queue->pace.estimate.launch_ns == 0;
 }
 
-/* Store for the hook thread when the work of this thread's last stream is expected to end. */
+/* Store in the slot, for the hook thread, when the last work of this thread is expected to end. */
 static void foretell(struct slot *slot, const struct queue *queue) {
     if (slot->foretold != queue->opening)
         slot->forgotten_end = 0;
@@ -149,12 +150,12 @@ static void foretell(struct slot *slot, const struct queue *queue) {
     atomic_store_explicit(&slot->ends_at, ends, memory_order_relaxed);
 }
 
-/* Return whether the older fence is behind a wait of the program that may last (Q6). */
+/* Return true if the older fence is behind a wait of the program that is not known to be over (Q6). */
 static bool held(const struct queue *queue) {
     return queue->places[0] > atomic_load(&queue->held_after);
 }
 
-/* Return how long the thread waits after such a fence is due, in a queue that is not wide. */
+/* Return the ns beyond its due time for which the thread waits for such a fence, in a queue that is not wide. */
 static uint64_t held_patience(const struct pace *pace) {
     return pace->estimate.launch_ns == 0 ? HELD_PATIENCE_UNKNOWN : HELD_PATIENCE;
 }
@@ -165,7 +166,7 @@ static bool short_enough(const struct queue *queue) {
     return queue->pace.estimate.launch_ns * unfinished <= PACE_FENCES * PACE_WIDE_LONG;
 }
 
-/* Record that the older fence has passed, and so have the waits of the program before it. */
+/* Record that the older fence has passed. Waits of the program before that fence are therefore over. */
 static void note_passed(struct queue *queue) {
     uint64_t place = queue->places[0], after = atomic_load(&queue->held_after);
     queue->passed = place;
@@ -176,8 +177,7 @@ static void note_passed(struct queue *queue) {
     atomic_store(&queue->held_after, place > atomic_load(&queue->held_again) ? NOT_HELD : place);
 }
 
-/* Wait from `begun` on for the older fence. The stream may not reach that fence before the opening ends. Return the
- * time. */
+/* Wait for the older fence, from the time `begun` on. The wait may end without success. Return the present time. */
 static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct queue *queue, uint64_t begun) {
     CUevent event = queue->events[0];
     uint64_t since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
@@ -240,15 +240,15 @@ static bool record(struct queue *queue, CUevent *event) {
     return true;
 }
 
-/* Return whether the last fence is behind a wait of the program's and has not passed. */
+/* Return true if the last fence is behind a wait of the program in a wide queue, and has not passed. */
 static bool fenced_behind_wait(struct queue *queue) {
     int last = queue->pace.queue.fences - 1;
     return last >= 0 && queue->pace.window.wide && queue->places[last] > atomic_load(&queue->held_after) &&
            !passed(queue, queue->events[last]);
 }
 
-/* While the launches behind a wait of the program are expected to take two windows or more, wait until that wait has
- * passed, until the opening ends, or for PATIENCE: once for each such wait. */
+/* If the launches behind a wait of the program are expected to take two windows or more, wait for the end of that wait.
+ * Stop when the gate closes, or after PATIENCE; then do not wait for the same wait again. */
 static void await_wait(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
     if (queue->held_long || short_enough(queue))
         return;
@@ -262,9 +262,9 @@ static void await_wait(const struct gate *gate, struct streams *streams, struct 
     atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
 }
 
-/* The steps: 1. the wait that was put off; 2. a new fence; 3. the wait for the fence before it; 4. the plan of the next
- * window. Behind a wait of the program only one fence is recorded: further fences would take the room of launches in a
- * stream that the program fills. */
+/* End a window of launches: 1. wait for the older fence, if that wait was postponed; 2. record a new fence; 3. wait for
+ * the older fence; 4. plan the next window. Behind a wait of the program only one fence is recorded, because the
+ * program may fill the stream, and fences would take the room of launches. */
 static void fence(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)
@@ -293,7 +293,8 @@ static void fence(const struct gate *gate, struct streams *streams, struct slot 
         pace_plan(pace, wait_older(gate, slot, queue, now), deadline_of(gate));
 }
 
-/* Record a fence behind the launches of a queue that have none behind them, unless they are behind a wait. */
+/* If the last launches of a queue have no fence behind them, record one, unless they are behind a wait of the program.
+ */
 static void fence_rest(struct streams *streams, struct queue *queue) {
     if (atomic_load(&queue->fenced) != atomic_load(&queue->launched) && !waits_block(streams, queue))
         record(queue, &queue->tail);
@@ -312,7 +313,7 @@ void meter_launched(const struct gate *gate, struct streams *streams, struct slo
         atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch checks whether it must wait */
 }
 
-/* Return whether the gate is open without metering: the tenant holds the GPU alone, and no other tenant waits. */
+/* Return true if the gate is open and the grant is not metered: no other tenant is connected. */
 static bool alone(const struct gate *gate) {
     return (atomic_load(&gate->word) & (GATE_OPEN | GATE_METERED)) == GATE_OPEN;
 }
@@ -321,7 +322,7 @@ static bool alone(const struct gate *gate) {
  * `context` NULL: only one context exists. */
 static struct queue *queue_of(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = remembered_find(&slot->remembered, remembered_key(named, context));
-    if (queue == NULL && context != NULL) /* stored while only one context existed */
+    if (queue == NULL && context != NULL) /* the key was stored while only one context existed */
         queue = remembered_find(&slot->remembered, remembered_key(named, NULL));
     if (queue != NULL && context != NULL && queue->context != context)
         queue = NULL;
@@ -330,16 +331,16 @@ static struct queue *queue_of(struct streams *streams, const struct slot *slot, 
     return queue;
 }
 
-/* Record a fence behind the thread's launches into this stream, because its next call puts work into the stream. */
+/* Record a fence behind the thread's launches into this stream, before its next call puts ungated work into the stream.
+ */
 static void fence_stream(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, named, context);
     if (queue != NULL)
         fence_rest(streams, queue);
 }
 
-/* Record a fence behind the thread's launches into its own default stream, before a call that may put no work into that
- * stream. After a wait of the program the stream may be full, and this thread may be about to end the wait: then no
- * fence is recorded. */
+/* Record a fence behind the thread's launches into its own default stream. Do not if a wait of the program may be
+ * unfinished there: the stream may be full, and this thread may have to end that wait. */
 static void fence_own(struct streams *streams, const struct slot *slot, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, CU_STREAM_PER_THREAD, context);
     if (queue != NULL && atomic_load(&queue->held_after) == NOT_HELD)
@@ -361,7 +362,7 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
     CUcontext current = NULL; /* only one context exists */
     bool captures = atomic_load(&gate->captures) > 0;
     if (alone(gate) || (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
-        return; /* nothing was metered, or this thread is inside a launch */
+        return; /* no launch was metered, or this thread is inside a launch */
     if (captures && (stream_is_default(named) || stream_is_capturing(stream, per_thread)))
         return; /* recording an event might disturb a capture (R3, streams.h) */
     if (atomic_load(&gate->contexts) != CONTEXTS_ONE)

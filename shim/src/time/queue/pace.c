@@ -1,10 +1,10 @@
-/* A window grows to PACE_WINDOW_MOST launches while it takes less than WINDOW_SHORT. It shrinks, to one launch at
- * least, while it takes more than WINDOW_LONG. With shorter windows, the GPU would become idle whenever the thread
- * wakes up late. In a wide queue the thread can do other work during its longer windows.
+/* The number of launches in a window doubles, up to PACE_WINDOW_MOST, while a window takes less than WINDOW_SHORT. It
+ * is halved, down to 1, while a window takes more than WINDOW_LONG. With shorter windows, the GPU would become idle
+ * whenever the thread wakes up late. Windows of a wide queue are longer, so that the thread can do other work.
  *
- * A launch that would begin after the end of the quantum waits for the next quantum (PC2). So when the gate closes,
- * less than one launch of each stream is unfinished. The announced end, by which the agent grants the next holder, is
- * then correct.
+ * A launch that would begin after the end of the quantum waits for the next quantum (PC2). So when the gate closes, at
+ * most one launch of each stream is unfinished, and has begun. The announced end of the work, at which the agent grants
+ * the next tenant, is then correct.
  */
 #include "time/queue/pace.h"
 
@@ -41,8 +41,8 @@ bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
     return pace->window.full;
 }
 
-/* Return whether a check shows the end of work that began at `begun` with an error of at most an eighth of the work's
- * duration, plus LATE. A thread without a processor checks too late (PC7). */
+/* Return true if a check shows the end of work that began at `begun` precisely: with an error of at most LATE plus an
+ * eighth of the work's duration. A thread that gets no processor time checks too late (PC7). */
 static bool in_time(struct pace_look look, uint64_t begun) {
     return look.before != 0 && look.at - look.before <= LATE + (look.at - begun) / 8;
 }
@@ -64,8 +64,8 @@ void pace_others(struct pace *pace, uint64_t co_runs) {
     estimate->co_runs = co_runs;
 }
 
-/* Use the durations of launches that share the GPU, or of launches that run alone. If the duration of one kind is not
- * known yet, it starts with the duration of the other kind. */
+/* Switch `launch_ns` to the duration while other tenants co-run (`shared`) or do not. If the duration of that case is
+ * not known yet, it starts with that of the other case. */
 static void go_by(struct pace_estimate *estimate, bool shared) {
     if (estimate->shared == shared)
         return;
@@ -105,7 +105,8 @@ bool pace_undrained(const struct pace *pace, uint64_t drained) {
     return pace->queue.unfinished > 0 && drained < pace->queue.fenced_at;
 }
 
-/* The estimate rises so that the unfinished launches take at least the time that they have already taken. */
+/* Raises the estimated duration of a launch, so that the unfinished launches take at least the time that has already
+ * passed. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline) {
     struct pace_estimate *estimate = &pace->estimate;
     go_by(estimate, estimate->touched);
@@ -171,7 +172,8 @@ bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline) {
     queue->fences = (uint8_t)(place + 1);
     if (queue->fences < PACE_FENCES)
         pace_plan(pace, now, deadline);
-    else if (pace_plan(pace, now, deadline)) /* the thread can do other work until its next launch */
+    else if (pace_plan(pace, now, deadline)) /* no launch fits, so the thread can do other work until the next quantum
+                                              */
         queue->put_off = true;
     else
         return true;
@@ -196,7 +198,7 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
              full = (now - begun) * window->size / before;
     bool waited = seen.before != 0, exact = in_time(seen, estimate->start_known ? begun : queue->begun_at[0]);
     bool first = !estimate->start_known &&
-                 !estimate->seen_late; /* first window of the opening, which began some time after `begun` */
+                 !estimate->seen_late; /* first window of the opening: its work began some time after `begun` */
     if (waited && estimate->start_known)
         learn(estimate, (now - begun) / before, exact);
     else if (waited || estimate->launch_ns != 0)
@@ -207,7 +209,7 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
         full = estimate->launch_ns * window->size;
     uint64_t shortest = window->wide ? WIDE_SHORT : WINDOW_SHORT, longest = window->wide ? PACE_WIDE_LONG : WINDOW_LONG;
     for (bool more = true; more && full > longest && window->size > 1; more = waited) {
-        window->size /= 2; /* only one halving if the thread did not wait: it may have stood still in between */
+        window->size /= 2; /* only one halving if the thread did not wait: it may not have run for a while */
         full /= 2;
     }
     if (full < shortest && window->size < (window->wide ? PACE_WIDE_MOST : PACE_WINDOW_MOST))
