@@ -18,7 +18,7 @@ from table.render import TABLE_FILE, parse_table, render
 
 
 def main() -> int:
-    """Return 0 if the table was written or is up to date, else 1, with the reason on standard error."""
+    """Return 0 if both files were written or are up to date, else 1, with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="python -m table", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when entries.def is stale")
     parser.add_argument("--header", action="append", type=Path, metavar="DIR", help="headers to read instead")

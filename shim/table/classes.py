@@ -1,7 +1,7 @@
-"""Hand-written classification of the driver's entry points: the class of each, with the reason.
+"""Reads classes.txt, the hand-written classification of the driver's entry points, and finds the class of each.
 
 Guarantees:
-- Each entry point has exactly one class, or is reported by name. No class is guessed.
+- An entry point without a class, or with several, is an error that names it. No class is guessed.
 - An entry point that launches, allocates, copies or frees is classified only by its full name.
 - An entry of the file that matches no entry point of any header is an error.
 """
@@ -31,7 +31,7 @@ class ClassError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """One name, symbol or pattern of classes.txt."""
+    """One name, symbol or pattern of classes.txt, with the class and the reason of its block."""
 
     kind: str
     pattern: str
@@ -50,8 +50,8 @@ class Classified:
 
 
 def needs_its_full_name(name: str) -> bool:
-    """Return whether the file must contain this name in full, because the entry point may make the GPU work, or take or
-    return memory.
+    """Return True if a pattern must not cover this name: the entry point may make the GPU work, or allocate or free
+    memory. classes.txt must then contain the full name.
     """
     return _BY_FULL_NAME.search(name) is not None
 

@@ -28,9 +28,9 @@ _TYPEDEF = re.compile(
 _RELEASE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+CUDA_VERSION[ \t]+(\d+)", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _INTEROP = ("cudaGL", "cudaEGL", "cudaVDPAU", "cudaProfiler")
-"""Headers next to cuda.h, without their ends; what a release does not have is left out."""
+"""Headers next to cuda.h, without suffix. A release may lack some of them."""
 _FOREIGN = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
-"""Headers that these headers include."""
+"""Headers of other projects that these headers include. They are replaced by empty files."""
 _PLAIN = {
     "GLuint": "unsigned int",
     "GLenum": "unsigned int",
@@ -48,9 +48,10 @@ _PLAIN = {
     "VdpOutputSurface": "unsigned int",
     "VdpGetProcAddress": "void",
 }
-"""Types of the headers next to cuda.h, and their definitions. A function type is `void`: it occurs behind pointers."""
+"""Types that the headers next to cuda.h use, and the plain C types that replace them. A function type is `void`,
+because it occurs only behind pointers."""
 _WITHOUT_HEADER = {"cuMemGetAttribute": "void"}
-"""Functions that libcuda exports and no header declares."""
+"""Functions that libcuda exports although no header declares them, with their parameters."""
 _SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
 
 
@@ -95,7 +96,7 @@ class Header:
     functions: dict[str, str]
     """Parameters by symbol."""
     forms: dict[str, tuple[_Form, ...]]
-    """Forms in cudaTypedefs.h by name. The oldest form comes first."""
+    """By function name: its forms in cudaTypedefs.h, oldest first."""
 
 
 def read(include: Path) -> Header:
@@ -125,7 +126,8 @@ def read(include: Path) -> Header:
 
 
 def union(headers: Sequence[Header]) -> list[EntryPoint]:
-    """Return the entry points of all releases, by symbol. If releases differ, the newest one applies."""
+    """Return the entry points of all releases, sorted by symbol. If releases declare different parameters, the newest
+    applies."""
     found: dict[str, EntryPoint] = {}
     for header in sorted(headers, key=lambda header: header.release):
         for entry in _entries(header):
@@ -158,8 +160,8 @@ def _entries(header: Header) -> list[EntryPoint]:
 
 
 def _pair(symbols: list[str], forms: list[_Form], parameters: dict[str, str]) -> Iterable[tuple[str, _Form]]:
-    """Return the typedef of each symbol. Both lists are in ascending order. If one list is shorter, the parameters
-    decide.
+    """Return (symbol, its form in cudaTypedefs.h). Lists of equal length are paired in ascending order of versions.
+    Otherwise a symbol is paired with the only form that has the same parameters.
     """
     if len(symbols) == len(forms):
         return zip(symbols, forms, strict=True)
@@ -199,7 +201,8 @@ def _text(path: Path) -> str:
 
 
 def _preprocessed(include: Path, name: str) -> str:
-    """Return a header after the preprocessor, with every form of every function under its own name."""
+    """Return a header as the preprocessor outputs it. A macro keeps cuda.h from renaming functions, so each form has
+    its own name."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     with tempfile.TemporaryDirectory() as empty:
         for foreign in _FOREIGN:

@@ -18,9 +18,9 @@ _HEAD = """\
  * CALLED(symbol, name, since, parameters)           the hook calls it, programs reach the driver's own
  * PASSED(symbol, name, since, parameters)           programs reach the driver's own
  *
- * `name` is what cuGetProcAddress calls it, `since` the version of CUDA from which it hands this form out (11020 is
- * 11.2). A _ptds or _ptsz form takes the per-thread default stream. What the classes mean, and why an entry point is of
- * its class, says shim/table/classes.txt.
+ * `name` is the name for cuGetProcAddress. `since` is the CUDA version since which it returns this form (11020 is
+ * 11.2). In a _ptds or _ptsz form the stream NULL is the per-thread default stream. shim/table/classes.txt defines the
+ * classes and has the reason for each.
  *
  * A file that includes this one defines the macros that it needs.
  */

@@ -1,4 +1,5 @@
-"""NVIDIA's wheels of the releases that the table covers: headers and libcudart, unpacked in the cache directory.
+"""Fetches NVIDIA's wheels of the CUDA releases that the table covers, and unpacks their headers and libcudart in the
+cache directory.
 
 Guarantees:
 - A wheel in the cache is complete, and is not fetched again.
@@ -37,8 +38,8 @@ class Wheel:
 
 
 def fetch(requirement: str, cache: Path | None = None) -> Wheel:
-    """Return the wheel that pip selects for the requirement. A pinned wheel comes from the cache, without a query of
-    the index.
+    """Return the wheel that pip selects for the requirement. A pinned version that is in the cache is returned without
+    a query of the package index.
     """
     folder = cache or _cache()
     name, _, version = requirement.partition("==")

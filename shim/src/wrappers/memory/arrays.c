@@ -1,7 +1,7 @@
 /* Arrays and mipmapped arrays.
  *
- * The driver does not report the bytes of an array. So the charge is the size of its rows and layers in the hardware's
- * tiles. A sparse array, or an array with deferred mapping, takes no memory itself.
+ * The driver does not report the bytes of an array. So the charge is computed: its rows and layers, rounded up to whole
+ * tiles of the hardware. A sparse array, or an array with deferred mapping, takes no memory itself.
  */
 #include "driver/entries.h"
 #include "wrappers/memory/physical/virtual.h"
@@ -56,8 +56,8 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     }
 }
 
-#define MOST (UINT64_MAX >> 16)   /* largest product of dimensions */
-#define BEYOND_ANY (MOST / 8 / 2) /* bytes of an array whose product is cut to MOST bits; more than any GPU has */
+#define MOST (UINT64_MAX >> 16)   /* largest product of dimensions; larger ones are cut to it */
+#define BEYOND_ANY (MOST / 8 / 2) /* bytes from which a size was cut to MOST bits; more than any GPU has */
 
 /* Return the product, at most MOST. */
 static uint64_t times(uint64_t a, uint64_t b) {
@@ -87,8 +87,8 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
     return sum;
 }
 
-/* Charge an array. An array beyond any GPU's memory is not charged: the driver refuses its dimensions. A sparse array
- * is also added to the table, with 0 bytes, because its mappings end with it. */
+/* Charge an array before it is created. An array larger than any GPU's memory is not charged, because the driver
+ * refuses it. A sparse array is charged 0 bytes, so that the table contains it: its mappings end with it. */
 static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRAY3D_DESCRIPTOR *array,
                       unsigned levels) {
     CUcontext context;

@@ -1,10 +1,10 @@
 /* Memory that contexts take beyond the bytes that calls request:
  *
- * - Overhead. The agent has measured its size. It is charged once per process and GPU, from before the first context
- *   there until after the last one.
+ * - Overhead: device memory of the context itself, of a size that the agent has measured. It is charged once per
+ *   process and GPU, from before the first context there until after the last one.
  * - Memory that cuCtxSetLimit makes a context reserve.
  *
- * Memory of modules is not charged here; only the agent sees it.
+ * Memory of modules is not charged; only the agent counts it, by the driver's figures.
  */
 #include "wrappers/memory/contexts.h"
 
@@ -18,8 +18,9 @@
 #include "wrappers/memory/physical/virtual.h"
 #include "wrappers/memory/refused.h"
 
-/* ms for which the first context waits, at most, if the overhead is unknown: CONNECT_TIME_MS for a connection to the
- * agent, and WELCOME_TIME_MS in all once HELLO is sent. WELCOME takes that long on busy processors. */
+/* Most ms for which the creation of the first context waits for WELCOME if the size of the overhead is unknown:
+ * CONNECT_TIME_MS while HELLO is not sent, else WELCOME_TIME_MS, because WELCOME may take that long on busy processors.
+ */
 enum { CONNECT_TIME_MS = 200, WELCOME_TIME_MS = 2000 };
 
 /* Before a context is created: charge the overhead if it is the first context on its GPU. Return false if the limit
@@ -87,8 +88,8 @@ void memory_forget_context(CUcontext context) {
     } while (true);
 }
 
-/* Record a context after the driver's call. If the call failed, or the context is already recorded (a retained primary
- * context), it is not counted again. */
+/* After the driver's call: add a new context to the allocation table. If the call failed, or the context is in the
+ * table already (a primary context that is retained again), undo the count of `begin`. */
 static void end(int place, bool made, CUcontext context) {
     struct allocation_table *table = &memory_state()->allocations;
     bool counted = false;
@@ -201,8 +202,9 @@ static uint64_t set_aside(CUlimit limit, uint64_t value) {
     return most != 0 && value > UINT64_MAX / 2 / most ? UINT64_MAX / 2 : value * most;
 }
 
-/* Set a limit of the current context, and charge the memory that it reserves beyond the default. With limit_lock, so
- * that no other thread changes the limit between the reading, the charge and the setting. */
+/* Set a limit of the current context (cuCtxSetLimit), and charge the memory that the context reserves for it beyond the
+ * default. With limit_lock, because no other thread may change the limit between the reading, the charge and the
+ * setting. */
 static CUresult set_limit(CUlimit limit, size_t value) {
     CUcontext context;
     int place;
@@ -216,7 +218,7 @@ static CUresult set_limit(CUlimit limit, size_t value) {
     struct allocation *held = uncharge_begin(ALLOCATION_LIMIT, key);
     uint64_t held_bytes = held ? held->bytes : 0, base = held ? held->mark : set_aside(limit, before);
     uint64_t wanted = set_aside(limit, value), bytes = wanted > base ? wanted - base : 0;
-    if (wanted > MOST_SET_ASIDE) { /* the driver reports the error */
+    if (wanted > MOST_SET_ASIDE) { /* larger than any GPU: let the driver report the error */
         result = DRIVER(cuCtxSetLimit)(limit, value);
         if (result == CUDA_SUCCESS)
             DRIVER(cuCtxSetLimit)(limit, before);
@@ -231,7 +233,7 @@ static CUresult set_limit(CUlimit limit, size_t value) {
         uncharge_end(held, false);
         return result;
     }
-    struct allocation *now = charge.allocation; /* from here on it represents both charges */
+    struct allocation *now = charge.allocation; /* from here on it has the charges of both */
     uint64_t sum = held_bytes + now->bytes;
     if (DRIVER(cuCtxGetLimit)(&after, limit) == CUDA_SUCCESS) {
         wanted = set_aside(limit, after);

@@ -12,7 +12,7 @@
 #include "memory/pools/footprint.h"
 #include "time/queue/graph_times.h"
 
-/* Return the key of a graph's memory on one device. The upper 16 bits of a handle are 0. */
+/* Return the allocation key of a graph on one device. The upper 16 bits of a handle are 0, so they hold the device. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
     return (uintptr_t)exec ^ (uint64_t)device << 48;
 }
@@ -32,7 +32,7 @@ void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
         if (allocation != NULL) {
             allocation->kind = ALLOCATION_GRAPH;
             allocation->key = key_of(exec, at->device);
-            allocation->place = -1; /* not charged: the bytes are charged before each launch */
+            allocation->place = -1; /* the entry itself is not charged */
             allocation->bytes = bytes;
             allocations_add(&memory_state()->allocations, allocation);
         }
@@ -47,8 +47,8 @@ void graphmem_destroyed(CUgraphExec exec) {
         uncharge_end(uncharge_begin(ALLOCATION_GRAPH, key_of(exec, at->device)), true);
 }
 
-/* Return the bytes that a graph may take on a device. `*reuse`: how certain it is that the graph pool already has them.
- * It is certain if the graph was launched and nothing was trimmed since. */
+/* Return the bytes that a launch of the graph may allocate on a device. `*reuse`: whether the graph pool has them
+ * already, because the graph was launched before and the pool was not trimmed since. */
 static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enum pool_reuse *reuse) {
     memory_lock();
     struct allocation *allocation =
@@ -59,8 +59,8 @@ static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enu
     return bytes;
 }
 
-/* Record the pool's number of trims at this launch of the graph. `launched` false: the launch failed, so record that
- * the graph was not launched. */
+/* Record the pool's number of trims at this launch of the graph, for the next may_take. `launched` false: the launch
+ * failed, so the graph counts as not launched. */
 static void note_launch(CUgraphExec exec, const struct pool_memory *memory, bool launched) {
     memory_lock();
     struct allocation *allocation =
@@ -161,8 +161,9 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, un
     INSTANTIATE(cuGraphInstantiateWithFlags, exec, graph, flags);
 }
 
-/* Instantiate a graph. CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD would make the driver take memory at once. So the flag is
- * removed, and the upload is charged and made afterwards. If the upload fails, the executable graph is destroyed. */
+/* Instantiate a graph. CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD would make the driver allocate memory during the call. So the
+ * flag is removed, and the upload is charged and made afterwards. If the upload fails, the executable graph is
+ * destroyed. */
 static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *),
                                 CUresult (*upload)(CUgraphExec, CUstream), CUgraphExec *exec, CUgraph graph,
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {

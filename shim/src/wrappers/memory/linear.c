@@ -18,11 +18,12 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
         return result;
     result = charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
     CUresult current = result != CUDA_SUCCESS ? current_gpu(NULL, &place) : CUDA_SUCCESS;
-    return current != CUDA_SUCCESS ? current : result; /* the context may have ended during the wait */
+    return current != CUDA_SUCCESS ? current : result; /* an error of the context, which may have ended during the wait,
+                                                          replaces the refusal */
 }
 
-/* `valid`: the driver accepts the other arguments. If it does not, it reports an invalid value rather than a lack of
- * memory. */
+/* Body of an allocating wrapper. `valid`: false if the driver would reject the other arguments; a refused call then
+ * returns CUDA_ERROR_INVALID_VALUE, as the driver would. */
 #define ALLOCATE(symbol, valid, bytes, address, ...)                                                         \
     struct charge charge;                                                                                    \
     CUresult result = begin_linear(&charge, address, bytes);                                                 \
@@ -54,7 +55,7 @@ static uint64_t pitched(uint64_t width, uint64_t height) {
     return height != 0 && pitch > UINT64_MAX / height ? UINT64_MAX / 2 : pitch * height;
 }
 
-/* Change a charge to the bytes that the driver took. Return false if the limit does not allow them. */
+/* Change a charge to the bytes that the driver has allocated. Return false if the limit does not allow them. */
 static bool adjust(struct charge *charge, uint64_t bytes) {
     struct allocation *allocation = charge->allocation;
     if (allocation == NULL || bytes == allocation->bytes)
@@ -95,7 +96,7 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
     ALLOCATE_PITCH(cuMemAllocPitch, cuMemFree, width, height, address, pitch, address, pitch, width, height, element);
 }
 
-/* These calls may also free memory of a pool, which is not in the table but counted with its pool. */
+/* Body of a freeing wrapper. Memory of a pool is not in the table, because it is counted with its pool. */
 #define FREE(symbol, address)                                                   \
     CUresult result = process_enter();                                          \
     if (result != CUDA_SUCCESS)                                                 \

@@ -1,5 +1,5 @@
-/* NVML's memory figures. A process with a session requests them from the agent over that session. Another process opens
- * a connection that only observes. */
+/* NVML's memory figures. A process that uses CUDA requests them from the agent over its session. Any other process
+ * opens a connection of its own, with SHP_HELLO_OBSERVES. */
 #include "wrappers/memory/nvml.h"
 
 #include <fcntl.h>
@@ -135,8 +135,8 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
     return came;
 }
 
-/* Return whether NVML itself made the call that returns to this address. NVML's functions call each other by name, and
- * then need NVML's own figures, not the tenant's. */
+/* Return true if the call that returns to this address was made by NVML itself. NVML's functions call each other by
+ * name, and then need NVML's own figures, not the tenant's. */
 static bool from_within(const void *caller) {
     struct object nvml;
     return object_holding(caller, NVML_FILE, &nvml);
@@ -160,8 +160,8 @@ static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
 }
 
 /* Get the tenant's limit and memory use. Return false if the program must get the driver's figures. Before the call
- * `*used` is the driver's figure. It stays so if the tenant's use is not known: the program then never sees more free
- * memory than there is. */
+ * `*used` is the driver's figure. It is unchanged if the tenant's use is unknown, so that the program never sees more
+ * free memory than there is. */
 static bool tenants_view(nvml_device device, uint64_t *limit, uint64_t *used) {
     nvml_result (*uuid_of)(nvml_device, char *, unsigned) =
         (nvml_result (*)(nvml_device, char *, unsigned))nvml_real("nvmlDeviceGetUUID");
@@ -190,8 +190,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Replace the driver's figures of a GPU by the tenant's, if these are not larger. Return false if they were not
- * replaced. */
+/* Replace each of the driver's figures of a GPU by the tenant's, but never by a larger one. Return false if the
+ * driver's figures must be shown. */
 static bool show(nvml_device device, unsigned long long *total, unsigned long long *free, unsigned long long *used) {
     uint64_t limit, taken = *used;
     if (!tenants_view(device, &limit, &taken))
@@ -221,6 +221,6 @@ nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2
     nvml_result result = real(device, memory);
     if (result == NVML_SUCCESS && memory != NULL && !from_within(__builtin_return_address(0)) &&
         show(device, &memory->total, &memory->free, &memory->used))
-        memory->reserved = 0; /* the tenant does not have the memory that the driver reserves */
+        memory->reserved = 0; /* the memory that the driver reserves is not part of the tenant's limit */
     return result;
 }

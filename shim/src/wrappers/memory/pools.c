@@ -43,7 +43,8 @@ static CUresult device_of(CUstream stream, CUdevice *device) {
     return result;
 }
 
-/* Return the device of the memory node that a capture creates for an allocation: the pool's device if it is known. */
+/* Return the device of the memory node that a capture creates for an allocation: the pool's device if known, else
+ * `device`. */
 static CUdevice device_of_node(CUmemoryPool pool, CUdevice device) {
     const struct pool_memory *memory = pool != NULL ? pool_find(pool, device) : NULL;
     return memory != NULL && memory->origin != POOL_ELSEWHERE ? memory->device : device;
@@ -75,7 +76,7 @@ static CUresult begin(struct pool_call *call, const void *address, size_t bytes,
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Free an allocation for which the pool grew over the limit, and trim the pool. */
+/* Undo an allocation for which the pool grew over the limit: free it, and trim the pool. */
 static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
     CUstreamCaptureMode mode = own_calls_begin();
@@ -87,7 +88,7 @@ static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream
 }
 
 static CUresult end(struct pool_call *call, CUresult result, CUdeviceptr *address, CUstream stream, bool per_thread) {
-    if (call->memory == NULL && result == CUDA_SUCCESS) /* the allocation belongs to a graph, or is not counted */
+    if (call->memory == NULL && result == CUDA_SUCCESS) /* a node of a captured graph, or memory that is not counted */
         kinds_forget(&memory_state()->kinds);
     else if (result == CUDA_SUCCESS)
         kinds_forget_host(&memory_state()->kinds, (uintptr_t)*address, call->bytes);
@@ -125,7 +126,8 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
 
 typedef CUresult (*free_call)(CUdeviceptr, CUstream);
 
-/* Free memory on a stream. The memory may be linear memory. */
+/* Free memory on a stream: memory of a pool, which is counted with the pool, or linear memory, which is in the table.
+ */
 static CUresult free_async(free_call call, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
@@ -156,14 +158,14 @@ static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return false;
     case CU_MEM_LOCATION_TYPE_DEVICE: *device = properties->location.id; return true;
-    default: /* managed memory without a preferred location: counted on the current device */
+    default: /* managed memory without a preferred location counts on the current device */
         if (!HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(device) != CUDA_SUCCESS)
             *device = 0;
         return true;
     }
 }
 
-/* Register a pool that the driver has just created. If there is no host memory for that, destroy the pool. */
+/* Register a pool that the driver has just created. If host memory is exhausted, destroy the pool. */
 static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     if (pool_register(pool, device, origin, most) != NULL)
         return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-/* Value of the program's variable after a call that the limit refused: 0, as after a refusal by the driver. */
+/* Output variable of a call that the hook refuses: it is set to 0, as when the driver refuses. */
 #ifndef SHAREPOD_REFUSED_H
 #define SHAREPOD_REFUSED_H
 

@@ -14,7 +14,8 @@ bool memory_view(int place, uint64_t *limit, uint64_t *used) {
     return place >= 0 && credits_view(place, limit, used);
 }
 
-/* Lower the driver's figures of a GPU to the tenant's. Either pointer may be NULL. */
+/* Lower the driver's figures of a GPU to the tenant's limit, and to the unused part of it. Either pointer may be NULL.
+ */
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
     uint64_t limit = 0, used = 0;
     if (place < 0 && gpus_ungated(memory_state()->gpus))

@@ -13,7 +13,8 @@
 #include "base/sys.h"
 #include "wrappers/symbols/resolve.h"
 
-/* Decision of the C code, which the assembler code carries out. `decided` 0: jump to the real function. */
+/* Decision of the C code about one call, which the assembler code carries out: return `answer`, or, if `decided` is 0,
+ * jump to the real function. */
 struct verdict {
     void *answer;
     long decided;
@@ -39,15 +40,16 @@ static void *ask(const struct lookup *lookup, const char *symbol) {
                : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
 }
 
-/* Return NULL, and make the real function set an error for dlerror, because programs print dlerror() without a check.
+/* Decide for NULL. A lookup of a name that cannot exist makes the real function set an error for dlerror, because
+ * programs print dlerror() without a check.
  */
 static struct verdict refuse(const struct lookup *lookup) {
     ask(lookup, "(a function of libcuda that is not to be had)");
     return (struct verdict){NULL, true};
 }
 
-/* Decide while no libcuda is loaded. If another library defines the function, the result is the same as without the
- * hook. The hook's own function is not returned, because it has no driver to call. */
+/* Decide while no libcuda is loaded. If the lookup would find the hook's wrapper, the result is NULL, because the
+ * wrapper has no driver to call. Otherwise it is the same as without the hook. */
 static struct verdict without_driver(const struct lookup *lookup, enum entry entry) {
     bool own;
     if (lookup->handle == NULL)
@@ -59,9 +61,10 @@ static struct verdict without_driver(const struct lookup *lookup, enum entry ent
     return own ? refuse(lookup) : undecided;
 }
 
-/* Decide for RTLD_DEFAULT and RTLD_NEXT, which search the loaded objects in order. In that order the hook is a library
- * like any other, so libraries that are preloaded before it come first. The hook returns its wrapper only if the search
- * would begin behind the hook, and so find the driver's own function. */
+/* Decide for RTLD_DEFAULT and RTLD_NEXT, which search the loaded objects in order. The real lookup usually finds the
+ * hook's wrapper in that order, or a function of a library that is preloaded before the hook. The hook decides only if
+ * the lookup would find the driver's own function, because libcuda precedes the hook or the search begins behind the
+ * hook. */
 static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -72,7 +75,8 @@ static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     return undecided;
 }
 
-/* Decide for an NVML function that the hook wraps. Functions that other libraries define are returned unchanged. */
+/* Decide for an NVML function that the hook wraps. If the lookup finds a function of another library, that one is
+ * returned. */
 static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -88,8 +92,8 @@ static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
 }
 
-/* Decide for the symbols "dlsym" and "dlvsym" with a handle. The C library's function is replaced by the hook's, unless
- * a library behind the hook also defines it: that library's function needs the C library's. */
+/* Decide for the symbols "dlsym" and "dlvsym" with a handle. If the lookup finds the C library's function, return the
+ * hook's. Exception: a library behind the hook also defines the symbol, and needs the C library's function. */
 static struct verdict decide_own(const struct lookup *lookup, void *own) {
     void *found = ask(lookup, lookup->symbol), *libc = object_libc_symbol(lookup->symbol);
     bool last = object_next_symbol(lookup->symbol) == libc;
@@ -120,7 +124,8 @@ static struct verdict decide(const struct lookup *lookup) {
         return without_driver(lookup, entry);
     if (lookup->handle == NULL || lookup->handle == (void *)-1l) /* RTLD_DEFAULT, RTLD_NEXT */
         return by_order(lookup, entry);
-    /* Use the C library's function: a dlsym behind the hook might return its own function instead of the driver's. */
+    /* Use the C library's dlsym: that of a library behind the hook might return its own function instead of the
+     * driver's. */
     struct lookup driver = *lookup;
     void *libc = object_libc_symbol(lookup->versioned ? "dlvsym" : "dlsym");
     driver.real = libc != NULL ? libc : lookup->real;
@@ -163,7 +168,8 @@ __attribute__((visibility("hidden"), used)) struct verdict interpose_dlvsym(void
                                    .versioned = true});
 }
 
-/* The C code gets the caller's return address as its fourth argument, after the arguments of dlvsym. */
+/* Define dlsym or dlvsym in assembler. It calls the C code, with the caller's return address as fourth argument, and
+ * then returns or jumps as the verdict requires. */
 #if defined(__x86_64__)
 #define TAIL(name)                                                      \
     __asm__(".pushsection .text\n"                                      \

@@ -1,16 +1,16 @@
 /* Both forms of cuGetProcAddress, and the table from entry to wrapper.
  *
- * The driver's answer comes first, by its rules of versions and streams. The hook then replaces the driver's function
- * by its wrapper. Under a gated name, a function that the hook does not know is never returned: the hook selects a
- * wrapper by name, version and flags, as the driver does. If the version is newer than the table, the result is "not
- * found".
+ * The driver answers first, by its rules of versions and streams. The hook then replaces the driver's function by the
+ * function's wrapper. If programs may reach a name only through the hook, and the hook does not know the function, the
+ * hook selects a wrapper by name, version and flags, as the driver does. If the version is newer than the table, the
+ * result is "not found".
  */
 #include "wrappers/symbols/resolve.h"
 
 #include "base/sys.h"
 
-/* A switch, not an array, because the compiler implements it with addresses relative to the code. So the dynamic linker
- * has nothing to relocate. */
+/* A switch instead of an array of addresses: the compiler implements it with relative addresses, which the dynamic
+ * linker need not relocate. */
 void *wrapper_of(enum entry entry) {
     switch (entry) {
 #define WRAPPED(class, symbol, name, since, parameters) \
@@ -20,7 +20,8 @@ void *wrapper_of(enum entry entry) {
     }
 }
 
-/* Replace the driver's function by its wrapper. Return false if no function may be returned. */
+/* Replace `*function`, the driver's function, by its wrapper if it has one. Return false if the program must get no
+ * function. */
 static bool replace(const char *name, void **function, int version, cuuint64_t flags) {
     if (function == NULL || *function == NULL)
         return true;
@@ -48,7 +49,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version,
     return result != CUDA_SUCCESS || replace(name, function, version, flags) ? result : CUDA_ERROR_NOT_FOUND;
 }
 
-/* "Not found" is a status in this form. It is an error only if the caller does not request the status. */
+/* This form reports "not found" in `*status`. It returns an error only if `status` is NULL. */
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                                     CUdriverProcAddressQueryResult *status) {
     if (!entries_load() || !HAS(cuGetProcAddress_v2))

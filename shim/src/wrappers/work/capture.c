@@ -2,8 +2,7 @@
  *
  * A launch into a capturing stream runs nothing, and bypasses the gate. While a capture is open, the drain avoids calls
  * that would invalidate the capture (R3, streams.h). A capture is recorded before the driver's call that begins it.
- * From then on the drain ignores its stream, because the capture may begin before the drain's next driver call. No lock
- * is held during the driver's call (R4, streams.h).
+ * From then on the drain ignores the capturing stream. No lock is held during the driver's call (R4, streams.h).
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
@@ -19,7 +18,7 @@ struct beginning {
 
 /* Record a capture that is about to begin. First record fences behind the launched work of all streams (R5, streams.h),
  * because neither a capturing stream nor a stream that joins the capture can be queried. Exception: the legacy stream
- * never captures, and an event in it would order other streams (D4, drain.h). The thread itself records the fence of
+ * never captures, and an event in it would order other streams (D4, drain.h). Only this thread can record a fence in
  * its own default stream. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
@@ -57,7 +56,7 @@ static void forget(CUcontext context, CUstream stream) {
     unlock(&streams->lock);
 }
 
-/* After the driver's call: if no capture has begun, remove its entry. */
+/* After the driver's call: if the call has failed, remove the entry of its capture. */
 static CUresult begun(const struct beginning *beginning, CUresult result) {
     if (result != CUDA_SUCCESS)
         forget(beginning->capture.context, beginning->capture.stream);

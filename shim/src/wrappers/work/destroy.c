@@ -9,7 +9,7 @@
 #include "time/streams.h"
 #include "wrappers/memory/contexts.h"
 
-/* Remove the entries of all captures of a context; `context` NULL: of a stream. With the lock. */
+/* Remove the entries of all captures in a context, or, if `context` is NULL, in a stream. With the lock. */
 static void forget_captures(struct streams *streams, CUcontext context, CUstream stream) {
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);
@@ -18,7 +18,8 @@ static void forget_captures(struct streams *streams, CUcontext context, CUstream
     }
 }
 
-/* Remove a stream from the registry before it is destroyed. Its unfinished work continues, with an event behind it. */
+/* Remove a stream from the registry before it is destroyed. The driver finishes its work, so record an event behind
+ * that work for the drain. */
 static void let_go(struct streams *streams, CUstream stream) {
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
@@ -50,15 +51,15 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     return destroy_stream(DRIVER(cuStreamDestroy_v2), stream);
 }
 
-/* Return the handle under which a context's allocations are listed while it may be ending. The context's own handle
- * cannot be used, because the driver may give it to a new context at once. The returned handle is odd, as no context's
- * handle is. */
+/* Return a substitute handle, under which a context's allocations are listed while the driver destroys the context. The
+ * driver may give the context's own handle to a new context at once. A substitute is odd, unlike all handles of
+ * contexts. */
 static CUcontext departing(CUcontext context) {
     return (CUcontext)((uintptr_t)context | 1);
 }
 
-/* Wait until no thread is in a driver call of the hook with a handle of the ending contexts, for at most 1 s. A call
- * that takes longer sleeps in a full queue of the driver, and perhaps only the end of the context wakes it. */
+/* Wait, for at most 1 s, until the hook's driver calls with handles of the ending contexts have returned. A call that
+ * takes longer is blocked in a full stream, and perhaps only the end of the context wakes it. */
 static void await_calls(struct streams *streams, uint32_t end) {
     bool in_call = end != 0;
     for (uint64_t now = sys_now(), until = now + SYS_SECOND; in_call && now < until; now = sys_now()) {
@@ -72,9 +73,9 @@ static void await_calls(struct streams *streams, uint32_t end) {
     }
 }
 
-/* Mark a context as ending, before the driver's call. From now on a drain does not check the context; it waits until
- * the call has returned. A context that is created with the same handle during the call gets a row of its own. Return
- * the number of this end; 0: no memory. */
+/* Mark a context as ending, before the driver's call. Until the call has returned, a drain makes no driver calls about
+ * the context, but does not finish either. A context that is created with the same handle during the call gets an entry
+ * of its own. Return the number of this end; 0: no memory. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;
@@ -93,8 +94,9 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     return end;
 }
 
-/* After the driver's call: record whether the context has ended or continues as before. `dead`: highest epoch of
- * contexts that were recorded with its handle during the call and have ended too; 0: none. */
+/* After the driver's call: if the context has ended, remove its entry and return its charges; else undo `depart`.
+ * `dead`: contexts that were recorded with its handle during the call have also ended, if their epoch is at most
+ * `dead`; 0: none has. */
 static void settle(struct streams *streams, CUcontext context, uint32_t end, bool ended, uint32_t dead) {
     if (context == NULL)
         return;
@@ -108,7 +110,7 @@ static void settle(struct streams *streams, CUcontext context, uint32_t end, boo
         bool noted_amid = known->amid == end, unused = known->for_end && known->streams == NULL;
         if ((known->ending == end && (ended || unused)) || (noted_amid && known->epoch <= dead)) {
             if (unused && known->epoch == streams->epochs)
-                streams->epochs--; /* as if the context had never been recorded */
+                streams->epochs--; /* undo the count of an entry that was made only for this call */
             streams_forget_context(streams, known);
         } else if (noted_amid) {
             known->amid = 0;
@@ -191,7 +193,7 @@ static bool primary_active(CUdevice device) {
            DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Return the number of contexts recorded so far: contexts that are recorded later have a higher epoch. */
+/* Return the number of contexts recorded so far, which is the epoch of the last one. */
 static uint32_t noted_so_far(struct streams *streams) {
     lock(&streams->lock);
     uint32_t epochs = streams->epochs;
@@ -199,8 +201,8 @@ static uint32_t noted_so_far(struct streams *streams) {
     return epochs;
 }
 
-/* Return the primary context of a device if it is active, else an empty entry. Used if the program may have retained
- * the context without the hook's knowledge. */
+/* Return the primary context of a device if it is active, else an empty entry. Queries the driver, because the program
+ * may have retained the context in a call that the hook has not seen. */
 static struct primary ask_primary(CUdevice device) {
     struct primary primary = {.context = NULL};
     if (!primary_active(device) || DRIVER(cuDevicePrimaryCtxRetain)(&primary.context, device) != CUDA_SUCCESS)
@@ -243,10 +245,9 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     return result;
 }
 
-/* Release a reference to the primary context if it is not the last one. The lock primaries_lock is held during the
- * call, so that another thread's release of the last reference comes later. Return true if the call was made. Return
- * false if the call, which the caller must make, may end the context: `*last` is then the context's entry, and its
- * references are no longer counted. */
+/* If this is not the last reference to the primary context, make the call, and return true. primaries_lock is held
+ * during the call, so that another thread's release of the last reference follows it. Otherwise return false: the call
+ * may end the context, and the caller must make it. `*last` is then the context's former entry. */
 static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset, struct primary *last,
                         CUresult *result) {
     struct streams *streams = &the_process->streams;
@@ -267,8 +268,8 @@ static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset,
 }
 
 /* After a call that may have ended the primary context: return whether a primary context is active. `*same`: it is the
- * context in `last`. A thread that has retained it during the call has recorded its number, or holds a reference and
- * waits for the lock. */
+ * context in `last`. A thread that has retained the context during the call has recorded its number, or has retained it
+ * and waits for the lock. */
 static bool primary_lives(CUdevice device, const struct primary *last, bool *same) {
     struct streams *streams = &the_process->streams;
     unsigned long long number = last->number;

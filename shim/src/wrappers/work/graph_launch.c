@@ -1,9 +1,9 @@
 /* Wrapped launches of graphs, and calls that destroy or change an executable graph.
  *
- * Under a metered grant, a launch that would end after the quantum waits for the next opening of the gate, but only
- * once. So a graph that is longer than any quantum runs at the beginning of a quantum. If the tenant holds the GPU
- * alone, or the end of the quantum is not known, no launch waits, and the fast path is the same as for kernels (G2,
- * gate.h). A graph may take memory when it is launched. That memory is charged before the thread enters the gate.
+ * Under a metered grant, a launch that would end after the quantum waits for the next quantum, but only once. So a
+ * graph that is longer than any quantum runs at the beginning of a quantum. If the tenant holds the GPU alone, or the
+ * end of the quantum is not known, no launch waits, and the fast path is the same as for kernels (G2, gate.h). A graph
+ * may take memory when it is launched. That memory is charged before the thread enters the gate.
  */
 #include "driver/entries.h"
 #include "process/process.h"
@@ -36,8 +36,8 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
     return result;
 }
 
-/* Launch if the fast path does not apply: the gate is closed, the grant is metered, or the stream is new to this
- * opening. */
+/* Launch where the fast path does not apply: the gate is closed, the grant is metered, or the thread has not launched
+ * into the stream since the gate was opened. */
 static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream stream, bool per_thread) {
     for (bool deferred = false;; deferred = true) {
         struct passage passage = enter(stream, per_thread);
@@ -45,7 +45,8 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
             return passage.refused;
         const struct queue *queue = passage.gate != NULL ? passage.queue : NULL;
         if (launch == NULL || queue == NULL || queue->pace.window.wide ||
-            graph_times_waits(&the_process->graphs, exec) || /* the graph, or its start, waits for the program */
+            graph_times_waits(&the_process->graphs, exec) || /* the graph waits for the program, or starts behind such a
+                                                                wait */
             waits_block(&the_process->streams, passage.queue)) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             if (result != CUDA_SUCCESS)
@@ -74,7 +75,7 @@ static CUresult launch_with_memory(launch_call launch, CUgraphExec exec, CUstrea
     return result;
 }
 
-/* Return whether graphs may need more than the gate: any graph has memory nodes or waits. */
+/* Return true if a graph of the process may have memory nodes or waits, which need more than the gate. */
 static inline bool any_special(void) {
     return graph_pool_any() || (the_process != NULL && graph_times_any_waits(&the_process->graphs));
 }

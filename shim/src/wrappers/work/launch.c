@@ -51,7 +51,7 @@
 #define BEHIND_ENTRY static __attribute__((used, noinline))
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* only assembler code uses them */
 
-/* Continue, in place of LAUNCH_ENTRY, after a launch behind which a fence is due. */
+/* Record the fence that is due after a launch. LAUNCH_ENTRY jumps here, so this function returns to the program. */
 BEHIND_ENTRY CUresult launched(struct slot *slot, struct queue *queue) {
     meter_launched(&the_process->gate, &the_process->streams, slot, queue);
     return CUDA_SUCCESS;
@@ -70,15 +70,14 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 
-/* One passage covers the launches on all devices, because the devices are granted together. The stream of each launch
- * is registered. */
+/* One passage covers the launches on all devices, because the tenant's GPUs are granted together. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
                                                      unsigned int flags) {
     struct passage first = enter_slowly(launches && count > 0 ? launches[0].hStream : NULL, false);
     if (first.refused != CUDA_SUCCESS)
         return first.refused;
-    /* The driver refuses a list with an empty entry. Entries after an empty one are not read, because the list may end
-     * there. */
+    /* The driver refuses a list with an empty entry. So entries after an empty one are not read, because the list may
+     * end there. */
     for (unsigned i = 1; launches != NULL && first.gate != NULL && i < count && launches[i - 1].function != NULL; i++)
         if (!passage_note(first.gate, &the_process->streams, launches[i].hStream, false)) {
             passage_abandon(&first);

@@ -1,5 +1,5 @@
 /* Entry of cuLaunchKernel on x86-64: the fast path of time/gate/fastpath.h in assembler. cuLaunchKernel has eleven
- * arguments. A compiler would save six registers and copy the arguments on the stack twice. This entry saves two
+ * arguments. Compiled C code would save six registers and copy the arguments on the stack twice. This entry saves two
  * registers and copies the arguments once.
  *
  * Guarantee: the entry does what THROUGH_GATE of launch.c does, or jumps to the C function `any_SYMBOL` with all
@@ -10,8 +10,8 @@
  * - The gate word is new to the queue.
  * - The grant is barred.
  *
- * Registers: rax is the slot; r10 and r11 are free. After the first pushq, rbx is the slot and rbp its queue.
- * NULL_STREAM is the name of the stream NULL in this form of the call.
+ * Registers: rax is the slot; r10 and r11 are scratch. After the two pushq, rbx is the slot and rbp the queue.
+ * NULL_STREAM is the name (stream_named) of the stream NULL in this form of the call.
  */
 #ifndef SHAREPOD_LAUNCH_ENTRY_H
 #define SHAREPOD_LAUNCH_ENTRY_H
@@ -37,8 +37,8 @@
             [due] "i"(offsetof(struct queue, due)));                                                                   \
     }
 
-/* The five arguments on the stack take 40 bytes. Each pushq moves the top of the stack by one argument, so the next
- * argument has the same offset. */
+/* The five arguments on the stack take 40 bytes. Each pushq copies one of them and lowers the stack pointer by 8, so
+ * the next one has the same offset. */
 #define LAUNCH_ENTRY_CODE(symbol)                                                                                    \
     "   movq    passage_slot@gottpoff(%%rip), %%rax\n"                                                               \
     "   movq    %%fs:(%%rax), %%rax\n"                                                                               \

@@ -1,8 +1,8 @@
 /* Wrapped copies, memsets, moves of managed memory, and decompression by the device. moves.def lists them all.
  *
  * A copy between device memories passes the gate, and so does a move to a device. A copy from or to the host bypasses
- * the gate: it does not occupy the multiprocessors, and so a program can load its next batch while it waits for the
- * token. Memsets pass the gate, whatever memory they fill, because they are kernels of the driver.
+ * the gate, because it does not occupy the multiprocessors. So a program can load its next batch while it waits for its
+ * turn. Memsets pass the gate, whatever memory they fill, because they are kernels of the driver.
  *
  * If a call does not show whether its addresses are device memory, the hook queries the driver, once per page (C12,
  * kinds.h). An address that the driver does not know is pageable host memory.
@@ -24,13 +24,12 @@ static bool on_device(uint64_t age, CUdeviceptr address) {
     CUresult result = DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
     bool device = result == CUDA_SUCCESS && type != CU_MEMORYTYPE_HOST;
     own_calls_end(mode);
-    if (result == CUDA_SUCCESS ||
-        result == CUDA_ERROR_INVALID_VALUE) /* any other answer does not depend on the address */
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE) /* any other error is not about the address */
         kinds_note(&memory_state()->kinds, age, address, device ? ADDRESS_DEVICE : ADDRESS_HOST);
     return device;
 }
 
-/* Return whether both addresses are device memory. */
+/* Return true if both addresses are device memory. Calls the driver only if the cache has no answer. */
 static bool both_on_device(uint64_t age, CUdeviceptr to, CUdeviceptr from) {
     return !known_host(age, to) && on_device(age, from) && on_device(age, to);
 }
@@ -39,12 +38,13 @@ static uint64_t present_age(void) {
     return kinds_age(&memory_state()->kinds);
 }
 
-/* Return whether a capture records the call, which then runs nothing. The query disturbs no capture (R3, streams.h). */
+/* Return true if a stream capture records the call, which then runs nothing. The query invalidates no capture (R3,
+ * streams.h). */
 static bool captured(CUstream stream, bool per_thread) {
     return atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
 }
 
-/* Return whether a copy between these addresses runs between device memories. */
+/* Return true if a copy runs now, and both its addresses are device memory. */
 static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_thread) {
     return !captured(stream, per_thread) && both_on_device(present_age(), to, from);
 }
@@ -95,8 +95,8 @@ static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemoryt
     return side_on_device(age, to, to_address) && side_on_device(age, from, from_address);
 }
 
-/* Return whether a copy with a descriptor runs between device memories. Without a descriptor the driver reports the
- * error. */
+/* True if a copy with a descriptor (CUDA_MEMCPY2D ...) runs now, between device memories. `copy` NULL: the driver
+ * reports the error. */
 #define DESCRIBED(copy, stream, per_thread)                                                               \
     ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType, \
                                          (copy)->srcDevice, stream, per_thread))

@@ -1,5 +1,4 @@
-/* Passage if the fast path does not apply: the process is set up first. Then the thread enters the gate, where it may
- * wait. */
+/* Entering the gate where the fast path does not apply: sets up the process first. At the gate the thread may wait. */
 #include "wrappers/work/passthrough.h"
 
 __attribute__((noinline)) struct passage enter_slowly(CUstream stream, bool per_thread) {

@@ -1,5 +1,5 @@
 /* Passage of wrapped calls through the process's gate. enter_fast and leave_fast are inlined into launches of kernels
- * and graphs (G2, gate.h). PASSTHROUGH is the body of other wrappers, where nanoseconds do not matter. */
+ * and graphs (G2, gate.h). PASSTHROUGH is the body of other wrappers, which are not inlined. */
 #ifndef SHAREPOD_PASSTHROUGH_H
 #define SHAREPOD_PASSTHROUGH_H
 
@@ -10,8 +10,8 @@
 #include "time/gate/passage.h"
 
 /* Enter the gate by the fast path. Return the thread's queue on the stream: the thread is inside a launch, and
- * leave_fast must follow. Return NULL if the fast path does not apply. `slot`: passage_slot. A thread that has a slot
- * runs in a process that is set up. */
+ * leave_fast must follow. Return NULL if the fast path does not apply. `slot`: passage_slot. If a thread has a slot,
+ * the process is set up. */
 FAST struct queue *enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
     return LIKELY(slot != NULL) ? gate_enter_fast(&the_process->gate, slot, stream, per_thread) : NULL;
 }

@@ -1,4 +1,4 @@
-/* Wrapped copies from and to the host. They do not run on the multiprocessors and bypass the gate (ungated work).
+/* Wrapped copies from and to the host. They do not use the multiprocessors, so they bypass the gate (ungated work).
  * Before each copy, the hook records a fence behind metered launches into the stream, so that no drain waits for the
  * copy (D3, drain.h). */
 #include "wrappers/work/passthrough.h"

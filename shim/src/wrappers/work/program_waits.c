@@ -2,7 +2,7 @@
  * the gate (ungated work). Before each call, the hook records a fence behind metered launches into the stream, so that
  * no drain waits for the call's work (D3, drain.h), and notes the wait (time/waits.h).
  *
- * The driver gets a function of the hook in place of the program's, except in a capture. So the hook knows without an
+ * The driver gets a function of the hook, which calls the program's; except in a capture. So the hook knows without an
  * event whether the program's function has returned.
  */
 #include "driver/own_calls.h"
@@ -13,13 +13,14 @@
 /* A call that puts a wait into a stream. */
 struct hold {
     bool noted;                /* streams_held must follow the driver's call */
-    struct program_wait *wait; /* its entry; NULL: it has none */
-    struct host_call *call;    /* what the hook's function calls; NULL: the driver gets the program's function */
+    struct program_wait *wait; /* entry of the wait in the registry; NULL: none */
+    struct host_call *call;    /* the program's function, which the hook's function calls; NULL: the driver gets the
+                                  program's function itself */
 };
 
 /* Before a wait that the program puts into the stream: record a fence behind the launches, then note the wait in the
- * registry (Q6, meter.h). Behind the wait the stream may be full. A capture records the call, which then runs nothing.
- * `function`: the function that the stream waits for, or NULL. */
+ * registry (Q6, meter.h). The fence must come first, because behind the wait the stream may be full. A capture records
+ * the call, which then runs nothing. `function`: the function that the stream waits for, or NULL. */
 static struct hold before_wait(CUstream stream, bool per_thread, const struct host_call *function) {
     struct streams *streams = &the_process->streams;
     if (atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread))
@@ -36,7 +37,8 @@ static struct hold before_wait(CUstream stream, bool per_thread, const struct ho
     return (struct hold){.noted = true, .wait = wait, .call = wait != NULL ? call : NULL};
 }
 
-/* After the driver's call: if the driver has refused it, no function will be called. */
+/* After the driver's call: if the driver has refused it, remove the entry of the wait, because no function will be
+ * called. */
 static void after_wait(const struct hold *hold, CUresult result) {
     if (hold->noted)
         streams_held(&the_process->streams);
@@ -46,7 +48,7 @@ static void after_wait(const struct hold *hold, CUresult result) {
         waits_cancel(&the_process->streams, hold->wait);
 }
 
-/* `waits`: the call puts a wait into the stream. */
+/* Define a wrapper. `waits`: true if the call puts a wait into the stream. */
 #define WAITS_IF(waits, symbol, stream, per_thread, parameters, ...)               \
     EXPORT CUresult symbol parameters {                                            \
         CUresult result = process_enter();                                         \
@@ -63,8 +65,8 @@ static void after_wait(const struct hold *hold, CUresult result) {
 #define WAITS(symbol, stream, per_thread, parameters, ...) \
     WAITS_IF(true, symbol, stream, per_thread, parameters, __VA_ARGS__)
 
-/* Return whether a batch may contain a wait. Writes, barriers and flushes are not waits: launches behind such a batch
- * are drained. */
+/* Return true if a batch may contain a wait. Writes, barriers and flushes do not wait, so a drain waits for launches
+ * behind them. */
 static bool batch_waits(const CUstreamBatchMemOpParams *batch, unsigned int count) {
     for (unsigned int i = 0; batch != NULL && i < count; i++)
         switch (batch[i].operation) {
@@ -96,7 +98,8 @@ static void CUDA_CB run_callback(CUstream stream, CUresult status, void *of) {
     waits_call_returned(&the_process->streams, call);
 }
 
-/* `kind`: the member of struct host_call for the function, whose parameter is `of`. `run`: the hook's function. */
+/* Define a wrapper of a call with a host function. `kind`: member of struct host_call for the program's function. `of`:
+ * the parameter with that function. `run`: the hook's function. */
 #define CALLS(symbol, per_thread, kind, of, run, parameters, ...)                                              \
     EXPORT CUresult symbol parameters {                                                                        \
         CUresult result = process_enter();                                                                     \
@@ -117,7 +120,7 @@ static void CUDA_CB run_callback(CUstream stream, CUresult status, void *of) {
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
         return false;
-    pass_by(stream, per_thread); /* first, because a stream that may capture gets no fence for the drain */
+    pass_by(stream, per_thread); /* first, because no fence is recorded in a stream that may capture */
     CUstreamCaptureMode mode = own_calls_begin();
     bool joins = !stream_is_capturing(stream, per_thread);
     if (joins && !streams_join(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)))
@@ -186,7 +189,8 @@ WAITS(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
        unsigned int numExtSems, CUstream stream),
       extSemArray, paramsArray, numExtSems, stream)
 
-/* Before all streams of a context wait. Return whether streams_held is to follow the call. */
+/* Before a call that makes all streams of a context wait. Return true if the caller must call streams_held afterwards.
+ */
 static bool before_context_waits(CUcontext context) {
     if (context == NULL)
         DRIVER(cuCtxGetCurrent)(&context);

@@ -11,7 +11,7 @@
 #include "process/process.h"
 
 /* Imported memory is not charged to this process. If the process imports its own memory, the driver may return a handle
- * that the process already has. */
+ * that is in the table already. */
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
                                                CUmemAllocationHandleType type) {
     CUresult result = process_enter();
@@ -33,8 +33,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     return result;
 }
 
-/* Watch a descriptor that the driver has created for pinned memory. If this process has too few descriptors to watch
- * it, close it and return an error. */
+/* Watch a descriptor that the driver has created for physical memory (exports.h). If this process has too few
+ * descriptors for that, close it and return an error. `result`: the driver's answer, returned on success. */
 static CUresult watch(struct physical *physical, int *descriptor, CUresult result) {
     if (result == CUDA_SUCCESS && !exports_watch(&physical->exports, *descriptor)) {
         sys_close(*descriptor);
@@ -69,8 +69,9 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     return result;
 }
 
-/* Pin the memory of a range of addresses, and return it: the one piece, or an object to which all pieces are bound.
- * Return NULL if the memory is not known, or if host memory is exhausted (`*room` is then false). */
+/* Pin the physical memory that is mapped to a range of addresses, and return it. Several mappings: return an object to
+ * which the memory of each is bound. Return NULL if the memory is not known, or if host memory is exhausted (`*room` is
+ * then false). */
 static struct physical *pin_range(uint64_t address, uint64_t size, bool *room) {
     struct physical *first = NULL, *all = NULL, *piece;
     memory_lock();

@@ -1,7 +1,7 @@
 /* Multicast objects: handles that take no memory themselves.
  *
- * Physical memory that is bound to an object stays charged until it is unbound or the object has ended. The object ends
- * when its last handle and its last mapping have ended.
+ * Physical memory that is bound to an object stays charged until it is unbound, or until the object's last handle and
+ * last mapping have ended.
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -23,8 +23,8 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CU
 
 /* Bindings of one call, between its begin and its end. */
 struct binds {
-    struct physical *object;  /* pinned object; NULL: it is not known, and nothing is counted */
-    struct binding *bindings; /* each binding already counts as a mapping */
+    struct physical *object;  /* pinned object; NULL: the handle is unknown, and nothing is counted */
+    struct binding *bindings; /* bindings of the call; each counts as a mapping already */
 };
 
 /* Move the bindings to the object if the driver made them. Otherwise free them. */
@@ -121,7 +121,8 @@ EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUde
          flags);
 }
 
-/* Unbind the memory of this GPU within this range of the object. */
+/* Unbind the memory of one GPU within a range of the object. The bindings are taken from the object before the driver's
+ * call (C3, memory/state.h). */
 EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t from, size_t size) {
     struct binds binds = {0};
     CUresult result = process_enter();
@@ -145,6 +146,6 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     }
     memory_unlock();
     result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
-    end(&binds, result != CUDA_SUCCESS); /* the object gets the bindings back, or they have ended */
+    end(&binds, result != CUDA_SUCCESS); /* on failure, the object gets its bindings back */
     return result;
 }

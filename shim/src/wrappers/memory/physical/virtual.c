@@ -13,7 +13,8 @@
 #include "wrappers/memory/refused.h"
 #include "wrappers/memory/physical/virtual.h"
 
-/* Return the error for a refused cuMemCreate: the driver's error if its arguments are also invalid. */
+/* Return the error of a cuMemCreate that the hook refuses: the driver's error if the arguments are invalid, else
+ * CUDA_ERROR_OUT_OF_MEMORY. */
 static CUresult refuse(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                        unsigned long long flags) {
     size_t step = 0;
@@ -51,8 +52,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     return result;
 }
 
-/* Count one more reference by a handle. `spare`: allocation to use if the handle is not in the table; freed otherwise.
- * With the lock. */
+/* Count one more reference by a handle. `spare`: a new allocation, added to the table if the handle is not in it, else
+ * freed. With the lock. */
 static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct allocation *spare) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     if (allocation != NULL) {
@@ -121,7 +122,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return result;
 }
 
-/* Mapping of one call, between its begin and its end. Both members NULL: the handle is unknown, and nothing is counted.
+/* Mapping of one call, between begin_mapping and end_mapping. Both members NULL: the handle is unknown, and nothing is
+ * counted.
  */
 struct mapping {
     struct allocation *allocation;
@@ -192,7 +194,7 @@ static struct allocation *take_range(uint64_t address, uint64_t size) {
     struct allocation_table *table = &memory_state()->allocations;
     struct allocation *list = NULL;
     memory_lock();
-    if (size / MAPPING_STEP >= table->bucket_count) { /* reading the whole table is faster */
+    if (size / MAPPING_STEP >= table->bucket_count) { /* many addresses: searching the whole table is faster */
         list = allocations_take_all(table, begins_in, &(struct range){address, size});
     } else {
         for (uint64_t done = 0; done < size;) {
@@ -208,7 +210,7 @@ static struct allocation *take_range(uint64_t address, uint64_t size) {
     return list;
 }
 
-/* Free a mapping that has ended. */
+/* Free the entry of a mapping that has ended, and its physical memory if this was the last reference. */
 static void unmapped(struct allocation *allocation) {
     struct physical *physical = allocation->physical;
     memory_lock();
@@ -237,7 +239,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     return result;
 }
 
-/* Return a hash of the array and of the mapped part. */
+/* Return the allocation key of a mapping into a sparse array: a hash of the array and of the mapped part. */
 static uint64_t part(const CUarrayMapInfo *map) {
     uint64_t words[12] = {(uintptr_t)map->resource.array, (uint64_t)map->subresourceType};
     if (map->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL) {
@@ -260,8 +262,9 @@ static uint64_t part(const CUarrayMapInfo *map) {
     return hash;
 }
 
-/* Map or unmap parts of arrays. A part refers to its memory until exactly this part is unmapped or mapped again, or
- * until the array is destroyed. If a program unmaps in other pieces, the charge ends too late rather than too early. */
+/* Map or unmap parts of arrays. A part keeps its memory charged until exactly this part is unmapped or mapped again, or
+ * until the array is destroyed. If a program unmaps parts of other sizes, the charge ends later than the mapping, never
+ * earlier. */
 static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream), CUarrayMapInfo *list, unsigned count,
                           CUstream stream) {
     CUresult result = process_enter();
