@@ -1,4 +1,4 @@
-"""Generator of the parts of the double that depend only on the headers: `generate.py DIRECTORY [VERSION]`.
+"""Generates the parts of the libcuda double that follow from NVIDIA's headers alone: `generate.py DIRECTORY [VERSION]`.
 
 The headers cuda.h and cudaTypedefs.h are read through the compiler's preprocessor, so every form of every function is
 found under the name of its symbol. (The headers of CUDA 13 still contain all forms of 11.8 and 12.) Files written into
@@ -6,12 +6,11 @@ DIRECTORY:
 
     per_thread.c   every _ptds and _ptsz form that the header declares: it calls the plain form, with the thread's own
                    default stream as the default stream
-    stubs.c        every symbol, weak: returns CUDA_ERROR_NOT_SUPPORTED if no C file here defines it
-    entries.c      the exports: each symbol counts the call, takes the driver's lock, and calls the function here
-    inside.map     for objcopy: the names that these functions have behind entries.c
-    names.c        for cuGetProcAddress: each name, the CUDA version in which a form appeared, and its symbol; and the
-                   names of errors
-    exports.map    the exported symbols: of this VERSION of CUDA (11080, ...), or all of the headers without one
+    stubs.c a weak definition of every symbol: returns CUDA_ERROR_NOT_SUPPORTED. A function in a C file here replaces it
+    entries.c the exported functions: each counts the call, takes the driver's lock, and calls inside_SYMBOL inside.map
+    for objcopy: renames the functions of the C files and stubs.c to inside_SYMBOL names.c        for cuGetProcAddress:
+    each name, the CUDA version in which a form appeared, and its symbol; and the names of errors exports.map the
+    exported symbols: those up to VERSION of CUDA (11080, ...), by default all of the headers
 
 tests/doubles/Makefile runs it. CC is the compiler, CUDA_INCLUDE the headers' directory.
 """
@@ -63,7 +62,7 @@ class Headers:
 
     Args:
         functions: By symbol: its parameters as the header writes them.
-        versions: By (name, per-thread suffix or ""): the CUDA versions.
+        versions: By (name, per-thread suffix or ""): the CUDA versions in which a form appeared.
         errors: By name: the value.
     """
 
@@ -97,8 +96,8 @@ def read_headers(include: Path, compiler: str = "cc") -> Headers:
 
 
 def forms(symbols: set[str], versions: dict[tuple[str, str], list[int]]) -> dict[tuple[str, int, str], str]:
-    """Return, by (name, version, per-thread suffix), the symbol. The n-th newest symbol of a name belongs to its n-th
-    newest version."""
+    """Return the symbol of each (name, CUDA version, per-thread suffix): the n-th newest symbol of a name belongs to
+    its n-th newest version."""
     numbered: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for symbol in symbols:
         match = _FORM.match(symbol)

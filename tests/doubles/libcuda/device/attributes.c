@@ -1,5 +1,5 @@
 /* Attributes of the simulated devices: the values of an H100 with 80 GB (SXM), from its data sheet and driver.
- * Exceptions are the attributes for which the double has values of its own. */
+ * Exceptions: attributes that state what the double supports. */
 #include "device/attributes.h"
 
 #include <stddef.h>

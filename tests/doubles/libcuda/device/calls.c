@@ -1,9 +1,9 @@
-/* Calls functions of the program that are operations of streams: one at a time, in a thread of the double. */
+/* Calls the program's host functions when a stream reaches them: one at a time, in a thread of the double. */
 #include <stdlib.h>
 
 #include "device/fake.h"
 
-static pthread_cond_t calling = PTHREAD_COND_INITIALIZER; /* a function is due */
+static pthread_cond_t calling = PTHREAD_COND_INITIALIZER; /* signalled when a function is due */
 static struct stream *called;                             /* stream whose function is due to be called; NULL: none */
 static struct op due;
 static void (*over)(struct stream *stream);

@@ -14,7 +14,7 @@ enum { STACK_DEPTH = 16 };
 
 static bool initialized, forked, ended;
 static struct context *contexts;
-static uint64_t ids; /* number of contexts made so far */
+static uint64_t ids; /* number of contexts created so far */
 static struct context primary[FAKE_DEVICES];
 static __thread struct context *stack[STACK_DEPTH];
 static __thread int depth;
@@ -50,8 +50,9 @@ EXPORT CUresult cuInit(unsigned int flags) {
     return result;
 }
 
-/* Wait for the time in an environment variable. FAKE_CUDA_END_MS: the end of a context or of the library, after
- * everything in it has ended. FAKE_CUDA_RELEASE_MS: a release of a primary context that does not end it. */
+/* Sleep for the milliseconds in an environment variable. FAKE_CUDA_END_MS: duration of the end of a context or of the
+ * library, after its work has ended. FAKE_CUDA_RELEASE_MS: duration of a release of a primary context that does not end
+ * it. */
 void fake_take_time(const char *variable) {
     const char *ms = getenv(variable);
     if (initialized && ms != NULL)
@@ -63,7 +64,7 @@ void fake_misused(void) {
         fake_state_usage(0)->misused++;
 }
 
-/* Runs with the other destructors of the program, or of a library that is unloaded: the driver's state ends. */
+/* Runs when the program exits or the library is unloaded: later calls return CUDA_ERROR_DEINITIALIZED. */
 __attribute__((destructor)) static void end_library(void) {
     ended = true;
     fake_take_time("FAKE_CUDA_END_MS");

@@ -1,7 +1,7 @@
 /* First step of each driver call, see entries.c of generate.py: the call is counted, and takes the driver's lock for
- * FAKE_CUDA_LOCK_NS, by default for no time. Threads that call at the same time wait for each other this long, as on a
- * real driver. No thread waits for anything else while it holds the lock. The lock is released before the rest of the
- * call. */
+ * FAKE_CUDA_LOCK_NS, by default for no time. So threads that call at the same time wait for each other, as on a real
+ * driver. The lock is released before the call does its work, so no thread waits for anything else while it holds the
+ * lock. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 static __thread unsigned long long calls;
 static _Atomic unsigned long long next_ticket,
-    served; /* the driver's lock, which threads get in the order of their arrival */
+    served; /* the driver's lock, a ticket lock: threads get it in the order of their arrival */
 
 /* Not a function of CUDA: returns the number of driver calls of this thread so far. */
 EXPORT unsigned long long fake_driver_calls(void);
@@ -17,7 +17,7 @@ EXPORT unsigned long long fake_driver_calls(void) {
     return calls;
 }
 
-/* Return the value of the environment variable, which is read at the first call. */
+/* Return FAKE_CUDA_LOCK_NS of the environment, which is read at the first call. */
 static uint64_t lock_ns(void) {
     static _Atomic uint64_t known; /* value plus 1; 0: not read yet */
     if (known == 0) {

@@ -1,7 +1,7 @@
 /* Common declarations of the double: contexts, streams, events, the queue of a device, stream capture.
  *
- * CUDA declares some calls also in a _ptds or _ptsz form. Each such call has one function here. The other form is
- * generated, and sets fake_per_thread during the call. Functions that are not written here are generated stubs
+ * If CUDA declares a call also in a _ptds or _ptsz form, the sources have only the plain form. The other form is
+ * generated: it sets fake_per_thread and calls the plain form. Functions that the sources lack are generated stubs
  * (generate.py).
  */
 #ifndef FAKECUDA_FAKE_H
@@ -35,7 +35,7 @@ enum {
     MAGIC_EXTERNAL,
     MAGIC_DEAD /* an event or a stream whose context has ended */
 };
-/* Unfinished operations that one stream can hold. A further launch blocks, as on a real driver. */
+/* Most unfinished operations of one stream. A further launch blocks, as on a real driver. */
 enum { QUEUE_DEPTH = 1024 };
 
 /* One stream capture. */
@@ -45,9 +45,9 @@ struct capture {
     struct context *context;
     struct stream *origin;
     struct graph *graph;
-    bool owns_graph; /* the graph was made for this capture, not given to it */
+    bool owns_graph; /* the graph was created for this capture, and not passed by the program */
     bool invalid, over;
-    struct node *recaptured; /* in a recapture of a graph: the node to which the next recorded node must be equal */
+    struct node *recaptured; /* in a recapture of a graph: the existing node that the next recorded node must match */
     bool recaptures;
     CUgraphRecaptureCallback mismatch;
     void *argument;
@@ -62,27 +62,29 @@ struct stream {
     struct context *context;
     struct op *ops; /* ring buffer of `room` operations, each at the index of its number modulo `room` */
     size_t room;
-    uint64_t submitted, committed, finished; /* numbers of operations: accepted, on the timeline, ended */
+    uint64_t submitted, committed, finished; /* number of operations so far: accepted; on the device's timeline (their
+                                                end is known); ended */
     uint64_t end;                            /* end of the last committed operation, ns */
-    uint64_t served;                         /* number of the turn in which the stream last had the device */
-    bool calling;                            /* its next operation is a function of the program, which is running */
+    uint64_t served;                         /* number of the engine's turn in which the stream last got the device */
+    bool calling;                            /* its next operation is a host function, which is running */
     bool green;                              /* made for a green context */
     unsigned waiting;                        /* number of its unfinished waits and functions of the program */
-    uint64_t thread;                         /* thread whose default stream it is; 0: of no thread */
+    uint64_t thread;                         /* number of the thread whose per-thread default stream it is; 0: another
+                                                stream */
     bool listed;                             /* in the engine's list of streams with unfinished work */
     struct stream *listed_next;
     struct capture *capture;
     struct stream *next;
 };
 
-/* Number of records of an event that are kept, because a wait may be for an earlier record than the last. */
+/* Number of records of an event whose ends are stored, because a wait may be for an earlier record than the last. */
 enum { EVENT_RECORDS = 16 };
 
 struct event {
     unsigned magic;
     unsigned flags;
     struct context *context;
-    uint64_t recorded, committed; /* numbers of records: requested, on the timeline */
+    uint64_t recorded, committed; /* number of records so far: requested; on the timeline */
     uint64_t end;
     uint64_t ends[EVENT_RECORDS]; /* ends of the last records, by number */
     struct capture *capture;      /* the capture sequence in which the event was last recorded */
@@ -96,14 +98,14 @@ struct context {
     unsigned references;
     uint64_t id; /* unique number: no other context has it, even with the same handle */
     bool alive;
-    bool ending; /* the context waits for its work before it ends: no new work is accepted */
-    bool green;  /* its memory belongs to the primary context, if there is one */
+    bool ending; /* the context is being destroyed and waits for its work: no new work is accepted */
+    bool green;  /* a green context: its memory belongs to the primary context, if that is alive */
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged;           /* device memory that the context itself takes */
-    _Atomic uint64_t faults_at; /* ns: when a kernel reads an invalid address; 0: no kernel has */
+    _Atomic uint64_t faults_at; /* ns: time at which a kernel reads an invalid address; 0: none does */
     struct stream legacy;
     struct stream *per_thread; /* default streams of threads that have used them */
-    struct stream marks;       /* carries events that are behind all work of the context */
+    struct stream marks;       /* internal stream for events behind all work of the context (cuCtxRecordEvent) */
     uint64_t blocking_end;     /* end of the committed work of all streams that the legacy stream waits for, ns */
     struct event *events;      /* they end with the context */
     struct stream *streams;
@@ -140,19 +142,19 @@ struct op {
     void (*call)(void *); /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
     uint64_t ready, left, end;
-    _Atomic uint64_t *meeting; /* of OP_KERNEL: as in struct work; NULL: the kernel lasts as long as `left` */
+    _Atomic uint64_t *meeting; /* of OP_KERNEL: of a collective, see struct work; NULL: the kernel takes `left` ns */
     uint64_t met_at;
     bool arrived; /* the kernel has added 1 */
     bool faults;  /* it reads an invalid address at its end */
     bool writes;  /* of OP_VALUE */
-    bool behind;  /* of OP_KERNEL and OP_HANG: submitted behind an unfinished wait, see behind_wait */
+    bool behind;  /* of OP_KERNEL and OP_HANG: submitted while a wait before it in the stream was unfinished */
 };
 
 /* Work of a stream, or of a graph's node. */
 struct work {
     CUgraphNodeType type;
     bool hang, faults;
-    uint64_t device_ns, copy_ns; /* time on the device; time of a transfer in parallel to the device */
+    uint64_t device_ns, copy_ns; /* ns on the device; ns of a transfer with host memory, in parallel to the device */
     CUhostFn function;
     void *argument;
     _Atomic uint64_t *meeting; /* of a collective: the kernel adds 1 to this number, and lasts until the number is at
@@ -160,7 +162,7 @@ struct work {
     uint64_t met_at;
 };
 
-/* The only lock of the double, which need not scale. */
+/* The only lock of the double: simple, because tests need no parallel driver calls. */
 extern pthread_mutex_t fake_lock;
 /* True inside a _ptds or _ptsz form: the default stream is the thread's own. */
 extern __thread bool fake_per_thread;
@@ -169,7 +171,8 @@ extern __thread bool fake_per_thread;
 void fake_entered(bool locks);
 /* Return the error that each call gets once a kernel has faulted in the current context: it is sticky. */
 CUresult fake_fault(void);
-/* Return the result of a call that finds faults, or the fault. */
+/* Return `result`, or, if it is CUDA_SUCCESS and the context has a fault, that fault. For calls that wait for work or
+ * query it. */
 CUresult fake_found(CUresult result);
 
 /* context.c */
@@ -222,12 +225,12 @@ void fake_moment(enum fake_moment moment);
 /* context.c: wait for the milliseconds in an environment variable. */
 void fake_take_time(const char *variable);
 
-/* capture.c; with fake_lock */
-CUresult fake_unsafe_call(void);                       /* a call that stream capture may forbid */
-CUresult fake_sync_call(struct context *context);      /* a call that waits for all of a context */
-CUresult fake_stream_sync_call(struct stream *stream); /* a call that waits for a stream */
-CUresult fake_order_call(struct stream *stream);       /* work put on a stream outside of capture */
-CUresult fake_not_captured(struct stream *stream);     /* a call that fails on a capturing stream */
+/* capture.c; with fake_lock. A check returns an error if a capture forbids the call, and invalidates that capture */
+CUresult fake_unsafe_call(void);                       /* check a call that any open capture may forbid */
+CUresult fake_sync_call(struct context *context);      /* check a call that waits for all work of a context */
+CUresult fake_stream_sync_call(struct stream *stream); /* check a call that waits for a stream */
+CUresult fake_order_call(struct stream *stream);       /* check work for a stream that does not capture */
+CUresult fake_not_captured(struct stream *stream);     /* check a call that a capturing stream forbids */
 void fake_capture_context_gone(struct context *context);
 
 struct node;

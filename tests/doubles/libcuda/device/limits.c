@@ -1,4 +1,4 @@
-/* Memory that a context itself takes on its device, and the limits that change it.
+/* Device memory that a context itself takes, and cuCtxSetLimit, which changes its amount.
  *
  * The first context of a process on a device takes the bytes in the state file. They are freed with the process's last
  * context there. A printf FIFO larger than 1 MiB and a heap larger than 8 MiB take the bytes above these sizes. A stack

@@ -6,7 +6,7 @@
 
 enum { FAKE_PROCESSORS = 132, FAKE_THREADS_PER_PROCESSOR = 2048 };
 
-/* Take a context's memory. Return false if the device has too little left. */
+/* Take the memory of a new context. Return false if the device has too little left. */
 bool fake_context_charge(struct context *context);
 void fake_context_release(struct context *context);
 /* Drop all contexts, in a child of fork. */

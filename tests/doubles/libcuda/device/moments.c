@@ -1,17 +1,17 @@
-/* Moments inside driver calls at which a function of the test is called: in the thread of the call, without a lock. So
- * a test determines what happens at that moment, and need not wait for a coincidence. */
+/* Hooks for tests: a test can register a function that is called at a certain moment inside driver calls, in the thread
+ * of the call and without a lock. So a test can provoke a race instead of waiting for it. */
 #include <string.h>
 
 #include "device/fake.h"
 
 static const char *const names[FAKE_MOMENTS] = {
     [MOMENT_LAUNCHED] = "launched", /* the kernel is on its stream */
-    [MOMENT_ENDING] = "ending",     /* a call that may end a context has begun, and has changed nothing */
-    [MOMENT_ENDED] = "ended",       /* such a call has finished its work, and is about to return */
+    [MOMENT_ENDING] = "ending",     /* a call that may end a context has begun, and has changed nothing yet */
+    [MOMENT_ENDED] = "ended",       /* a call that has ended a context is about to return */
 };
 static void (*_Atomic functions[FAKE_MOMENTS])(void);
 
-/* Not a function of CUDA: call `function` at this moment of each such call; NULL: no longer. */
+/* Not a function of CUDA: from now on call `function` at the moment `name`. NULL: call none. */
 EXPORT int fake_at(const char *name, void (*function)(void));
 EXPORT int fake_at(const char *name, void (*function)(void)) {
     for (int i = 0; i < FAKE_MOMENTS; i++)

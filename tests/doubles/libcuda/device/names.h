@@ -1,4 +1,4 @@
-/* Names of functions and errors, which generate.py finds in the headers. */
+/* Tables of function names and errors, which generate.py generates from the headers. */
 #ifndef FAKECUDA_NAMES_H
 #define FAKECUDA_NAMES_H
 

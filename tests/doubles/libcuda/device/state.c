@@ -1,4 +1,4 @@
-/* The shared state file: its users, and the memory and time of its devices. See state.h. */
+/* The state file: records of processes, device memory, and device time. See state.h. */
 #include "device/state.h"
 
 #include <errno.h>
@@ -50,8 +50,8 @@ static void add(struct fake_usage *usage, int kind, uint64_t bytes) {
         usage->peak = usage->memory;
 }
 
-/* After its maker has released it: assign shared memory to the only process that has it open. If no process has it
- * open, free its place in the table. With the memory lock. */
+/* After the creator of shared memory has released it: count it to the only process that has it open. If none has it
+ * open, free its entry. With the memory lock. */
 static void count(struct fake_share *share) {
     unsigned openers = 0, counted = 0;
     for (unsigned i = 0; i < FAKE_CLIENTS; i++)
@@ -73,7 +73,7 @@ static void count(struct fake_share *share) {
         memset(share, 0, sizeof *share);
 }
 
-/* Remove a dead process from the table of shared memory. Its own memory no longer counts. With the memory lock. */
+/* Remove an ended process from the table of shared memory. With the memory lock. */
 static void reap_shares(unsigned dead) {
     for (int i = 0; i < FAKE_SHARES; i++) {
         struct fake_share *share = &state->shares[i];

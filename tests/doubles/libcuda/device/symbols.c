@@ -51,7 +51,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, cuui
     return cuGetProcAddress_v2(name, out, version, flags, NULL);
 }
 
-/* The double has no export table. */
+/* The double has no export tables, which are undocumented. */
 EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     if (table == NULL || id == NULL)
         return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,4 @@
-/* Waiting for the work of streams, events and contexts; the clock; the ring of a stream's operations. */
+/* Waits for the work of streams, events and contexts; the clock; the ring buffer of a stream's operations. */
 #include <stdlib.h>
 #include <time.h>
 

@@ -1,4 +1,4 @@
-/* Access rights of devices: to each other's contexts (peer access), and to pools. */
+/* Access rights: of contexts to the memory of other devices' contexts (peer access), and of devices to pools. */
 #include "memory/pool.h"
 
 #include <stdlib.h>

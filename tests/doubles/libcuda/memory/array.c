@@ -72,7 +72,8 @@ static struct format format_of(CUarray_format format) {
     }
 }
 
-/* Return whether the format includes its channels (UNORM_INT8X4), so that NumChannels does not multiply. */
+/* Return whether the format already includes all channels (UNORM_INT8X4), so that its bytes are not multiplied by
+ * NumChannels. */
 static bool counted(CUarray_format format) {
     return format >= 0x91;
 }
@@ -137,7 +138,7 @@ static struct array array_of(struct context *context, unsigned magic, const CUDA
         .magic = magic, .context = fake_memory_owner(context), .device = context->device, .shape = *shape};
 }
 
-/* `elsewhere`: the array takes no memory, because another interface has its memory. */
+/* `elsewhere`: the array takes no memory, because its memory is external (Vulkan, for example). */
 static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, bool elsewhere) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -238,7 +239,7 @@ static CUresult create_levels(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPT
         longest = shape->Depth;
     unsigned most = 1;
     while (longest >>= 1)
-        most++; /* the sizes cannot be halved more often than this */
+        most++; /* number of levels until all sizes are 1 */
     return create((struct array **)out, shape, levels < most ? levels : most, elsewhere);
 }
 

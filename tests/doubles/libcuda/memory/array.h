@@ -8,7 +8,7 @@
 unsigned fake_array_element_bytes(CUarray handle);
 /* Return whether `bytes` bytes from `offset` on are within the array. `handle`: a valid array. */
 bool fake_array_holds(CUarray handle, size_t offset, size_t bytes);
-/* Create a mipmapped array whose memory belongs to another interface. */
+/* Create a mipmapped array in external memory, which takes no device memory itself. */
 CUresult fake_mipmap_elsewhere(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels);
 /* Return whether the array, or mipmapped array, takes no memory itself, so that memory can be mapped to it. */
 bool fake_array_maps(const void *array);

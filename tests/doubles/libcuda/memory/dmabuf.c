@@ -12,10 +12,10 @@
 
 enum { HOST_PAGE = 4096, DMABUF_MAGIC = 0x31464244 };
 
-/* Linear memory of which descriptors were made. */
+/* Linear memory that was exported as one or more descriptors. */
 struct described {
     unsigned descriptors;
-    struct range freed; /* the range when it was freed; 0 bytes: it is not freed */
+    struct range freed; /* copy of the range, made when the program freed it; 0 bytes: not freed yet */
 };
 
 /* Content of one descriptor: linear memory, or pieces of physical memory. */
@@ -64,7 +64,7 @@ static struct dmabuf *describe_linear(struct range *range) {
     return dmabuf;
 }
 
-/* NULL: a part of the range is not mapped. */
+/* Describe mapped physical memory. NULL: a part of the range is not mapped. */
 static struct dmabuf *describe_mapped(CUdeviceptr address, uint64_t bytes) {
     size_t count = 0;
     uint64_t done = 0;

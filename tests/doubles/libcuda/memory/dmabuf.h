@@ -1,11 +1,11 @@
-/* Linear memory that descriptors keep. */
+/* Descriptors of linear memory. */
 #ifndef FAKECUDA_DMABUF_H
 #define FAKECUDA_DMABUF_H
 
 #include "memory/ranges.h"
 
-/* Return whether a descriptor keeps the bytes of linear memory that is being freed. They are then freed with its last
- * copy. With fake_lock. */
+/* Return whether an open descriptor keeps linear memory that the program is freeing. The memory is then freed when the
+ * descriptor's last copy is closed. With fake_lock. */
 bool fake_dmabuf_keeps(struct range *range);
 
 #endif

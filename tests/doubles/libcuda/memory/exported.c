@@ -1,9 +1,9 @@
 /* Descriptors of exported memory: a descriptor is one end of a socket pair, whose other end the double keeps.
  *
- * The description of the memory stays in the socket's queue, where it is read without being removed. When the last copy
- * of the descriptor is closed, the kept end reports a hang-up. Copies are in this process, in a process that received
- * one over a socket, or in a forked child. An importer sends one end of another socket pair (a lease), and keeps the
- * other end. So the importer keeps the memory without the descriptor.
+ * The description of the memory stays in the socket's queue, where it is read without being removed (MSG_PEEK). When
+ * the last copy of the descriptor is closed, in any process, the kept end reports a hang-up. An importer creates
+ * another socket pair, a lease: it sends one end over the descriptor, and keeps the other. So the importer keeps the
+ * memory although it closes the descriptor.
  */
 #include "memory/exported.h"
 

@@ -1,4 +1,4 @@
-/* Device memory that one call takes and another frees, and host memory that the device sees.
+/* Linear and managed device memory (cuMemAlloc and similar calls), and host memory that is registered with CUDA.
  *
  * Sizes are rounded up to 512 bytes. The memory of a context ends with the context.
  */
@@ -41,7 +41,7 @@ static enum fake_kind kind_of(const struct range *range) {
 
 void fake_memory_return(struct range *range) {
     if (range->kind == RANGE_GRAPH)
-        return; /* the executable graph keeps it for its next launch */
+        return; /* memory of a graph: the executable graph keeps it for its next launch */
     if (range->kind == RANGE_POOL)
         fake_pool_return(range);
     else if (taken(range->kind) && !(range->kind == RANGE_LINEAR && fake_dmabuf_keeps(range))) {

@@ -1,4 +1,4 @@
-/* Device memory that one call takes and another frees. */
+/* Linear and managed device memory. */
 #ifndef FAKECUDA_MEMORY_H
 #define FAKECUDA_MEMORY_H
 

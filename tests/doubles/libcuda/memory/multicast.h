@@ -4,7 +4,8 @@
 
 #include "memory/virtual.h"
 
-/* If a multicast object has no references and mappings, unbind all its memory. Other handles are unchanged. */
+/* Called when physical memory or an object has no references and mappings: if it is a multicast object, unbind all its
+ * memory. */
 void fake_multicast_gone(const struct physical *object);
 
 #endif

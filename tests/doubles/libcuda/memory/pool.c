@@ -1,4 +1,4 @@
-/* Stream-ordered memory of the double: pools, which may have more memory than their allocations.
+/* Memory pools of the double (cuMemAllocAsync). A pool may have reserved more memory than its allocations use.
  *
  * A pool grows by the missing bytes, in chunks of 32 MiB (FAKE_CUDA_POOL_CHUNK changes that). If a chunk is too much
  * for the device or for the pool's own limit, it grows in steps of 2 MiB. Memory that was freed on a stream serves that
@@ -16,7 +16,7 @@
 
 enum { DEFAULT_CHUNK = 32 << 20 };
 
-/* Memory on its way back to the pool. */
+/* Memory that was freed on a stream which has not reached the free yet. */
 struct freed {
     struct pool *pool;
     int opened; /* of an imported pool: place of the memory in the table of shared memory */
@@ -105,7 +105,7 @@ static bool grow(struct pool *pool, uint64_t missing) {
     return false;
 }
 
-/* Return the bytes that other streams have freed and for which this stream must wait. */
+/* Return the bytes that this stream cannot use yet, because another stream has freed them and not reached the free. */
 static uint64_t out_of_reach(const struct pool *pool, const struct stream *stream) {
     uint64_t bytes = 0;
     for (const struct freed *freed = pool->freed; freed != NULL; freed = freed->next)
@@ -190,7 +190,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemory
     return allocate(out, bytes, pool, false, stream);
 }
 
-/* Free memory of any kind on a stream: it is freed after the earlier work of the stream has ended. */
+/* Operation of a stream: frees a range of any kind, once the earlier work of the stream has ended. */
 static void free_later(void *of) {
     fake_memory_return(of);
 }

@@ -27,7 +27,7 @@ struct pool *fake_pool_of(CUmemoryPool handle);
 /* Return the device's current pool, which cuMemAllocAsync takes from. */
 struct pool *fake_pool_current(int device);
 void fake_pool_not_current(const struct pool *pool);
-/* Return a range's bytes to its pool at once. The caller keeps the range itself. */
+/* Return a range's bytes to its pool at once. The caller removes the range itself. */
 void fake_pool_return(struct range *range);
 /* Return unused memory above the pools' thresholds to the device. Called after the host has waited for the device's
  * work. */

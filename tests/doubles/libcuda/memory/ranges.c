@@ -1,5 +1,5 @@
-/* Address ranges in a tree. Ranges in the tree never overlap. The comparison treats overlapping ranges as equal, so a
- * search for one byte finds the range that contains it. */
+/* Address ranges in a binary tree (tsearch). Stored ranges never overlap. The comparison treats overlapping ranges as
+ * equal, so a search for a range of one byte finds the stored range that contains it. */
 #include "memory/ranges.h"
 
 #include <search.h>

@@ -1,7 +1,7 @@
 /* Address ranges of this process: device memory, reserved addresses, registered host memory. With fake_lock.
  *
- * Guarantee: addresses are assigned in ascending order and never twice. Addresses of device memory have no memory
- * behind them.
+ * Guarantee: addresses are assigned in ascending order and never twice. No host memory is behind addresses of device
+ * memory, so programs must not access them.
  */
 #ifndef FAKECUDA_RANGES_H
 #define FAKECUDA_RANGES_H
@@ -46,7 +46,7 @@ struct range *fake_range_at(CUdeviceptr address);
 void fake_range_remove(struct range *range);
 /* Return whether all of the bytes are known device memory. */
 bool fake_range_on_device(CUdeviceptr address, uint64_t bytes);
-/* Return any of the context's ranges of this kind; NULL: there is none. */
+/* Return one of the context's ranges of this kind, in no particular order; NULL: none is left. */
 struct range *fake_range_of_context(const struct context *context, enum range_kind kind);
 
 #endif

@@ -1,8 +1,9 @@
-/* Memory of another process: CUDA IPC, pools and their allocations, and memory of another interface (external memory).
+/* Memory of other processes: CUDA IPC, exported pools and their allocations, and external memory (of Vulkan, for
+ * example).
  *
- * The memory counts to the process that made it. Opening or importing it takes nothing. A handle is valid in other
- * processes, while the process that made it lives and has the memory. If its maker frees memory that is open elsewhere,
- * or dies, the memory stays taken until it is closed, because NVIDIA's kernel module counts references. CUDA documents
+ * The memory counts to the process that created it. Opening or importing it takes nothing. A handle is valid in other
+ * processes while its creator runs and has the memory. If the creator frees memory that another process has open, or
+ * ends, the memory stays taken until it is closed, because NVIDIA's kernel module counts references. CUDA documents
  * less: importers must close the memory first.
  */
 #include "memory/sharing.h"
@@ -22,7 +23,7 @@ _Static_assert(sizeof(struct shared) <= sizeof(CUmemFabricHandle), "fits into a 
 
 enum { IPC_MAGIC = 0x31435049, POOL_MAGIC = 0x314c4f50, POINTER_MAGIC = 0x31525450 };
 
-/* Handle that a context has opened, with the number of opens. */
+/* CUDA IPC handle that a context has opened, with the number of opens. */
 struct opened {
     struct shared what;
     struct range *range;
@@ -133,7 +134,7 @@ void fake_sharing_of_context_gone(struct context *context) {
         fake_range_remove(range);
 }
 
-/* NULL: the process that made the memory has freed it. */
+/* Open a handle in a context. NULL: the process that created the memory has freed it. */
 static struct opened *open_handle(const struct shared *shared, struct context *context) {
     struct opened *opened = openings;
     while (opened != NULL && (opened->range->context != context || memcmp(&opened->what, shared, sizeof *shared) != 0))
@@ -263,7 +264,7 @@ EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr 
     return result;
 }
 
-/* The memory is freed like any allocation of a pool, which returns nothing in this process. */
+/* The program frees imported memory like any allocation of a pool. No device memory is freed by that. */
 EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CUmemPoolPtrExportData *content) {
     struct context *context;
     struct shared shared;
@@ -293,7 +294,7 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CU
     return result;
 }
 
-/* From now on the descriptor belongs to the driver. */
+/* On success the descriptor belongs to the driver, which closes it. */
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *what) {
     struct context *context;
     CUresult result = fake_enter(&context);

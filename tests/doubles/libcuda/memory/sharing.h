@@ -4,16 +4,16 @@
 
 #include "device/fake.h"
 
-/* Contents of a handle or descriptor, in the 64 bytes that CUDA gives it. */
+/* Content of a shareable handle or descriptor; fits into the 64 bytes of CUDA's handle types. */
 struct shared {
     uint64_t magic;
-    uint32_t client, pid; /* process to which the memory counts */
+    uint32_t client, pid; /* process that created the memory */
     int32_t device;
     int32_t place; /* place in the table of shared memory; -1: not in the table */
     uint64_t address, bytes, asked, id;
 };
 
-/* Return a description of an object of this process. */
+/* Return the content of a handle for an object of this process; memory is added by fake_describe_share. */
 struct shared fake_describe(uint64_t magic, int device);
 /* Add described memory to the table of shared memory. Return false if the table is full. */
 bool fake_describe_share(struct shared *shared, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group);

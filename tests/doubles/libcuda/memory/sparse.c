@@ -1,8 +1,8 @@
-/* Physical memory mapped to arrays without memory of their own: to sparse arrays tile by tile, and to arrays with
+/* Mappings of physical memory into arrays that take no memory themselves: sparse arrays (tile by tile), and arrays with
  * deferred mapping.
  *
- * A tile keeps its memory until the tile is unmapped or mapped to other memory, or its array ends. The operations take
- * effect during the call, like all accounting in the double, and not when the stream reaches them.
+ * A tile keeps its memory until the tile is unmapped or mapped to other memory, or its array ends. Mappings take effect
+ * during the call, and not when the stream reaches them.
  */
 #include "memory/sparse.h"
 
@@ -67,7 +67,8 @@ static bool valid(const CUarrayMapInfo *what) {
 static void apply(const CUarrayMapInfo *what) {
     struct tile wanted = tile_of(what);
     struct tile **at = &tiles;
-    if (what->memOperationType == CU_MEM_OPERATION_TYPE_MAP) { /* before the unmapping, in case it is the same memory */
+    if (what->memOperationType == CU_MEM_OPERATION_TYPE_MAP) { /* mapped before the old mapping ends, in case it is the
+                                                                  same memory */
         wanted.physical = fake_physical_held(what->memHandle.memHandle);
         fake_physical_map(wanted.physical);
     }

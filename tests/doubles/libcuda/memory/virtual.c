@@ -1,10 +1,9 @@
-/* Virtual memory management of the double: physical memory by handles, and addresses separate from it.
+/* Virtual memory management of the double: physical memory with handles, reserved addresses, and mappings between them.
  *
- * A handle's bytes, a multiple of 2 MiB, are freed with its last reference (creation, retain, import), mapping and
- * descriptor. Values of ended handles are used again. Memory is exported as a descriptor, which keeps the memory, or as
- * a fabric handle, which does not. The importing process gets a handle that takes no memory there and keeps the memory.
- * With a descriptor, the memory continues to count to the process that made it. With a fabric handle, it counts to the
- * importer once its maker is dead.
+ * Physical memory, a multiple of 2 MiB, is freed with its last reference (creation, retain, import), mapping and
+ * descriptor. Values of ended handles are reused. Memory is exported as a descriptor, which keeps the memory taken, or
+ * as a fabric handle, which does not. An importing process gets a handle that keeps the memory, which still counts to
+ * the process that created it. After a fabric import, it counts to the importer once its creator has ended.
  */
 #include "memory/virtual.h"
 
@@ -368,7 +367,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     return result;
 }
 
-/* A fabric handle itself keeps no memory: it is valid while its maker has the memory. */
+/* A fabric handle does not keep the memory: it is valid only while its creator has the memory. */
 static CUresult import_fabric(CUmemGenericAllocationHandle *out, const void *handle) {
     struct shared shared;
     CUresult result = fake_read_from_fabric(&shared, handle);

@@ -1,4 +1,5 @@
-/* Physical memory behind handles, for mappings other than to addresses. With fake_lock. */
+/* Physical memory with handles (cuMemCreate), as used by multicast objects, sparse arrays and dma-buf. With fake_lock.
+ */
 #ifndef FAKECUDA_VIRTUAL_H
 #define FAKECUDA_VIRTUAL_H
 

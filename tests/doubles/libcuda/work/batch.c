@@ -1,7 +1,7 @@
 /* Batches of copies, prefetches and discards, and decompression: one call is one operation of the stream.
  *
- * Its time is the time of all its bytes, by the rates of transfer.c. If one copy of a batch is from or to host memory,
- * the whole batch counts as a transfer with host memory. As the headers specify, copies in batches refuse the legacy
+ * It takes the time of all its bytes, by the rates of transfer.c. If one copy of a batch is from or to host memory, the
+ * whole batch counts as a transfer with host memory. As the headers specify, batches of copies fail in the legacy
  * default stream.
  */
 #include "memory/array.h"
@@ -36,7 +36,7 @@ EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *s
                                    size_t *failed, CUstream stream) {
     CUresult result = cuMemcpyBatchAsync_v2(to, from, sizes, count, attributes, firsts, attribute_count, stream);
     if (result != CUDA_SUCCESS && failed != NULL)
-        *failed = SIZE_MAX; /* the call as a whole fails */
+        *failed = SIZE_MAX; /* as in CUDA: the error is not of a single copy */
     return result;
 }
 
@@ -51,8 +51,8 @@ EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr to, CUdeviceptr from, si
     return fake_submit_transfer(stream, fake_copy_work(host, size));
 }
 
-/* Return whether a side is host memory. `element`: bytes of an array's element. `valid` false: there is no such
- * operand. */
+/* Return whether an operand of a copy is host memory. `*element`: set to the bytes of an array's element. `*valid`: set
+ * to false if the operand is invalid. */
 static bool operand(const CUmemcpy3DOperand *side, uint64_t *element, bool *valid) {
     if (side->type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
         *valid &= fake_is(side->op.array.array, MAGIC_ARRAY);

@@ -1,8 +1,8 @@
 /* Stream capture and graphs, with the error codes and the invalidations of the real driver.
  *
- * Two invalidations break interposers that do not avoid them. One is a call such as cuEventQuery from any thread, while
- * a capture in global mode is open. The other is cuCtxSynchronize (or cuCtxRecordEvent) on a context in which a stream
- * captures. Both calls fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidate the capture.
+ * A hook that makes driver calls of its own must avoid two kinds. One is a call such as cuEventQuery from any thread,
+ * while a capture in global mode is open. The other is cuCtxSynchronize (or cuCtxRecordEvent) on a context in which a
+ * stream captures. Both fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidate the capture.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -147,7 +147,7 @@ static void unlink_capture(struct capture *ended) {
     for (struct stream *stream = context->streams; stream != NULL; stream = stream->next)
         if (stream->capture == ended)
             stream->capture = NULL;
-    /* Events of the sequence still point to it, so the double keeps the small struct. */
+    /* The struct is never freed, because events of the capture may still point to it. */
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
@@ -212,7 +212,8 @@ EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *stat
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = status_of(stream, status, NULL, NULL);
     fake_take_time("FAKE_CUDA_CAPTURE_MS");
-    fake_take_time("FAKE_CUDA_CAPTURE_MS"); /* the beginning of the capture takes longer than usual */
+    fake_take_time("FAKE_CUDA_CAPTURE_MS"); /* twice as long as the beginning of a capture takes, so that one can begin
+                                               before this call returns */
     return result;
 }
 
@@ -247,7 +248,8 @@ static bool alike(const struct node *a, const struct node *b) {
     return a->work.device_ns == b->work.device_ns && a->work.copy_ns == b->work.copy_ns && a->bytes == b->bytes;
 }
 
-/* Compare a node with the graph's node. Releases fake_lock during the program's callback. */
+/* Compare a recorded node with the existing node of the graph, and replace that node's parameters. Releases fake_lock
+ * during the program's callback. */
 static CUresult recapture(struct capture *capture, const struct node *node) {
     struct node *before = capture->recaptured;
     CUresult result = before != NULL && before->work.type == node->work.type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

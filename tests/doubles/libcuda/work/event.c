@@ -57,7 +57,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
     *event->from = event->next;
     if (event->next != NULL)
         event->next->from = event->from;
-    /* The double keeps the small struct: operations may point to it. */
+    /* The struct is never freed, because operations may still point to it. */
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
@@ -115,7 +115,8 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
     return result;
 }
 
-/* The double needs a current context. CUDA does not document whether the driver does. */
+/* cuEventQuery and cuEventSynchronize (`wait`). They require a current context; CUDA does not document whether the
+ * driver does. */
 static CUresult event_call(CUevent handle, bool wait) {
     struct event *event = (struct event *)handle;
     struct context *current;
@@ -135,7 +136,7 @@ static CUresult event_call(CUevent handle, bool wait) {
         fake_pools_waited(event->context->device);
     } else if (result == CUDA_SUCCESS) {
         if (fake_event_done(event))
-            fake_settle(event->context->device); /* memory freed before the event is free now */
+            fake_settle(event->context->device); /* return memory that was freed before the event */
         else
             result = CUDA_ERROR_NOT_READY;
     }

@@ -1,6 +1,6 @@
-/* Properties that a program queries of a function before a launch: attributes and occupancy. They are the values of a
- * GPU with 64 K registers, 227 KiB of shared memory and 2,048 threads per multiprocessor. A function uses 32 registers
- * per thread and no shared memory of its own. */
+/* Attributes and occupancy of functions, as a program queries them before a launch. They are computed for a GPU with 64
+ * K registers, 227 KiB of shared memory and 2,048 threads per multiprocessor, and for a function with 32 registers per
+ * thread and no static shared memory. */
 #include "work/module.h"
 
 enum { MOST_THREADS = 1024, REGISTERS = 32, MOST_SHARED = 227 << 10, THREADS_RESIDENT = 2048, BLOCKS_RESIDENT = 32 };

@@ -1,7 +1,7 @@
 /* Graphs of the double: nodes in the order in which they were added. A launch of a graph is one operation.
  *
- * A launch first occupies the device for the sum of its kernels, fills and copies there. Then it takes the time of its
- * transfers with host memory, and then calls its host functions.
+ * A launch first occupies the device for the summed time of its kernels, fills and copies on the device. Then it takes
+ * the time of its transfers with host memory, and then calls its host functions.
  */
 #include "work/graph.h"
 
@@ -148,7 +148,7 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
     return CUDA_SUCCESS;
 }
 
-/* The nodes must have the same types in the same order; their parameters may differ. Anything else is another topology.
+/* Update an executable graph. The new graph must have nodes of the same types in the same order; parameters may differ.
  */
 static CUresult update(CUgraphExec exec_handle, CUgraph handle, CUgraphExecUpdateResult *detail) {
     struct exec *exec = (struct exec *)exec_handle;

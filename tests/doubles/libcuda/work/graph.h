@@ -12,7 +12,8 @@ struct node {
     CUdeviceptr address; /* memory nodes */
     uint64_t bytes;
     int device;
-    bool freed; /* of an allocation: a later node of the graph frees it, so the next one may get its addresses */
+    bool freed; /* of an allocation node: a later node of the graph frees it, so the next allocation node may get its
+                   addresses */
     struct node *next;
 };
 

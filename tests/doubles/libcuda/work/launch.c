@@ -78,7 +78,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launche
     return result;
 }
 
-/* The launches of CUDA 3, on the legacy stream. */
+/* Launch calls of CUDA 3. */
 EXPORT CUresult cuLaunch(CUfunction f) {
     return launch(f, NULL, NULL);
 }

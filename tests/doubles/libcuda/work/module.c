@@ -1,10 +1,10 @@
 /* Modules, libraries and functions of the double.
  *
- * An image that begins with "fakecuda " lists the device memory that it takes: `fakecuda code=BYTES NAME=BYTES ...`,
- * its code and its variables. Any other image takes none. Variables are taken when the module is loaded. Code is taken
+ * An image of a module that begins with "fakecuda " lists the device memory of its code and variables: `fakecuda
+ * code=BYTES NAME=BYTES ...`. Any other image takes none. Variables are taken when the module is loaded. Code is taken
  * when the first function is looked up (with CUDA_MODULE_LOADING=EAGER, when the module is loaded). A library is loaded
- * into a context at the first query for one of its parts there. The memory is freed when the module, the library or the
- * context ends.
+ * into a context when the program first queries one of its functions or variables there. The memory is freed when the
+ * module, the library or the context ends.
  *
  * The name of a function determines its behaviour:
  *
@@ -44,7 +44,7 @@ struct function {
     bool hang, argument, meets, faults;
     int shared_bytes, carveout; /* attributes that the program has set */
     uint64_t duration;
-    _Atomic uint64_t loading; /* ns that its first launch takes in the call */
+    _Atomic uint64_t loading; /* ns for which the call of its first launch takes */
     struct library *library;  /* library of a kernel, which has no context */
     char name[NAME_BYTES];
     struct function *next;
@@ -161,7 +161,7 @@ static CUresult load(struct module **out, struct context *context, struct librar
     return result;
 }
 
-/* The library's instance in the context. */
+/* Get the library's module in a context, loaded if necessary. With fake_lock. */
 static CUresult instance(struct module **out, struct library *library, struct context *context) {
     for (struct module *module = modules; module != NULL; module = module->next)
         if (module->library == library && module->context == context) {
@@ -330,7 +330,7 @@ EXPORT CUresult cuLibraryUnload(CUlibrary handle) {
     return CUDA_SUCCESS;
 }
 
-/* Get the library's instance in the current context, created if necessary. With fake_lock. */
+/* Get the library's module in the current context, loaded if necessary. With fake_lock. */
 static CUresult here(CUlibrary handle, struct module **out) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -381,7 +381,8 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel handle) {
     return result;
 }
 
-/* A kernel may be launched like a function. Its code is then taken as if the function had been looked up. */
+/* Before a launch of a library's kernel by its own handle: take the memory of the code, as a lookup of the function
+ * would. */
 static CUresult kernel_code(struct library *library) {
     struct module *module;
     if (library->image.code == 0)

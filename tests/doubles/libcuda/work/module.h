@@ -1,4 +1,4 @@
-/* Kernels and the modules that hold them. */
+/* Modules and their kernels. */
 #ifndef FAKECUDA_MODULE_H
 #define FAKECUDA_MODULE_H
 

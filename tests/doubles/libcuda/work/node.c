@@ -1,5 +1,5 @@
-/* Graph nodes that the program adds or queries itself. Dependencies are not stored: nodes run in the order in which
- * they were added, which is compatible with the dependencies of any program. */
+/* Calls that add and query graph nodes. Dependencies are not stored: nodes run in the order in which they were added,
+ * and a node can depend only on earlier ones. */
 #include "work/graph.h"
 #include "work/graphmemory.h"
 #include "memory/memory.h"

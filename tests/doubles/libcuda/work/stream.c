@@ -19,8 +19,8 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 static uint64_t streams_made; /* ids are never used again */
 
-/* Return the context's last destroyed stream, if all of its work has ended: its handle is used again, as the real
- * driver reuses the memory. NULL: a new stream must be created. With fake_lock. */
+/* Return the context's last destroyed stream for reuse, if all of its work has ended. So handles are reused, as by the
+ * real driver. NULL: a new stream must be created. With fake_lock. */
 static struct stream *take_again(struct context *context) {
     struct stream *stream = context->destroyed;
     fake_settle(context->device);
@@ -28,7 +28,7 @@ static struct stream *take_again(struct context *context) {
         return NULL;
     context->destroyed = stream->next;
     stream->green = false;
-    return stream; /* its counters continue, because a thread may wait for it */
+    return stream; /* its counters continue, because a thread may still wait for the old stream */
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
@@ -83,8 +83,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     stream->magic = 0;
     if (stream->capture != NULL)
         stream->capture->invalid = true;
-    /* The real call returns at once, and frees the stream when its work is done. The double keeps the small struct,
-     * because operations point to it. */
+    /* The call returns at once, and the stream's work continues. The struct is not freed, because operations point to
+     * it. */
     for (struct stream **at = &stream->context->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
@@ -174,7 +174,7 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
     return result;
 }
 
-/* A query about a stream that an open capture forbids, as NVIDIA's own libraries have found. */
+/* Check of a query about a stream that an open capture forbids, as observed on a real driver. */
 static CUresult unsafe_question(void) {
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_unsafe_call();
@@ -247,7 +247,7 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback function, 
     struct callback *kept = malloc(sizeof *kept);
     *kept = (struct callback){handle, function, argument};
     pthread_mutex_lock(&fake_lock);
-    result = fake_not_captured(stream); /* the only kind of work that a capture does not accept */
+    result = fake_not_captured(stream); /* a capture does not accept callbacks */
     if (result == CUDA_SUCCESS)
         fake_submit(stream, (struct op){.kind = OP_HOST, .call = run_callback, .argument = kept});
     pthread_mutex_unlock(&fake_lock);

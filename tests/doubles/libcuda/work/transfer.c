@@ -3,7 +3,7 @@
  * Work on the device occupies the device for 1 ns per 1,000 bytes, and for at least 1 us: fills, copies between device
  * memory, arrays and peers, prefetches to a device, and decompression. A transfer with host memory takes 1 ns per 20
  * bytes, in parallel to the device. A synchronous call returns after a transfer with host memory has ended, but at once
- * for work on the device, like the real call. No bytes move, because the addresses have no memory behind them.
+ * for work on the device, like the real call. No bytes are copied, because no host memory is behind device addresses.
  */
 #include "work/transfer.h"
 
@@ -141,7 +141,7 @@ EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int va
     return fill(to, height, pitch, 4 * width, stream, ASYNC);
 }
 
-/* Copy without arrays. The call determines which side is host memory (true), or else the address does. */
+/* Copy between two addresses. `to_host`, `from_host`: true if that side is host memory. */
 static CUresult copy_linear(CUdeviceptr to, CUdeviceptr from, bool to_host, bool from_host, size_t bytes,
                             CUstream stream, enum manner manner) {
     CUresult result = fake_initialized();

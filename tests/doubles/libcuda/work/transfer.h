@@ -1,4 +1,4 @@
-/* Copies and fills: their time, on the device or in parallel to it. */
+/* Work of copies and fills: its time on the device, or in parallel to it. */
 #ifndef FAKECUDA_TRANSFER_H
 #define FAKECUDA_TRANSFER_H
 

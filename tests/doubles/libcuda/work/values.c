@@ -1,7 +1,7 @@
 /* Words of memory that streams wait for and write: cuStreamWaitValue, cuStreamWriteValue, and batches of both.
  *
- * A word of host memory is the word itself, so the program can write and read it. The double stores the words of device
- * memory that streams have written; all other words are 0.
+ * A word in host memory is accessed directly, so the program can write and read it. Device addresses have no memory
+ * behind them, so the double stores the words that streams have written there; all others are 0.
  */
 #include <stdlib.h>
 
