@@ -87,8 +87,7 @@ def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the arrows that symbols make: for each unit, the units whose symbols its object file needs. `defined`,
-    `undefined`: for each unit, the symbols that its object file defines and needs."""
+    """Return the arrows that symbols make: for each unit, the units whose symbols its object file needs."""
     owner = {symbol: unit for unit, symbols in defined.items() for symbol in symbols}
     return {
         unit: {owner[symbol] for symbol in symbols if symbol in owner} - {unit} for unit, symbols in undefined.items()

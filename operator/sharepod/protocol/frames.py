@@ -97,7 +97,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Client returns credit: bytes of device memory that it does not need any more."""
+    """Client returns credit that it does not need any more."""
 
     gpu: int
     bytes: int

@@ -19,7 +19,7 @@ class TokenGrant:
     """Nanoseconds from now for which the tenant may launch. 0: until the hold is revoked."""
     metered: bool
     """True if the hook must bound the queue of launched, unfinished work, so that the tenant drains soon after its
-    quantum. The reason: other tenants are connected, or the tenant's limit is below the whole GPU."""
+    quantum: other tenants are connected, or its limit is below the whole GPU."""
     short: bool = False
     """True if the tenant must keep its queue short, because an interactive tenant of the same GPU is connected."""
     prompt: bool = False

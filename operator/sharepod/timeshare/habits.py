@@ -88,8 +88,8 @@ class Habits:
         self.overrun_ns = max(late_ns, self.overrun_ns - self.overrun_ns // _OVERRUN_FORGET)
 
     def overran_by_work(self, late_ns: int) -> None:
-        """Learn the overrun of a tenant without processor time, from the expected end of its launched work. `late_ns`:
-        nanoseconds from the deadline to that end.
+        """Learn the overrun of a tenant without processor time, from its deadline to the expected end of its launched
+        work.
 
         Such a tenant drains late although its kernels end in time, so only the end of its work counts. If the work ends
         within the turn, nothing is learned.

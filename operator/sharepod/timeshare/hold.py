@@ -111,7 +111,7 @@ class Hold:
     given_as: Charge
     """Charge of the granted time: guaranteed or borrowed."""
     renewal_considered: bool
-    """True once the scheduler has decided whether to renew the hold at this deadline. It decides once per deadline."""
+    """True once the scheduler has decided, for this deadline, whether to renew the hold."""
     told_longer: bool = False
     """True if the holder knows only a later deadline than the present one. The scheduler must therefore revoke it at
     the deadline."""

@@ -305,8 +305,8 @@ class Occupancy:
             if owed or hold.phase is not _SUSPENDED:
                 account.turns.add(account.at, until, overdue=preempted and not held)
             late = hold.deadline is not None and account.at >= hold.deadline
-            # If the queue was not bounded from the start, the tenant may have launched any amount of work. It did not
-            # overrun by its own fault, so its time is charged as borrowed.
+            # Work that was launched before the queue was bounded may take any time. So the tenant is not charged as
+            # guaranteed while it drains.
             guaranteed = contended and (
                 preempted
                 or (hold.metering is Metering.METERED_FROM_START and (late or hold.given_as is Charge.GUARANTEED))

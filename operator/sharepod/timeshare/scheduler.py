@@ -360,7 +360,7 @@ class Scheduler:
         actions, which the caller must carry out. Cheap if nothing is due.
         """
         now = self._advance_clock(now)
-        # 1. Find tenants that now starve, whose ceiling has room again, or that may co-run again.
+        # 1. Find tenants that starve from now on, that are below their limit again, or that may co-run again.
         self._waiting.tick(now)
         for tenant_id in [tenant_id for tenant_id, until in self._surcharged.items() if until <= now]:
             del self._surcharged[tenant_id]

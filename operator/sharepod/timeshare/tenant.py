@@ -58,9 +58,10 @@ class TokenTenant:
     the wait for the next. Otherwise a tenant that never drains would take a grace period of GPU time every ten seconds,
     whatever its request."""
     throttled: bool = False
-    """True if the tenant waits although it has work, because it is at its limit (its ceiling bucket is too low)."""
+    """True if the tenant waits although it has work, because it is at its limit."""
     throttled_until: int | None = None
-    """Moment at which the ceiling bucket has room again. None if it never has at the present rates."""
+    """Moment at which the ceiling bucket allows the throttled tenant to run again. None if never, at the present
+    rates."""
     hold: Hold | None = None
     connected: bool = False
     """True if the tenant has connected processes, which may want the token at any moment."""

@@ -25,8 +25,7 @@ TRIAL_NS = 250 * _MS
 _TURNS_NS = 1_000 * _MS
 """Least time of turns, in nanoseconds, before a trial. The trial is compared with these turns."""
 _HELD_NS = 100 * _MS
-"""Least time that each tenant must have held within these turns, in nanoseconds. Less would make its launch rate too
-random."""
+"""Least time that each tenant must have held within these turns, in nanoseconds."""
 _FIRST_NS = 2_500 * _MS
 """Time from a failed trial to the next one, in nanoseconds; it doubles each time."""
 _MOST_NS = 80_000 * _MS
@@ -100,8 +99,7 @@ class Trials:
         return True
 
     def begin(self, now: int, tenants: Iterable[TokenTenant]) -> None:
-        """Begin a trial: compute each tenant's launch rate in turns, and start to measure its launch rate while
-        co-running."""
+        """Begin a trial: compute each tenant's launch rate in turns, and start the measurement."""
         self.rates = {}
         for tenant in tenants:
             launches, held = _in_turns(tenant)

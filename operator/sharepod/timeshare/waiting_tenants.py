@@ -117,8 +117,9 @@ class WaitingTenants:
                 self.classify(now, tenant)
 
     def _wait_anew(self, now: int, tenant: TokenTenant) -> None:
-        """Count a throttled tenant's wait from the moment at which its ceiling had room again. Otherwise tenants that
-        were throttled for long would all run before tenants that were ready. A tenant that may starve keeps its wait.
+        """Count a throttled tenant's wait from the moment at which its limit allowed it to run again. Otherwise tenants
+        that were throttled for long would all run before tenants that were ready. A tenant that may starve keeps its
+        wait.
         """
         if tenant.id in self._preempted:
             return

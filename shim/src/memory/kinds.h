@@ -30,8 +30,8 @@ struct kinds {
                                                    host memory */
 };
 
-/* Return the present age, which changes when all answers are dropped. Call this before the driver is queried, and pass
- * the age to kinds_find and kinds_note. So an answer from before a drop is not stored as a new one. */
+/* Return the present age. Call this before the driver is queried, and pass the age to kinds_find and kinds_note, so
+ * that an answer from before a drop is not stored as new. */
 uint64_t kinds_age(struct kinds *kinds);
 /* Return the kind of an address; ADDRESS_UNKNOWN: there is no answer of this age. */
 enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t address);

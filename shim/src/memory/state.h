@@ -84,7 +84,7 @@ struct memory {
                                it; taken before the lock of struct gpus */
 };
 
-/* NULL before the first CUDA call of the program. The kernel zeroes struct memory in a child of fork. */
+/* NULL before the first CUDA call of the program. A fork zeroes struct memory in the child. */
 extern struct memory *_Atomic the_memory;
 
 static inline struct memory *memory_state(void) {

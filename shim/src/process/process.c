@@ -22,8 +22,7 @@ struct process *_Atomic the_process;
 static _Atomic bool fork_watched,
     exit_watched; /* children of fork inherit these flags, as they inherit the registered handlers */
 
-/* Runs in the child of fork: closes inherited descriptors, and zeroes struct process if the kernel has not done so
- * (H2). */
+/* Runs in the child of fork: closes inherited descriptors, and zeroes struct process if Linux has not done so (H2). */
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
@@ -187,8 +186,8 @@ CUresult process_enter(void) {
     CUresult result = HAS(cuDeviceGetCount) ? DRIVER(cuDeviceGetCount)(&devices) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) /* the driver is not initialized, or reports no device (H4) */
         return result;
-    entries_settle(); /* without start_lock, because it takes the loader's lock: a library's constructor that calls CUDA
-                         holds the loader's lock and would wait for start_lock (H6) */
+    entries_settle(); /* takes the loader's lock, so not with start_lock: constructors that call CUDA hold the loader's
+                         lock already (H6) */
     lock(&process->start_lock);
     if (atomic_load(&process->gate.word) == 0)
         result = start(process);

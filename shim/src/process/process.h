@@ -3,7 +3,7 @@
  * Guarantees:
  * - H1 nothing before the first CUDA call: until then the hook has no thread, no socket, no file and no memory. When it
  *   is loaded it makes one system call, fstat of descriptor 2.
- * - H2 wiped in a child of fork: the kernel zeroes struct process there. To the hook, the child has never called CUDA.
+ * - H2 wiped in a child of fork: Linux zeroes struct process there, so to the hook the child has never called CUDA.
  * - H3 set up once: the first thread that calls CUDA sets up the process. Other threads that call CUDA wait for it.
  * - H4 nothing without a device: if the driver reports no device, or is not initialized, the hook starts no thread and
  *   writes nothing.
@@ -38,7 +38,7 @@
 #endif
 
 struct process {
-    bool unwiped; /* set to true when the process is set up. If it is still true in a child of fork, the kernel has not
+    bool unwiped; /* set to true when the process is set up. If it is still true in a child of fork, Linux has not
                      zeroed the memory (H2) */
     struct gate gate;
     struct lock start_lock;

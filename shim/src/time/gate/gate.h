@@ -54,7 +54,7 @@ struct slot {
                                      next members */
     _Atomic uint64_t sequence;    /* incremented when a launch enters and when it leaves. Odd: the thread is inside a
                                      launch */
-    _Atomic int thread;           /* thread id; 0: the slot was never used, or a fork has wiped it */
+    _Atomic int thread;           /* thread id; 0: the slot was never used, or a fork has zeroed it */
     _Atomic uint32_t waits; /* number of the closing whose end the thread waits for (struct gate: `closing`); 0: none
                              */
     _Atomic bool waits_for_fence; /* the thread waits for a fence, and will launch once the fence has passed */

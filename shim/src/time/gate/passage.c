@@ -63,7 +63,7 @@ static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int
 /* Return a slot for this thread: its earlier slot, the slot of an exited thread, or an unused slot. NULL: no slot is
  * left. */
 static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
-    if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
+    if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: zeroed by a fork */
         return passage_slot;
     int self = sys_thread_id();
     passage_slot = inherit_slot(gate, streams, self);

@@ -264,7 +264,7 @@ static void await_wait(const struct gate *gate, struct streams *streams, struct 
 
 /* End a window of launches: 1. wait for the older fence, if that wait was postponed; 2. record a new fence; 3. wait for
  * the older fence; 4. plan the next window. Behind a wait of the program only one fence is recorded, because the
- * program may fill the stream, and fences would take the room of launches. */
+ * program may fill the stream, and each fence would displace a launch. */
 static void fence(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)

@@ -34,7 +34,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
 }
 
 /* Watch a descriptor that the driver has created for physical memory (exports.h). If this process has too few
- * descriptors for that, close it and return an error. `result`: the driver's answer, returned on success. */
+ * descriptors for that, close it and return an error. */
 static CUresult watch(struct physical *physical, int *descriptor, CUresult result) {
     if (result == CUDA_SUCCESS && !exports_watch(&physical->exports, *descriptor)) {
         sys_close(*descriptor);

@@ -121,8 +121,7 @@ EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUde
          flags);
 }
 
-/* Unbind the memory of one GPU within a range of the object. The bindings are taken from the object before the driver's
- * call (C3, memory/state.h). */
+/* Unbind the memory of one GPU within a range of the object. */
 EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t from, size_t size) {
     struct binds binds = {0};
     CUresult result = process_enter();

@@ -210,7 +210,7 @@ static struct allocation *take_range(uint64_t address, uint64_t size) {
     return list;
 }
 
-/* Free the entry of a mapping that has ended, and its physical memory if this was the last reference. */
+/* Free the entry of a mapping that has ended. */
 static void unmapped(struct allocation *allocation) {
     struct physical *physical = allocation->physical;
     memory_lock();
