@@ -4,8 +4,7 @@ circle or a package uses a higher layer.
 A package is a folder of sources, named `room` below. A unit is all files with the same name before the suffix: a header
 and its source, or a `.def` file. An arrow goes from a unit to another unit that it includes, or whose symbols its
 object file needs. So a call through an `extern` declaration, weak or not, makes an arrow. A call through a registered
-function pointer does not, because a lower layer may notify a higher layer in this way. The exit status is 1, and the
-arrows at fault are printed, if
+function pointer does not. The exit status is 1, and the arrows at fault are printed, if
 
 - units form a circle, or
 - a unit uses a unit of a higher layer, or of another package of its own layer.

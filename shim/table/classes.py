@@ -26,7 +26,7 @@ _BY_FULL_NAME = re.compile(
 
 
 class ClassError(ValueError):
-    """Disagreement of classes.txt and the headers. The message has one line for each difference."""
+    """classes.txt and the headers do not agree. The message has one line for each difference."""
 
 
 @dataclass(frozen=True)

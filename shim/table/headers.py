@@ -56,7 +56,7 @@ _SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
 
 
 class HeaderError(ValueError):
-    """Unexpected content of a header. The message names the header and the place."""
+    """A header is missing, or its content is unexpected. The message names the header."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Codec of the frames: bytes to frames and back.
 
-The formats come from the binding, which the C compiler has compared with the header. Packing and unpacking uses
-`struct`, with one call for a frame's header and one for its body.
+The formats come from the binding `_wire`, which the C compiler has compared with protocol.h. A frame takes two calls of
+`struct`: one for the header, one for the body.
 
 Guarantees:
 - Any bytes result in a frame that is valid by itself, or in a `ProtocolError`.
-- Conditions on the receiver's state are the receiver's to check, such as a GPU index of the tenant, or the id of the
-  current grant.
+- The receiver must check values that depend on its state, such as a GPU index of the tenant, or the id of the current
+  grant.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Writer = Callable[[Any], tuple[int | bytes, ...]]
 
 
 def _format_of(ctype: Any) -> str:
-    """Return the format of a struct; arrays and nested structs are bytes."""
+    """Return the format string for Python's `struct`; arrays and nested structs become bytes."""
     codes = {1: "B", 2: "H", 4: "I", 8: "Q"}
     fields = [(field.offset, field.type) for _, field in ctype.fields]
     sizes = [_ffi.sizeof(kind) for _, kind in fields]
@@ -182,14 +182,14 @@ def _build(raw: bytes) -> str:
 
 
 def _raw_text(text: str, size: int) -> bytes:
-    """Return as much of a text as fits, as UTF-8; packing adds the zeros."""
+    """Return a text as UTF-8, cut so that it fits into `size` bytes with a final zero."""
     raw = text.encode("utf-8")[: size - 1]
     return raw.decode("utf-8", "ignore").encode("utf-8")
 
 
 # ---- from clients
 
-# The binding looks constants up by name at each use.
+# Copied once, because the binding looks constants up by name at each use.
 _HELLO: int = _lib.SHP_HELLO
 _NO_MEMBARRIER: int = _lib.SHP_HELLO_NO_MEMBARRIER
 _OBSERVES: int = _lib.SHP_HELLO_OBSERVES

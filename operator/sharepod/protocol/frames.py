@@ -26,7 +26,7 @@ CONCURRENT_VERSION = 3
 
 
 class ProtocolError(Exception):
-    """Bytes are not a frame, or a frame is not allowed at this point. The agent then closes the connection."""
+    """The bytes are not a frame, or the frame is not allowed at this point. The agent then closes the connection."""
 
 
 class RefusedReason(IntEnum):
@@ -39,7 +39,7 @@ class RefusedReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Client's first frame: the versions that it supports, and its kind."""
+    """Client's first frame: the versions of the protocol that it supports, and how it uses the connection."""
 
     version_min: int
     version_max: int
@@ -92,7 +92,7 @@ class Reserve:
     grown: bool = False
     """The driver has allocated the bytes already, without a call that the hook could refuse."""
     ahead: bool = False
-    """The client does not need the credit yet: the answer comes at once, and a refusal is not counted."""
+    """The client does not need the credit yet. The agent answers at once, and counts no denied allocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class GpuTerms:
     enforced: bool
     """True if allocations over the limit are refused. False if memory is only counted."""
     context_kib: int = 0
-    """KiB of the memory that the context of each process takes; 0: unknown."""
+    """KiB of device memory that a CUDA context takes in each process; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Reserved:
     seq: int
     gpu: int
     bytes: int
-    """Bytes that are credited; 0: refused, over the limit."""
+    """Bytes that are granted; 0: refused, because they exceed the limit."""
 
 
 @dataclass(frozen=True, slots=True)

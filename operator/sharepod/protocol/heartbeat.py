@@ -46,7 +46,7 @@ class Beat(NamedTuple):
     address: int
     """Address of its pulse (`struct shp_pulse`)."""
     offset_ns: int
-    """Nanoseconds from its clock to that of the agent."""
+    """Nanoseconds to add to a time of the process's clock to get the agent's."""
     since_ns: int
     """Moment of the agent's clock before which a silence of the process is ignored."""
     patience_ns: int
@@ -96,7 +96,7 @@ class Heartbeat:
         return CounterGrowth(samples, in_flight, max(0, pulse.launches - before.launches), several)
 
     def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
-        """Return the address of the sign of life; None if it is not known, or the process was not read yet."""
+        """Return the address of the sign of life; None: there is no page, or `read` was not called yet."""
         if self._page is None or self._offset is None:
             return None
         offset = (self._offset + _HALF) % (2 * _HALF) - _HALF  # as C wraps around, whatever the process writes

@@ -23,7 +23,8 @@ assert _ffi.sizeof("struct shp_hints") <= HINTS_BYTES, "the page holds the struc
 
 
 class HintsPage:
-    """Hints page of one tenant. Clients get `fd`. Close it after the last client."""
+    """Hints page of one tenant. Each client gets `fd`. The owner must call `close` when no further client will
+    connect."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("sharepod-hints", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

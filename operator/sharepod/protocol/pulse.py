@@ -32,8 +32,8 @@ class Pulse(NamedTuple):
     beat_at: int
     """Moment of the write; 0: nothing was written yet."""
     samples: int = 0
-    """Random moments under concurrent grants at which the client checked whether its work is in flight. This and the
-    next three count since the connection began, and stay 0 before `CONCURRENT_VERSION`."""
+    """Random moments under concurrent grants at which the client checked whether its work is in flight. This counter
+    and the next three begin at 0 with the connection, and stay 0 for versions before `CONCURRENT_VERSION`."""
     in_flight: int = 0
     """Samples with unfinished launched work."""
     launches: int = 0
@@ -69,7 +69,7 @@ class PulsePage:
         return Pulse(pulse.grant_id, pulse.ends_at, pulse.beat_at, *counters)
 
     def close_fd(self) -> None:
-        """Close the descriptor: it was sent, or will not be."""
+        """Close the descriptor after it was sent, or if it will not be sent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

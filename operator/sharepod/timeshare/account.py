@@ -18,8 +18,7 @@ from .parameters import Parameters
 from .turn_history import TurnHistory
 
 _SLOTS = 100
-"""Number of slots of the usage window: usage is exact to 1 % of the window, and the window takes 100 pairs of
-integers."""
+"""Number of slots of the usage window: 100, so usage is exact to 1 % of the window."""
 
 
 class Charge(Enum):
@@ -76,7 +75,7 @@ class TimeUsage:
 
 @dataclass(frozen=True)
 class AccountSnapshot:
-    """State of an account, from which another agent on the same boot of the node (same clock) resumes the account.
+    """State of an account, from which the next agent resumes it, if the node was not rebooted (same clock).
 
     The names and the order of the fields are part of the layout of the agent's handover file.
     """
@@ -117,7 +116,7 @@ class _Window:
         return total
 
     def milli(self, ns: int) -> int:
-        """Return `ns` in thousandths of the window, 0 to 1000."""
+        """Return `ns` as thousandths of the window's length, 0 to 1000."""
         return max(0, min(1000, (ns * 1000 + self.length_ns // 2) // self.length_ns))
 
     def record(self, start: int, end: int, ns: int) -> None:
@@ -277,7 +276,7 @@ class Account:
         """Bring the account forward to `now`, over a span in which other tenants held the GPU too (co-running).
 
         The assured bucket pays for progress only: a tenant with less progress than its request is owed the rest. The
-        ceiling bucket pays for the whole span (S12): no estimate of progress loosens a limit.
+        ceiling bucket pays for the whole span (S12): so an error in the measured progress never loosens a limit.
 
         Args:
             now: The new moment, later than `at`.
@@ -307,7 +306,7 @@ class Account:
         self.at = now
 
     def refund(self, ns: int) -> None:
-        """Return `ns` to the assured bucket: the tenant was charged for this time and did not get it."""
+        """Refund `ns` to the assured bucket, because the tenant was charged for this time and did not get it."""
         self.assured = min(self.assured + ns * 1000, max(self.assured, self._assured_most))
 
     def surcharge(self, ns: int) -> None:

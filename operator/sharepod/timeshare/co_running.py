@@ -299,7 +299,7 @@ class CoRunning:
     def _joins(self, now: int, lead: TokenTenant, tenant: TokenTenant, probed: bool) -> bool:
         """Return True if a waiting tenant co-runs at once: it has credit, and it woke or works in short bursts.
 
-        Unless the tenant rests most of the time or is interactive, the lead must also tolerate it, and must not be
+        Unless the tenant pauses most of the time or is interactive, the lead must also tolerate it, and must not be
         `probed` (measured alone).
         """
         account, habits = tenant.account, tenant.habits

@@ -23,7 +23,7 @@ from .tenant import CREDIT_KEPT_NS, OrderKey, TokenTenant, common_credit_ns, goe
 from .turns import TurnPolicy
 
 _MOST_NS = 10_000_000_000
-"""Longest window, in nanoseconds: 10 s, longer than any turn with a deadline."""
+"""Longest time between `since` and `until` of a foreseen turn: 10 s, longer than any turn with a deadline."""
 _MARGIN_NS = 1_000
 """Margin in nanoseconds, added to the moment from which the holder ranks after another tenant: each charge rounds
 virtual times down."""
@@ -35,8 +35,7 @@ class ForeseenTurn:
 
     holder: TokenTenant
     wanting: bool
-    """True if it applies to a holder that wants the token again when it has drained, False if to a holder that does
-    not."""
+    """Condition. True: the holder wants the token again when it has drained. False: the holder does not."""
     tenant: TokenTenant
     quantum_ns: int
     since: int
@@ -58,7 +57,7 @@ class Foresight:
         hold = None if holder is None else holder.hold
         if holder is None or hold is None or hold.deadline is None or not _drains_simply(hold):
             return []
-        # 1. Settle the waiting tenants, and find the first of them.
+        # 1. Charge the waiting tenants up to now, and find the first of them in the order of service.
         waiting, until = list[TokenTenant](), now + _MOST_NS
         if hold.yields_at is not None:
             until = min(until, hold.yields_at - 1)

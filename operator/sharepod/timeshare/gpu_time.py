@@ -1,7 +1,7 @@
 """Time record of one GPU: the use of each nanosecond.
 
 Guarantee:
-- TS6: The parts add up to the time since the GPU had its first tenant, to the nanosecond.
+- TS6: The times of all uses add up to the time since the GPU had its first tenant, to the nanosecond.
 """
 
 from __future__ import annotations

@@ -186,7 +186,8 @@ def _is_late(tenant: TokenTenant) -> bool:
 
 
 def _others(now: int, group: Sequence[TokenTenant], taken: set[str]) -> tuple[list[str], int | None]:
-    """Return (GPUs of members that still drain, end of the turn of members that run or None)."""
+    """Return (GPUs of other members that still drain, end of the turn of other members that run). The end is None if
+    none runs."""
     ending: list[str] = []
     until: int | None = None
     for mate in group:

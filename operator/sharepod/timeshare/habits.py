@@ -15,7 +15,7 @@ _BOUNDS_NS = tuple(int(250_000 * 2 ** (step / 2)) for step in range(25))
 """Upper bounds of the classes of pauses: 0.25 ms to 1 s, by factors of the square root of 2. Longer pauses count as 1
 s, the grace period, because no GPU is kept idle longer than a kernel may overrun."""
 _ONE = 1 << 16
-"""Weight of one pause when it is learned."""
+"""Weight of one pause when it is learned, in fixed point: 2**16."""
 _LEAST = 4 * _ONE - _ONE // 8
 """Least total weight of learned pauses with which pauses are predicted: about four pauses."""
 _FORGET_SHIFT = 7
@@ -30,7 +30,7 @@ _UNLIKE = 4
 as a quarter of it. So unusual phases, such as a night without work or an hour of training before serving, are soon
 forgotten."""
 _DEARER = 4
-"""Weight of a nanosecond that the tenant waits beyond its tolerance, relative to a nanosecond of idle GPU time that it
+"""Cost of a nanosecond that the tenant waits too long, relative to the cost of a nanosecond of idle GPU time that it
 pays for."""
 _SHORT_NS = 15_000_000
 """Average below which pauses count as short: 15 ms. For short pauses the GPU may be kept idle whatever the tenant's

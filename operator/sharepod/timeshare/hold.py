@@ -87,7 +87,7 @@ class Metering(Enum):
     """Bound of the tenant's queue of launched work during one hold."""
 
     UNMETERED = auto()
-    """The tenant may launch any amount: no other tenant is connected, and no limit binds."""
+    """The tenant may launch any amount: no other tenant is connected, and its limit is the whole GPU."""
 
     METERED_LATER = auto()
     """The bound began during the hold. The tenant may have launched any amount before."""
@@ -109,7 +109,7 @@ class Hold:
     """End of the quantum. None: the hold lasts until another tenant wants one of the GPUs."""
     metering: Metering
     given_as: Charge
-    """Charge of the granted time: guaranteed or borrowed."""
+    """How the granted time is charged: as guaranteed or as borrowed."""
     renewal_considered: bool
     """True once the scheduler has decided, for this deadline, whether to renew the hold."""
     told_longer: bool = False
@@ -142,7 +142,8 @@ class Hold:
     quiet_until: int = 0
     """Moment before which no other tenant fills this tenant's gaps."""
     charged_ns: int = 0
-    """Time charged to the account in the present quantum, including work of the tenant's own preempted hold."""
+    """Nanoseconds charged to the account in the present quantum, including work of an earlier hold of the tenant that
+    was preempted."""
 
     @property
     def metered(self) -> bool:

@@ -79,8 +79,7 @@ class Members:
         return now < self._until.get((tenant.gpus[0], tenant.group or ""), 0)
 
     def _is_awaited(self, now: int, tenant: TokenTenant) -> bool:
-        """Return True if another member of the tenant's group is late to drain on its GPU, so that it may wait for this
-        tenant."""
+        """Return True if another member of the tenant's group is late to drain on its GPU."""
         for other in self._occupancy.occupants(tenant.gpus[0]):
             if other is not tenant and other.group == tenant.group and self._is_late(now, other):
                 return True

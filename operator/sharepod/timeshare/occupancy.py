@@ -37,7 +37,7 @@ class Occupancy:
         self.awaited: dict[str, Anticipation] = {}
         """For each GPU that is kept idle: the sleeping tenant that pays, and until when."""
         self.concurrent: set[str] = set()
-        """GPUs that several tenants may hold at once."""
+        """GPUs that several tenants may hold at once (`Sharing.CONCURRENT`)."""
         self.co_runners: dict[str, dict[str, TokenTenant]] = {}
         """For each GPU: its co-runners, including co-runners that still drain. GPUs without any are left out."""
         self._co_run_ends: dict[str, Counter[CoRunEnd]] = {}

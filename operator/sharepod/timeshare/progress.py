@@ -98,7 +98,7 @@ class Progress:
         self.in_flight = 1.0
         """`in_flight` of the last sampled span."""
         self._loss = 0.0
-        """Part of its work that the tenant lost in the last window."""
+        """Part of its work that the tenant lost in the last window, 0 to 1."""
         self._mean_loss: float | None = None
         """Moving average of the losses of all windows."""
         self._lost_at = 0
@@ -229,7 +229,8 @@ class Progress:
         return loss if sure else mean or 0.0
 
     def skip_window(self) -> None:
-        """Begin the next window without a judgement: the tenant has held together with members of its group only."""
+        """Begin the next window without measuring a loss, because the tenant has held only with members of its
+        group."""
         self._clear_window()
 
     def _least_given(self, in_flight: float, others: float) -> float:

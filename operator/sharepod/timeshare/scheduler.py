@@ -108,7 +108,7 @@ class Scheduler:
 
         Args:
             now: The present moment.
-            tenant_id: Id of the tenant's row in the ledger.
+            tenant_id: Id of the tenant in the ledger.
             gpus: UUIDs of its GPUs, in the tenant's order.
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Limit of its share of each GPU, in thousandths.
@@ -116,7 +116,7 @@ class Scheduler:
             group: Group of tenants that are granted together; for a new tenant only.
             read: Returns the counters of its hooks as of now; for a new tenant only. Called to charge tenants that
                 co-run. Without it the tenant's progress is unknown.
-            resumed: Account of the tenant in an earlier process, if known; for a new tenant only.
+            resumed: The tenant's account in an earlier agent, if known; for a new tenant only.
 
         Raises:
             ValueError: Not 0 <= request <= limit <= 1000; no GPU, or a GPU twice; other GPUs than before.
@@ -553,7 +553,7 @@ class Scheduler:
     # ---- granting
 
     def _change_co_runners(self, now: int, gpu: str) -> list[Action]:
-        """Begin and end co-running on a GPU, as `CoRunning` decides."""
+        """Begin and end co-running on a GPU, as `CoRunning.changes` decides. Return the grants and revocations."""
         changes = self._co_running.changes(now, gpu)
         actions: list[Action] = [self._end_co_run(now, tenant, end) for tenant, end in changes.ends]
         for tenant, charge in changes.begins:

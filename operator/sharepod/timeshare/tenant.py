@@ -74,15 +74,15 @@ class TokenTenant:
     habits: Habits = field(default_factory=Habits)
     progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)
-    """For each GPU: virtual time, which is time held divided by weight. Idle time is lent in its order (weighted fair
-    queueing)."""
+    """For each GPU: virtual time, which is time held divided by weight. Tenants get lent time in the order of virtual
+    time (weighted fair queueing)."""
 
     def __post_init__(self) -> None:
         self.virtual_ns = dict.fromkeys(self.gpus, 0)
 
     @property
     def runnable(self) -> bool:
-        """Return True if the tenant waits for a GPU and is not throttled by its ceiling."""
+        """Return True if the tenant waits for a GPU and is not at its limit."""
         return self.waiting_since is not None and not self.throttled
 
     @property
@@ -130,7 +130,7 @@ class TokenTenant:
 
 
 MinVirtualTimes = dict[tuple[str, bool], int]
-"""For each (GPU, True for best effort): minimum virtual time, as `min_vruntime` of CFS. It never falls."""
+"""For each (GPU, True for best effort): minimum virtual time, like `min_vruntime` of Linux's CFS. It never falls."""
 
 
 def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVirtualTimes) -> None:

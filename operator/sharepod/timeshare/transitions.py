@@ -122,7 +122,8 @@ class HoldTransitions:
                 self._tell_terms(holder, holder.hold, left)
 
     def shorten(self, now: int, gpus: Iterable[str], waiter: TokenTenant | None = None) -> None:
-        """Bring the deadlines of the holders of these GPUs forward to the quantum for the present competitors.
+        """Bring the deadlines of the holders of these GPUs forward, to the quantum that the present competitors leave
+        them.
 
         A holder keeps only a shortest quantum:
         - for a waiter with credit, if the waiter's lag exceeds the holder's by more than a quantum;
@@ -184,8 +185,8 @@ class HoldTransitions:
         hold.deadline, hold.renewal_considered, hold.seen_late, hold.told_longer = now, True, False, True
 
     def cut_for(self, now: int, gang: Contender) -> None:
-        """If one GPU of a waiting gang is idle, cut the holders of its other GPUs to a shortest quantum. If the
-        contender is members of a group that join others, cut the holders to a shortest turn."""
+        """If a GPU of a waiting gang is idle, cut the holders of its other GPUs to a shortest quantum. If `gang` is a
+        contender that joins running members of its group, cut the holders to a shortest turn."""
         if gang.joins:
             self._cut_to_join(now, gang)
             return
@@ -242,7 +243,7 @@ class HoldTransitions:
             if hold.deadline is None or hold.phase is HoldPhase.PREEMPTED or now < self._look_at(hold):
                 continue
             hold.seen_late = hold.seen_late or now >= self._late_at(tenant, hold)
-            # 3. Renew, if the tenant's turn is next again.
+            # 3. Renew, if the tenant would also get the next turn.
             if not hold.renewal_considered and hold.phase is _RUNNING:
                 hold.renewal_considered = True
                 if now < hold.deadline:

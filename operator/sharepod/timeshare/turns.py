@@ -1,8 +1,7 @@
 """Turn policy: decides which tenants are next, and for how long.
 
 Guarantees:
-- S6: A tenant starts only if it can hold for a shortest quantum without exceeding its limit. A turn ends at the latest
-  when the limit is reached. A starving tenant gets a shortest quantum regardless of its limit.
+- S6: A turn keeps its tenant within the limit. A starving tenant gets a shortest quantum regardless of its limit.
 - S7: Order of service:
   1. starving tenants, tenants that wake with credit, and tenants that have been owed time for long: longest wait first;
   2. tenants with credit: greatest lag first;
@@ -113,7 +112,7 @@ class TurnPolicy:
                     if turn is not None:
                         turns.append(turn)
             return turns
-        # 1. Settle all accounts that the order depends on.
+        # 1. Charge all accounts that the order depends on up to now.
         for tenant in competing:
             occupancy.settle(now, tenant)
         contending = contenders(now, competing, occupancy.groups, again)

@@ -44,7 +44,7 @@ class WaitingTenants:
         self._throttled: dict[str, TokenTenant] = {}
 
     def add(self, now: int, tenant: TokenTenant, *, woke: bool, since: int | None = None) -> None:
-        """Begin a tenant's wait. The caller must have settled its account.
+        """Begin a tenant's wait. The caller must have charged its account up to `now`.
 
         Args:
             now: The present moment.
@@ -105,7 +105,7 @@ class WaitingTenants:
         filled again."""
         for tenant in list(self._preempted.values()):
             if tenant.hold is None or tenant.hold.phase is not HoldPhase.PREEMPTED:
-                # the tenant was suspended since then, so undrained work costs it nothing
+                # the tenant is suspended now, so its undrained work costs it nothing
                 del self._preempted[tenant.id]
             elif not tenant.starving and now >= tenant.starves_at(self._parameters):
                 tenant.starving = True

@@ -24,7 +24,7 @@ enum entry {
     ENTRY_COUNT
 };
 
-/* Prototypes of all entry points. Newer releases of cuda.h lack some old ones. */
+/* Prototypes of all entry points, because newer releases of cuda.h lack some. */
 #define WRAPPED(class, symbol, name, since, parameters) CUresult symbol parameters;
 #define CALLED(symbol, name, since, parameters) CUresult symbol parameters;
 #include "driver/entries.def"
@@ -33,7 +33,8 @@ enum entry {
  * time store the same values. */
 extern _Atomic(void *) entries_driver[ENTRY_COUNT];
 
-/* The driver's own function with its prototype; NULL: this driver does not have it. HAS(symbol) is whether it has it.
+/* The driver's own function with its prototype; NULL: this driver does not have it. HAS(symbol) is true if the driver
+ * has it.
  */
 #define DRIVER(symbol) \
     ((__typeof__(&symbol))atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed))

@@ -1,7 +1,7 @@
 /* The hook's own driver calls: events, capture status, and the context of a stream.
  *
  * Guarantees:
- * - A call between own_calls_begin and own_calls_end disturbs no stream capture of the program.
+ * - A call between own_calls_begin and own_calls_end invalidates no stream capture of the program.
  * - Each function that needs a context pushes it and pops it again, so the program's current context stays current.
  */
 #ifndef SHAREPOD_OWN_CALLS_H

@@ -1,5 +1,5 @@
-/* Charges: credits are reserved first. Then the allocation is added to the table under the handle or address that the
- * driver returned. */
+/* Charges: credits are reserved before the driver's call. After it, the allocation is added to the table, under the
+ * handle or address that the driver returned. */
 #include "memory/charge.h"
 
 #include "memory/credits.h"

@@ -87,11 +87,11 @@ bool credits_take(int place, uint64_t bytes) {
     return taken;
 }
 
-/* Idle credits that are too few for a reservation. */
+/* Why the idle credits do not suffice for a reservation. */
 struct shortage {
     uint64_t missing; /* bytes */
     bool hopeless;    /* a request to the agent is useless: the GPU's limit can never allow the bytes */
-    bool over;        /* with them, this process would exceed the known limit even without its siblings */
+    bool over;        /* with the missing bytes, this process alone would exceed the known limit */
 };
 
 /* Reserve bytes from the idle credits. If they are too few, return false and fill `shortage`. */

@@ -24,7 +24,7 @@ bool credits_reserve(int place, uint64_t bytes);
 bool credits_reserve_ahead(int place, uint64_t bytes);
 /* Reserve bytes from the idle credits only, without a request to the agent. Return false if they are too few. */
 bool credits_take(int place, uint64_t bytes);
-/* Count bytes that the driver has already taken, even over the limit (C5). */
+/* Charge bytes that the driver has already allocated, even over the limit (C5). */
 void credits_grow(int place, uint64_t bytes);
 /* Return bytes to the idle credits. Idle credits beyond CREDITS_IDLE_MOST and beyond the bytes that the program usually
  * reuses are returned to the agent at once. After the limit was lowered, all are returned. */

@@ -20,7 +20,7 @@
 
 /* A descriptor that the driver has exported. With the lock. */
 struct export {
-    struct hash_link link; /* in the table, by the address of this struct */
+    struct hash_link link; /* link in exports_table, by the address of this struct */
     struct export *next;
     uint32_t *open_count; /* counter of the exported memory's open descriptors */
     bool open;            /* the present count has found it open */

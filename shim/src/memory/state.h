@@ -73,7 +73,7 @@ struct memory {
                                  the driver's step */
     uint64_t pools_next_look; /* sys_now() of the hook thread's next check; without the lock */
     _Atomic bool graph_pools; /* a graph may have memory nodes; without the lock */
-    uint32_t contexts[SHP_MAX_GPUS]; /* number of this process's contexts on each GPU */
+    uint32_t contexts[SHP_MAX_GPUS]; /* by place of the GPU: number of this process's contexts there */
     uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for these contexts */
     struct kinds kinds;              /* without the lock */
     _Atomic uint64_t refusal_due;    /* sys_now() from which the next refusal is written; without the lock */

@@ -26,7 +26,7 @@
 #define BLIND (20 * SYS_MS) /* ns between two checks while no descriptor can wake the hook thread */
 
 #ifndef SHAREPOD_BUILD
-#define SHAREPOD_BUILD "0" /* hexadecimal, like the hash that the build passes */
+#define SHAREPOD_BUILD "0" /* placeholder for the hash of the hook that the build passes */
 #endif
 
 /* Plain variables, which a fork does not zero, so that a child can close these descriptors. A write to the pipe wakes
@@ -257,7 +257,7 @@ static void greet(struct session *session) {
                                           closed the connection, and that is read next */
 }
 
-/* Write why there is no connection, unless that was the last message. */
+/* Write to standard error why there is no connection, unless that was the last message. */
 static void log_once(struct session *session, enum session_logged what, const char *text) {
     if (session->logged != what)
         sys_say("no connection to the agent at ", session->directory, "agent.sock: ", text, NULL);

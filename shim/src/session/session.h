@@ -112,7 +112,7 @@ struct session {
 
 /* Any thread may call the following functions. */
 
-/* Wake the hook thread, which then checks for changes. */
+/* Wake the hook thread, which then runs the steps of all packages. */
 void session_wake(void);
 /* Send SHP_RESERVE with `flags`, or SHP_MEMINFO, for the GPU at `place`, and wait for the answer for at most `timeout`
  * ns. `value`: bytes to reserve, or bytes of idle credits. */

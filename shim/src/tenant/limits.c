@@ -109,7 +109,7 @@ bool limits_read(const char *directory, struct limits *limits) {
     long file = open_in(directory, "limits");
     if (file < 0)
         return false;
-    char *text = sys_map(ROOM); /* the first call of a program may come from a thread with a small stack */
+    char *text = sys_map(ROOM);
     for (size_t filled = 0; text != NULL && filled < ROOM - 1;) {
         long got = sys_call(SYS_read, file, (long)(text + filled), (long)(ROOM - 1 - filled), 0, 0, 0);
         if (got <= 0 && got != -EINTR)

@@ -1,7 +1,7 @@
 /* Samples of the process's progress: whether launched work is in flight at random moments.
  *
  * Guarantees:
- * - SP1 A sample disturbs no stream capture (R3, streams.h), records no event and orders no work.
+ * - SP1 A sample invalidates no stream capture (R3, streams.h), records no event and orders no work.
  * - SP2 A sample never blocks. It is dropped if the registry's lock is taken. If a thread is inside a launch that may
  *   go into a stream, the sample does not query that stream, because the launch may be blocked in a full stream. The
  *   sample is then dropped, with one exception: if the thread was inside the same launch at the last sample, the stream

@@ -21,7 +21,7 @@
 #define TURN_TIME (1000 * SYS_MS)
 #define GRAPH_TURN_TIME (50 * SYS_MS)
 
-/* Return whether unused memory of the pool could serve the call, by the driver's figures. */
+/* Return true if, by the driver's figures, the pool has `bytes` bytes of unused memory. */
 static bool could_reuse(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t reserved, used;
     return pool_figure(memory, false, &reserved) && pool_figure(memory, true, &used) && reserved >= used &&

@@ -1,6 +1,6 @@
 /* The gate: one word that decides whether launches may pass, and a slot per thread that shows whether the thread is
- * inside a launch. This header has the functions of the hook thread; passage.h has the functions of the program's
- * threads, fastpath.h their fast path.
+ * inside a launch. An opening is a period in which it is open, a closing one in which it is closed. This header has the
+ * functions of the hook thread; passage.h and fastpath.h have the functions of the program's threads.
  *
  * Guarantees:
  * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch, and no
@@ -75,7 +75,7 @@ struct slot {
  * sees that a thread has exited inside a launch, so that it does not delay a closing. */
 enum { SHARED_PLACES = 64 };
 
-#define GATE_NO_GRANT UINT64_MAX /* no grant, so the agent cannot bar the opening */
+#define GATE_NO_GRANT UINT64_MAX /* value of `grant` without a grant: the agent cannot bar the opening */
 
 struct gate {
     _Atomic uint32_t word;
@@ -88,7 +88,8 @@ struct gate {
     const uint64_t *barred;     /* address in the hints page: metered openings with this grant id or a lower one are
                                    barred (G5) */
     const uint64_t *co_runs;    /* address in the hints page: odd while other tenants co-run */
-    _Atomic uint64_t grant;     /* id of the grant of this opening; GATE_NO_GRANT: the duty cycle opened the gate */
+    _Atomic uint64_t grant;     /* id of the grant of this opening; GATE_NO_GRANT: opened without an agent, by the file
+                                   `limits` */
     _Atomic uint32_t closing __attribute__((aligned(64))); /* number of openings so far, plus 1. It names the present
                                                               closing, or while the gate is open the next one */
     _Atomic uint32_t wanted;       /* number of the last closing whose end a thread has waited for */
@@ -114,7 +115,8 @@ static inline bool gate_barred(const struct gate *gate, uint32_t word) {
            atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
                atomic_load_explicit(&gate->grant, memory_order_relaxed);
 }
-/* Return how often other tenants have begun or ceased to co-run; odd: others co-run now. */
+/* Return the number of times that other tenants have begun or ceased to co-run, by the hints page; odd: others co-run
+ * now. */
 static inline uint64_t gate_co_runs(const struct gate *gate) {
     return atomic_load_explicit((const _Atomic uint64_t *)gate->co_runs, memory_order_relaxed);
 }

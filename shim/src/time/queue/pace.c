@@ -75,7 +75,7 @@ static void go_by(struct pace_estimate *estimate, bool shared) {
     estimate->shared = shared;
 }
 
-/* Start a new measurement for launches from now on. */
+/* Start a new measurement: from now on, launches count as co-running (`touched`) only if other tenants co-run. */
 static void look_anew(struct pace_estimate *estimate) {
     estimate->touched = estimate->co_runs & 1;
     go_by(estimate, estimate->touched);

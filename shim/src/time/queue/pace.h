@@ -63,8 +63,8 @@ struct pace_queue {
 struct pace_window {
     uint16_t size;          /* most launches between two fences; grows and shrinks with the time that they take */
     uint16_t quota;         /* launches between the last fence and the next one */
-    uint16_t free_launches; /* launches that pass without a wait after the last unsuccessful wait */
-    uint16_t free_left;     /* number of them that have not passed yet */
+    uint16_t free_launches; /* launches that pass without a fence after the last unsuccessful wait */
+    uint16_t free_left;     /* number of free_launches that have not passed yet */
     bool full;              /* the launched work is expected to last until the quantum ends */
     bool keeps_short;       /* windows take PACE_LEAD at most, and each begins shortly before the window before it ends
                              */

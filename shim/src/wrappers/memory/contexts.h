@@ -1,4 +1,4 @@
-/* End of contexts, for the wrappers that destroy them. */
+/* Charges of contexts that have ended, for the wrappers that destroy contexts. */
 #ifndef SHAREPOD_CONTEXTS_H
 #define SHAREPOD_CONTEXTS_H
 

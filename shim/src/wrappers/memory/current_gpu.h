@@ -1,4 +1,4 @@
-/* The GPU of the current context, as the wrappers that charge memory need it. */
+/* The GPU of the current context, to which wrappers charge memory. */
 #ifndef SHAREPOD_CURRENT_GPU_H
 #define SHAREPOD_CURRENT_GPU_H
 

@@ -28,7 +28,7 @@ struct graph_reservation {
 /* Charge a launch or upload before the driver's call. Return CUDA_ERROR_OUT_OF_MEMORY if the limit forbids the call.
  * Costs one load if no graph of the process has memory nodes. */
 CUresult graphmem_begin(struct graph_reservation *reservation, CUgraphExec exec);
-/* Count the memory that the driver has taken. `result`: the driver's answer. */
+/* After the driver's call: charge the memory that the driver has allocated. `result`: the driver's answer. */
 void graphmem_end(struct graph_reservation *reservation, CUresult result);
 
 /* Register the device's graph pool, because a graph is about to get a node that allocates memory on the device. */

@@ -15,7 +15,7 @@
 #include "memory/state.h"
 #include "process/process.h"
 
-/* As in nvml.h of every driver since version 418 (nvml_memory) and version 510 (nvml_memory_v2). */
+/* NVML's types, as in nvml.h of every driver since version 418 (nvml_memory) and version 510 (nvml_memory_v2). */
 typedef int nvml_result; /* 0: success; 13: no such function */
 typedef void *nvml_device;
 struct nvml_memory {

@@ -1,4 +1,4 @@
-/* The wrapper of each entry of the driver. */
+/* Lookup of the hook's wrapper of an entry of the driver. */
 #ifndef SHAREPOD_RESOLVE_H
 #define SHAREPOD_RESOLVE_H
 

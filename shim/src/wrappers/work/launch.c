@@ -8,22 +8,22 @@
 #endif
 
 /* Body of a wrapper that launches. */
-#define THROUGH_GATE(symbol, stream, per_thread, ...)                                          \
-    struct slot *slot = passage_slot;                                                          \
-    struct queue *queue = enter_fast(slot, stream, per_thread);                                \
-    if (LIKELY(queue != NULL)) {                                                               \
-        __typeof__(&symbol) driver = DRIVER(symbol);                                           \
-        CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-        leave_fast(slot, LIKELY(result == CUDA_SUCCESS) ? queue : NULL);                       \
-        return result;                                                                         \
-    }                                                                                          \
-    struct passage passage = enter_slowly(stream, per_thread);                                 \
-    if (passage.refused != CUDA_SUCCESS)                                                       \
-        return passage.refused;                                                                \
-    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;        \
-    if (UNLIKELY(result != CUDA_SUCCESS))                                                      \
-        passage.queue = NULL; /* nothing runs, and the stream may not exist */                 \
-    passage_leave(&passage);                                                                   \
+#define THROUGH_GATE(symbol, stream, per_thread, ...)                                                  \
+    struct slot *slot = passage_slot;                                                                  \
+    struct queue *queue = enter_fast(slot, stream, per_thread);                                        \
+    if (LIKELY(queue != NULL)) {                                                                       \
+        __typeof__(&symbol) driver = DRIVER(symbol);                                                   \
+        CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;         \
+        leave_fast(slot, LIKELY(result == CUDA_SUCCESS) ? queue : NULL);                               \
+        return result;                                                                                 \
+    }                                                                                                  \
+    struct passage passage = enter_slowly(stream, per_thread);                                         \
+    if (passage.refused != CUDA_SUCCESS)                                                               \
+        return passage.refused;                                                                        \
+    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                \
+    if (UNLIKELY(result != CUDA_SUCCESS))                                                              \
+        passage.queue = NULL; /* the launch failed: it is not counted, and the stream may not exist */ \
+    passage_leave(&passage);                                                                           \
     return result
 
 #define KERNEL_PARAMETERS                                                                                         \

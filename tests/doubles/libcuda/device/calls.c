@@ -15,7 +15,7 @@ void fake_start_thread(void *(*run)(void *)) {
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     if (pthread_create(&thread, &detached, run, NULL) != 0)
-        abort(); /* without its device thread the double is of no use to a test */
+        abort(); /* no test can continue without this thread */
 }
 
 static void *call_functions(void *unused) {

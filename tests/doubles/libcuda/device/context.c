@@ -237,7 +237,8 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
     return CUDA_SUCCESS;
 }
 
-/* A green context is a context that is not current after its creation. Its part of the device is not simulated. */
+/* In the double a green context is a context that is not made current when it is created. Its part of the device is not
+ * simulated. */
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice ordinal, unsigned int flags) {
     int device;
     pthread_mutex_lock(&fake_lock);

@@ -68,7 +68,7 @@ struct stream {
     uint64_t served;                         /* number of the engine's turn in which the stream last got the device */
     bool calling;                            /* its next operation is a host function, which is running */
     bool green;                              /* made for a green context */
-    unsigned waiting;                        /* number of its unfinished waits and functions of the program */
+    unsigned waiting;                        /* number of its unfinished waits and host functions */
     uint64_t thread;                         /* number of the thread whose per-thread default stream it is; 0: another
                                                 stream */
     bool listed;                             /* in the engine's list of streams with unfinished work */

@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Open-file-description locks, on bytes that need not exist in the file: one for memory, and one per record, which is
- * held while its process lives. */
+/* Bytes of the state file that are locked by open-file-description locks; they need not exist. One lock is for memory.
+ * One per record is held while its process runs. */
 enum { MEMORY_LOCK_BYTE = 1 << 24, CLIENT_LOCK_BYTE = 1 << 25 };
 
 static struct fake_state *state;
@@ -178,8 +178,8 @@ static void choose(const char *list) {
     free(copy);
 }
 
-/* Select the devices for which the folder FAKE_CUDA_DEVICES has a file with their UUID as its name. Real devices have
- * device nodes. */
+/* Select the devices for which the folder FAKE_CUDA_DEVICES has a file with their UUID as its name. The files stand for
+ * the device nodes of a container. */
 static int find_marked(const char *folder) {
     int count = 0;
     for (int i = 0; i < (int)state->device_count; i++) {

@@ -18,7 +18,7 @@ struct described {
     struct range freed; /* copy of the range, made when the program freed it; 0 bytes: not freed yet */
 };
 
-/* Content of one descriptor: linear memory, or pieces of physical memory. */
+/* Memory of one descriptor: linear memory, or the physical memory of one or more mappings. */
 struct dmabuf {
     struct described *linear;
     size_t count;

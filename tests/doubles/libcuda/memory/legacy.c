@@ -28,7 +28,7 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned int bytes) {
             *out = (CUdeviceptr_v1)kept->address;
         } else {
             fake_state_give(context->device, FAKE_LINEAR, rounded);
-            result = CUDA_ERROR_OUT_OF_MEMORY; /* each address is used only once, and there are 4 GiB of addresses */
+            result = CUDA_ERROR_OUT_OF_MEMORY; /* all addresses below 4 GiB are used up, because none is used twice */
         }
     }
     pthread_mutex_unlock(&fake_lock);

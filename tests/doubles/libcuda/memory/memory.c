@@ -116,7 +116,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && (range->kind == RANGE_LINEAR || range->kind == RANGE_MANAGED)) {
         fake_wait_context(range->context);
-        range = fake_range_at(address); /* NULL: another thread has freed it in between */
+        range = fake_range_at(address); /* NULL: another thread has freed it during the wait */
     }
     if (result == CUDA_SUCCESS && range == NULL)
         result = CUDA_ERROR_INVALID_VALUE;

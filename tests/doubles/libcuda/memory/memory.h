@@ -17,7 +17,7 @@ static inline uint64_t fake_round(uint64_t bytes, uint64_t granularity) {
 /* Return the context whose end frees memory that is allocated in this context: for a green context, the primary
  * context. With fake_lock. */
 struct context *fake_memory_owner(struct context *context);
-/* Take memory of the context's device at an address of its own. With fake_lock. */
+/* Take memory of the context's device, and assign it a new address range. With fake_lock. */
 CUresult fake_memory_take(struct context *context, enum fake_kind kind, enum range_kind range_kind, uint64_t bytes,
                           struct range **out);
 /* Free a range, or return it to its pool or graph. */

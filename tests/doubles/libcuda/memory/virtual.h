@@ -9,7 +9,8 @@ struct physical {
     unsigned magic;
     unsigned references, mappings;
     unsigned exports; /* number of its descriptors that are open in any process */
-    int lease;        /* of imported memory: lease that keeps it in the process that made it; -1: not imported */
+    int lease;        /* of imported memory: lease that keeps the memory taken in the exporting process; -1: not
+                         imported */
     int opened;       /* of imported memory: place in the table of shared memory; -1: none */
     bool shared;      /* other processes may open it */
     uint64_t id;      /* unique in the process */

@@ -201,7 +201,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
     return result;
 }
 
-/* All streams of the context wait. Streams that are created later do not wait, as if they were created after the event.
+/* All present streams of the context wait. Streams that are created later do not wait.
  */
 EXPORT CUresult cuCtxWaitEvent(CUcontext handle, CUevent event_handle) {
     struct context *context = (struct context *)handle;

@@ -197,7 +197,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
     return copy_linear(to, from, false, false, n, stream, ASYNC);
 }
 
-/* Copy with an array. `pointer`: the other side, if it is linear memory of the device or the host. */
+/* Copy between an array and an address. `to_host`: true if the address is host memory. */
 static CUresult copy_array(CUarray array, size_t offset, CUdeviceptr pointer, bool to_host, size_t bytes,
                            CUstream stream, enum manner manner) {
     if (!fake_is(array, MAGIC_ARRAY))
@@ -241,7 +241,7 @@ EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size
     return copy_array(from, offset, (CUdeviceptr)(uintptr_t)to, true, n, stream, ASYNC);
 }
 
-/* One side of a copy of a box, with the fields that all structures of the API share. */
+/* Source or destination of a 2D or 3D copy: the fields that all descriptors of such copies have. */
 struct side {
     CUmemorytype type;
     const void *host;

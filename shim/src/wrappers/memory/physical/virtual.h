@@ -1,4 +1,4 @@
-/* End of sparse arrays, for the wrappers that destroy arrays and contexts. */
+/* Mappings into sparse arrays that have ended, for the wrappers that destroy arrays and contexts. */
 #ifndef SHAREPOD_VIRTUAL_H
 #define SHAREPOD_VIRTUAL_H
 
