@@ -289,5 +289,6 @@ def _where(pid: int) -> str:
     """Describe the kernel function that each thread of the process waits in."""
     threads = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-        threads.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().split()[0]}")
+        with contextlib.suppress(OSError):  # the thread has ended
+            threads.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().split()[0]}")
     return f"process {pid} ({os.cpu_count()} CPUs): " + ", ".join(threads)

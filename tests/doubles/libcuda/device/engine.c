@@ -164,14 +164,29 @@ static bool waits(const struct op *op) {
     return op->kind == OP_WAIT || op->kind == OP_HOST || (op->kind == OP_VALUE && !op->writes);
 }
 
-/* Return whether an operation that is submitted now would be behind an unfinished wait, in its stream or in a stream
- * that its stream waits for. */
+/* Return the order of the stream's first unfinished wait; UINT64_MAX: there is none. */
+static uint64_t first_wait(const struct stream *stream) {
+    uint64_t i = stream->finished;
+    while (stream->waiting > 0 && !waits(op_at(stream, i)))
+        i++;
+    return stream->waiting > 0 ? op_at(stream, i)->order : UINT64_MAX;
+}
+
+/* Return whether an operation that is submitted now would be behind an unfinished wait: in its stream, in a stream for
+ * which its stream waits, or in a stream for which an operation of the legacy stream waits that it waits for. */
 static bool behind_wait(const struct queue *queue, const struct stream *stream) {
-    bool waiting = stream->waiting > 0 || (blocking(stream) && stream->context->legacy.waiting > 0);
-    for (const struct stream *other = queue->listed; other != NULL && !waiting; other = other->listed_next)
-        waiting = stream == &stream->context->legacy && other->context == stream->context && blocking(other) &&
-                  other->waiting > 0;
-    return waiting;
+    const struct stream *legacy = &stream->context->legacy;
+    uint64_t before = UINT64_MAX; /* a blocking stream waits for work of others only as the legacy stream does */
+    if (stream->waiting > 0 || (blocking(stream) && legacy->waiting > 0))
+        return true;
+    if (blocking(stream) && legacy->finished < legacy->submitted)
+        before = op_at(legacy, legacy->submitted - 1)->order;
+    else if (stream != legacy)
+        return false;
+    for (const struct stream *other = queue->listed; other != NULL; other = other->listed_next)
+        if (other->context == stream->context && blocking(other) && first_wait(other) < before)
+            return true;
+    return false;
 }
 
 /* Count a launch that ends at `end`. */
