@@ -157,6 +157,12 @@ static void await_fences(struct known_stream *row) {
 
 /* Make the drain wait for one stream, whose context exists. With the lock. */
 static void begin_stream(struct streams *streams, struct known_stream *row) {
+    if (row->stream == STREAM_ORPHAN) { /* its stream was destroyed next to an open capture */
+        row->waiting = streams_record_context(streams, row, row->event);
+        row->unseen = !row->waiting;
+        row->number = streams->noted;
+        return;
+    }
     bool by_event = row->unmetered || (row->stream == NULL && per_thread_uncovered(row));
     bool recorded = by_event && cover(streams, row);
     row->unseen = by_event && !recorded && row->stream == NULL && streams->captures.count > 0;

@@ -13,8 +13,8 @@
  * - D5 The hook thread records no event in a stream of the program, because the stream may be full. In a stream that
  *   has a wait of the program, only threads that launch into the stream record events. The drain sees the end of its
  *   work by an event behind all work of the context. Without such an event (before CUDA 12.5, or next to an open
- *   capture) the drain queries the stream; if the stream captures, after its capture. In that case no drain waits for
- *   the work of a stream that is destroyed.
+ *   capture) the drain queries the stream; if the stream captures or has been destroyed, after the captures. Before
+ *   CUDA 12.5 no drain waits for the work of a destroyed stream that has a wait.
  * - D6 No drain waits for launches behind an unfinished wait of the program (waits.h): they do not run, and perhaps
  *   only the next launch of the program ends that wait. drain_left finds them when they run. Exceptions: default
  *   streams, waits inside a graph, launches of threads without a queue, and waits next to which several threads launch

@@ -320,7 +320,7 @@ static void sweep(struct streams *streams) {
     struct known_stream *next, *orphan = streams->orphans;
     for (int i = 0; i < SWEEP && orphan != NULL; i++, orphan = next) {
         next = orphan->busy_next;
-        if (!orphan->context->ending && event_passed(orphan->event, orphan->context->context))
+        if (!orphan->context->ending && !orphan->unseen && event_passed(orphan->event, orphan->context->context))
             streams_forget(streams, orphan, true);
     }
 }
@@ -461,7 +461,8 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
     sweep(streams);
     bool few = context->orphans < ORPHANS_MOST;
     row->blind = streams_may_block(streams, row) || (waits && !leaves);
-    if (row->blind || (waits && !few)) {
+    bool later = row->blind && leaves && HAS(cuCtxRecordEvent); /* a drain records the event after the captures */
+    if ((row->blind && !later) || ((waits || later) && !few)) {
         own_calls_end(mode);
         return;
     }
@@ -472,8 +473,10 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
         bool over = leaves && is_idle(streams, row);
         bool may_block = waits || (row->held && context->held);
         bool behind_all = may_block || row->stream == NULL || (few && !streams_wait(streams, context, NULL));
-        recorded = !over && ((behind_all && streams_record_context(streams, row, event)) ||
-                             (!may_block && streams_record(streams, row, event)));
+        recorded = !over && !later &&
+                   ((behind_all && streams_record_context(streams, row, event)) ||
+                    (!may_block && streams_record(streams, row, event)));
+        fence->unseen = !over && later;
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
@@ -481,9 +484,9 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
         fence->number = streams->noted;
         fence->waiting = recorded;
         streams_set_busy(streams, fence, true);
-        if (recorded && waits && reaches_wait(row))
+        if ((recorded || fence->unseen) && waits && reaches_wait(row))
             move_waits(row, fence);
-        if (!recorded)
+        if (!recorded && !fence->unseen)
             streams_forget(streams, fence, true);
     }
     own_calls_end(mode);

@@ -108,7 +108,9 @@ struct known_stream {
     /* the drain queries the stream, and no query has found it idle. For default streams, the queried stream is the
      * legacy stream */
     bool asked;
-    bool unseen;  /* the drain cannot see yet when per-thread default streams end, and waits until it can */
+    /* The drain cannot see yet when the work ends, and waits until it can: work in per-thread default streams, or of a
+     * stream that was destroyed next to an open capture. */
+    bool unseen;
     bool skipped; /* a drain began while its context was ending */
     bool busy;    /* the row is in the list of rows with work */
     bool held;    /* the program has put a wait into the stream, or into a stream that the stream waits for, and no
@@ -327,8 +329,10 @@ CUresult streams_query(const struct streams *streams, const struct known_stream 
 /* Record an event behind the unfinished work of the row, and give the event a row of its own, which shows the end of
  * that work without the stream. The stream may be full, and perhaps only this thread can end what it waits for. So the
  * event is recorded behind all work of the context, unless another stream waits for the program, or the context has
- * ORPHANS_MOST such rows. `leaves`: the stream is about to be destroyed. If the driver cannot record that event, a row
- * with a wait is `blind`, or gets no row if it leaves. */
+ * ORPHANS_MOST such rows. `leaves`: the stream is about to be destroyed. If a capture forbids that event, a row with a
+ * wait is `blind`; if it leaves, a drain records the event after the capture. Before CUDA 12.5 such a row gets no
+ * event.
+ */
 void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
 /* Make each thread register the streams of the context again. While `departs` is true, no thread uses its queue on
  * them. */

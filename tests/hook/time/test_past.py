@@ -245,3 +245,26 @@ def test_a_drain_waits_for_a_destroyed_stream_next_to_a_wait_that_is_over(tenant
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 4
     assert usage.last_end <= agent.times(client, Drained)[-1], "DRAINED comes when the work has ended"
+
+
+def test_a_drain_waits_for_a_stream_that_is_destroyed_next_to_a_capture(tenant: Tenant) -> None:
+    """The capture forbids an event behind the stream's work, so the drain ends only after the capture."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("computes", "captured"):
+        probe.ok("stream", name)
+    probe.ok("hold", "computes", "computes")
+    probe.ok("launch", "spin_us_300000", "computes")
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 1, "a drain next to the wait")
+    probe.ok("capture_begin", "captured", RELAXED)
+    probe.ok("stream_destroy", "computes")
+    probe.ok("launch", "noop", "")
+    probe.ok("release", "computes")
+    probe.ok("capture_end", "captured", "graph")
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 2, "all launches drained")
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 2
+    assert usage.last_end <= agent.times(client, Drained)[-1], "DRAINED comes when the work has ended"
