@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -44,8 +45,6 @@ T = TypeVar("T")
 _TRIES = 4
 """Largest number of tries of a call that the API server asks to retry. After the last try the call fails."""
 _OTHER_HISTORY = "the API server's versions went back since it was asked"
-_TOO_MANY = 429
-"""HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 LONGEST_WAIT_S = 30.0
 """Longest Retry-After, in seconds, that a call waits for. If the server asks for more, the call fails at once."""
 
@@ -310,11 +309,13 @@ class Client:
             answer = await self._call("POST", path, body, verb="evict")
         except ApiError as error:
             if error.of_admission:
-                raise UnavailableError(f"POST {path}", _TOO_MANY, error.reason, error.message) from None
+                raise UnavailableError(
+                    f"POST {path}", HTTPStatus.TOO_MANY_REQUESTS, error.reason, error.message
+                ) from None
             raise
         if answer.get("status") == "Failure":
             reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
-            raise UnavailableError(f"POST {path}", _TOO_MANY, reason, message)
+            raise UnavailableError(f"POST {path}", HTTPStatus.TOO_MANY_REQUESTS, reason, message)
 
     async def watch(
         self,

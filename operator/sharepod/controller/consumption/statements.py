@@ -7,7 +7,8 @@ Guarantees:
 - ST2 any-step: an operator that dies between any two calls loses nothing. A count that is not yet in a statement is
   still in the GPUNode. A count that is in both is counted once (`budgets.namespace_account`).
 - ST3 written-first: an agent may drop a closed series (to which it adds no more) only after the statement that contains
-  it is written. The operator deletes a GPUNode only after all its counts are written.
+  it is written. The operator deletes a GPUNode only after all its counts are written. Exception: counts that belong
+  to an unreadable statement.
 - ST4 growing: the totals in metrics never fall while this process lives.
 - A statement that cannot be read or written affects only its namespace. All others are read and charged as usual. An
   unreadable statement is never overwritten.

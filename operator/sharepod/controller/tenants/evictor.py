@@ -13,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 import structlog
 
@@ -27,8 +28,6 @@ from sharepod.controller.state.memos import Eviction, TenantMemo
 from sharepod.kube import ApiError, ConflictError, NotFoundError
 from sharepod.rate_limit import RateLimiter
 
-_TOO_MANY = 429
-"""HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 _RETRY_S = 5.0
 """Seconds until a refused eviction is tried again. A PodDisruptionBudget allows the next eviction once a replacement
 Pod has started, which takes about this long."""
@@ -94,7 +93,7 @@ class Evictor:
                 self._limiter.give_back(self._clock(), now)
             if isinstance(error, NotFoundError | ConflictError):
                 return _RETRY_S  # the Pod was deleted or replaced: the watch reports it
-            if error.status != _TOO_MANY:
+            if error.status != HTTPStatus.TOO_MANY_REQUESTS:  # a PodDisruptionBudget forbids the eviction
                 raise
             if eviction.refused_since is None:
                 eviction.refused_since = now

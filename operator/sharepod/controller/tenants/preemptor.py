@@ -15,6 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 
 import structlog
 
@@ -35,8 +36,6 @@ from sharepod.kube import ApiError, ConflictError, NotFoundError
 from sharepod.placement.state.types import PlacementRequest
 from sharepod.placement.wording import counted
 
-_TOO_MANY = 429
-"""HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 _WORKERS = 8
 """Number of preemptions that are carried out at the same time."""
 
@@ -103,7 +102,7 @@ class Preemptor:
                 except (NotFoundError, ConflictError):
                     continue  # the Pod was deleted or replaced: the watch reports it
                 except ApiError as error:
-                    if error.status != _TOO_MANY:
+                    if error.status != HTTPStatus.TOO_MANY_REQUESTS:  # a PodDisruptionBudget forbids the eviction
                         raise
                     log.info("eviction refused", pod=f"{pod.namespace}/{pod.name}", error=error.message)
                     self._preemptions.refused(tenant, pod.uid)
