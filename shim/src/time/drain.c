@@ -34,7 +34,7 @@ static bool per_thread_uncovered(const struct known_stream *row) {
  * the legacy stream orders the program's streams (D4), but if the driver has no cuCtxRecordEvent, only this event shows
  * the end of launches of threads without a queue. */
 static bool record_behind(struct streams *streams, const struct known_stream *row) {
-    bool behind_all = row->stream == NULL || row->held || !streams_wait(streams, row->context, NULL);
+    bool behind_all = row->stream == NULL || row->held || !waits_left(streams, row->context, NULL);
     if (behind_all && streams_record_context(streams, row, row->event))
         return true;
     return row->stream == NULL && !row->held && !HAS(cuCtxRecordEvent) && row->unmetered &&
@@ -264,7 +264,7 @@ bool drain_poll(struct streams *streams) {
         bool over = finished(streams, row);
         if (over && row->waits == NULL)
             streams_forget(streams, row, true);
-        all = over || (row->left && streams_wait(streams, row->context, row));
+        all = over || (row->left && waits_left(streams, row->context, row));
     }
     unlock(&streams->lock);
     own_calls_end(mode);

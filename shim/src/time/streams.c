@@ -6,8 +6,6 @@
  */
 #include "time/streams.h"
 
-enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that are checked at each fence: limits their number between drains */
-
 struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
     struct known_context *known = context != NULL ? streams->contexts : NULL;
     while (known != NULL && (known->context != context || known->ending))
@@ -61,8 +59,7 @@ struct known_stream *streams_find(struct streams *streams, const struct known_co
     return NULL;
 }
 
-/* Return a new row in this context; NULL: no memory. */
-static struct known_stream *make_row(struct streams *streams, struct known_context *context, CUstream stream) {
+struct known_stream *streams_add_row(struct streams *streams, struct known_context *context, CUstream stream) {
     struct known_stream *row = slab_take(&streams->stream_rows, sizeof *row);
     if (row == NULL)
         return NULL;
@@ -77,10 +74,9 @@ static struct known_stream *make_row(struct streams *streams, struct known_conte
     return context->streams = row;
 }
 
-/* Return the row of a stream, created if necessary; NULL: no memory. */
-static struct known_stream *note_stream(struct streams *streams, struct known_context *context, CUstream stream) {
+struct known_stream *streams_note(struct streams *streams, struct known_context *context, CUstream stream) {
     struct known_stream *row = streams_find(streams, context, stream);
-    if (row != NULL || !hashed_room(&streams->streams) || (row = make_row(streams, context, stream)) == NULL)
+    if (row != NULL || !hashed_room(&streams->streams) || (row = streams_add_row(streams, context, stream)) == NULL)
         return row;
     hashed_add(&streams->streams, &row->link, hash_of_stream(context, stream));
     return row;
@@ -128,8 +124,7 @@ uint64_t streams_launched(const struct known_stream *row) {
     return launched;
 }
 
-/* Return the number of launches into the row's stream by all threads but one. */
-static uint64_t launched_by_others(const struct known_stream *row, int thread) {
+uint64_t streams_launched_by_others(const struct known_stream *row, int thread) {
     uint64_t launched = 0;
     for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         if (atomic_load(&queue->slot->thread) != thread)
@@ -140,7 +135,7 @@ static uint64_t launched_by_others(const struct known_stream *row, int thread) {
 /* A launch is counted after the driver's call. So a launch that was under way when `thread` was set changes the number
  * later. */
 bool streams_crossed(const struct known_stream *row, const struct program_wait *wait) {
-    return wait->crossed || launched_by_others(row, wait->thread) != wait->others;
+    return wait->crossed || streams_launched_by_others(row, wait->thread) != wait->others;
 }
 
 bool streams_covered(const struct known_stream *row) {
@@ -179,51 +174,6 @@ struct program_wait *streams_oldest_wait(struct streams *streams, struct known_s
             return wait;
     }
     return NULL;
-}
-
-/* Add a wait to the row, and return its entry. Return NULL for a wait that is directly behind another one, or if the
- * row's waits have too many events in the stream: to a drain, such a wait is part of the launches behind it. With the
- * lock. */
-static struct program_wait *note_wait(struct streams *streams, struct known_stream *row, struct host_call *call) {
-    if (context_unsettled(row->context) || (call == NULL && row->unmarked != NULL))
-        return NULL;
-    bool full = row->places >= WAIT_PLACES;
-    if (full) {
-        streams_oldest_wait(streams, row);
-        full = row->places >= WAIT_PLACES;
-    }
-    if (full && call == NULL)
-        return NULL;
-    struct program_wait *wait = row->context->spare;
-    if (wait != NULL)
-        row->context->spare = wait->next;
-    else if ((wait = slab_take(&streams->wait_rows, sizeof *wait)) == NULL)
-        return NULL;
-    uint64_t launched = streams_launched(row);
-    int self = sys_thread_id();
-    bool fences = row->waits != NULL ? launched != row->launched_before
-                                     : row->pending && (row->unmetered || !streams_covered(row));
-    *wait = (struct program_wait){.call = call,
-                                  .before = wait->before,
-                                  .behind = wait->behind,
-                                  .fences = fences && !full,
-                                  .unseen = fences && full,
-                                  .number = ++streams->noted,
-                                  .thread = self,
-                                  .others = launched_by_others(row, self)};
-    fences &= !full;
-    *(row->last_wait != NULL ? &row->last_wait->next : &row->waits) = wait;
-    row->last_wait = wait;
-    row->launched_before = launched;
-    row->places += fences + (call == NULL);
-    if (fences && wait->before == NULL)
-        wait->before = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
-    if (call != NULL)
-        return wait;
-    row->unmarked = wait;
-    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
-        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch records `behind` before it */
-    return wait;
 }
 
 void streams_note_idle(struct streams *streams, struct known_stream *row) {
@@ -315,16 +265,6 @@ void streams_forget_context(struct streams *streams, struct known_context *known
     slab_give(&streams->context_rows, known);
 }
 
-/* Free some rows whose events have passed. Between drains no other code frees such rows. With the lock. */
-static void sweep(struct streams *streams) {
-    struct known_stream *next, *orphan = streams->orphans;
-    for (int i = 0; i < SWEEP && orphan != NULL; i++, orphan = next) {
-        next = orphan->busy_next;
-        if (!orphan->context->ending && !orphan->unseen && event_passed(orphan->event, orphan->context->context))
-            streams_forget(streams, orphan, true);
-    }
-}
-
 /* Return whether a capture is open, or may begin, that an event in the row's stream would join or break (R3). For the
  * legacy stream: whether a stream that it waits for captures. The legacy stream itself cannot capture. */
 static bool may_capture(const struct streams *streams, const struct known_stream *row) {
@@ -383,9 +323,7 @@ CUresult streams_query(const struct streams *streams, const struct known_stream 
                                                            : result; /* the query met another capture */
 }
 
-/* Return whether the row's stream has no unfinished work. The stream is no default stream, and its context is current.
- */
-static bool is_idle(const struct streams *streams, const struct known_stream *row) {
+bool streams_idle(const struct streams *streams, const struct known_stream *row) {
     return streams_query(streams, row, row->stream) == CUDA_SUCCESS;
 }
 
@@ -401,97 +339,6 @@ bool streams_record_context(const struct streams *streams, const struct known_st
     return streams_records_context(streams) && DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
 }
 
-/* Return whether a wait of the program is left in the row's stream. A wait behind which nothing was launched has no
- * event: the stream itself shows whether the wait is over. */
-static bool row_waits(struct streams *streams, struct known_stream *row) {
-    const struct program_wait *wait = streams_oldest_wait(streams, row);
-    CUcontext popped;
-    if (wait == NULL || wait->call != NULL || wait->marked || row->stream == STREAM_ORPHAN)
-        return wait != NULL;
-    if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
-        return true;
-    bool idle = is_idle(streams, row);
-    DRIVER(cuCtxPopCurrent_v2)(&popped);
-    if (idle && atomic_load(&streams->holding) == 0)
-        streams_note_idle(streams, row);
-    return !idle;
-}
-
-bool streams_wait(struct streams *streams, const struct known_context *known, const struct known_stream *fence) {
-    for (struct known_stream *row = known->streams; row != NULL; row = row->next)
-        if (row != fence && row->waits != NULL && (fence == NULL || row->waits->number <= fence->number) &&
-            row_waits(streams, row))
-            return true;
-    return false;
-}
-
-/* Return whether the work before the row's oldest wait has finished. */
-static bool reaches_wait(const struct known_stream *row) {
-    const struct program_wait *wait = row->waits;
-    CUcontext context = row->context->context;
-    if (wait->call != NULL && atomic_load(&wait->call->begun))
-        return true;
-    if (wait->fences)
-        return wait->fenced && event_passed(wait->before, context);
-    bool over = !wait->unseen && !row->unmetered && !row->waiting;
-    for (const struct queue *queue = row->queues; queue != NULL && over; queue = queue->stream_next)
-        over = atomic_load(&queue->last) == NULL || event_passed(atomic_load(&queue->last), context);
-    return over;
-}
-
-/* Give the waits of a row that is about to be removed to another row. */
-static void move_waits(struct known_stream *from, struct known_stream *to) {
-    for (struct program_wait *wait = from->waits; wait != NULL; wait = wait->next)
-        wait->crossed = streams_crossed(from, wait);
-    to->waits = from->waits;
-    to->last_wait = from->last_wait;
-    to->places = from->places;
-    to->left = true;
-    from->waits = from->last_wait = from->unmarked = NULL;
-    from->places = 0;
-}
-
-void streams_fence(struct streams *streams, struct known_stream *row, bool leaves) {
-    struct known_context *context = row->context;
-    CUcontext popped;
-    if (context_unsettled(context))
-        return;
-    CUstreamCaptureMode mode = own_calls_begin();
-    bool waits = streams_oldest_wait(streams, row) != NULL;
-    sweep(streams);
-    bool few = context->orphans < ORPHANS_MOST;
-    row->blind = streams_may_block(streams, row) || (waits && !leaves);
-    bool later = row->blind && leaves && HAS(cuCtxRecordEvent); /* a drain records the event after the captures */
-    if ((row->blind && !later) || ((waits || later) && !few)) {
-        own_calls_end(mode);
-        return;
-    }
-    struct known_stream *fence = make_row(streams, context, STREAM_ORPHAN);
-    CUevent event = fence != NULL ? event_make(context->context, CU_EVENT_DISABLE_TIMING) : NULL;
-    bool recorded = false;
-    if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
-        bool over = leaves && is_idle(streams, row);
-        bool may_block = waits || (row->held && context->held);
-        bool behind_all = may_block || row->stream == NULL || (few && !streams_wait(streams, context, NULL));
-        recorded = !over && !later &&
-                   ((behind_all && streams_record_context(streams, row, event)) ||
-                    (!may_block && streams_record(streams, row, event)));
-        fence->unseen = !over && later;
-        DRIVER(cuCtxPopCurrent_v2)(&popped);
-    }
-    if (fence != NULL) {
-        fence->event = event;
-        fence->number = streams->noted;
-        fence->waiting = recorded;
-        streams_set_busy(streams, fence, true);
-        if ((recorded || fence->unseen) && waits && reaches_wait(row))
-            move_waits(row, fence);
-        if (!recorded && !fence->unseen)
-            streams_forget(streams, fence, true);
-    }
-    own_calls_end(mode);
-}
-
 void streams_retained(struct streams *streams, CUdevice device, CUcontext context) {
     if (device < 0 || device >= STREAMS_DEVICES)
         return;
@@ -501,66 +348,6 @@ void streams_retained(struct streams *streams, CUdevice device, CUcontext contex
     streams->primaries[device].number = number;
     streams->primaries[device].retained++;
     unlock(&streams->primaries_lock);
-}
-
-/* Record an event behind the unfinished work of the legacy stream, because the legacy stream cannot be queried while
- * the capture is open (R5). */
-static void fence_legacy(struct streams *streams, CUcontext context) {
-    const struct known_context *known = streams_find_context(streams, context);
-    struct known_stream *row = known != NULL ? streams_find(streams, known, NULL) : NULL;
-    if (row != NULL && row->pending)
-        streams_fence(streams, row, false);
-}
-
-bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture) {
-    if (!rows_room(&streams->captures, sizeof *capture))
-        return false;
-    unsigned flags = CU_STREAM_DEFAULT;
-    struct open_capture *noted = streams_capture(streams, streams->captures.count);
-    *noted = *capture;
-    noted->blocks =
-        capture->stream != CU_STREAM_LEGACY &&
-        (capture->stream == CU_STREAM_PER_THREAD || !HAS(cuStreamGetFlags) ||
-         DRIVER(cuStreamGetFlags)(capture->stream, &flags) != CUDA_SUCCESS || !(flags & CU_STREAM_NON_BLOCKING));
-    if (noted->blocks)
-        fence_legacy(streams, capture->context);
-    gate_set_captures(gate, ++streams->captures.count);
-    return true;
-}
-
-/* A default stream needs no event here. Only a per-thread default stream may join a capture, and its thread has already
- * recorded a fence behind its launches. An event in the legacy stream would order streams that the program has not
- * ordered (D4, drain.h). */
-bool streams_join(struct streams *streams, struct gate *gate, CUstream stream) {
-    struct open_capture joins = {.context = context_of_stream(stream), .stream = stream, .joins = true};
-    lock(&streams->lock);
-    for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
-        struct known_stream *row = stream_is_default(stream) ? NULL : streams_find(streams, known, stream);
-        if (row != NULL && row->pending)
-            streams_fence(streams, row, false);
-    }
-    bool noted = streams_note_capture(streams, gate, &joins);
-    unlock(&streams->lock);
-    return noted;
-}
-
-void streams_joined(struct streams *streams, struct gate *gate, CUstream stream) {
-    lock(&streams->lock);
-    for (unsigned i = streams->captures.count; i > 0; i--) {
-        const struct open_capture *capture = streams_capture(streams, i - 1);
-        if (capture->joins && capture->stream == stream) {
-            streams_forget_capture(streams, gate, i - 1);
-            break;
-        }
-    }
-    unlock(&streams->lock);
-}
-
-void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index) {
-    unsigned last = streams->captures.count - 1;
-    *streams_capture(streams, index) = *streams_capture(streams, last);
-    streams->captures.count = last;
-    gate_set_captures(gate, last);
 }
 
 /* Destroy events of the context with this epoch, unless it has ended, and set them to NULL. With the lock. */
@@ -687,76 +474,13 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     return queue;
 }
 
-/* Return whether the context is current and has ended. The driver then refuses the launch. */
-static bool current_ended(CUcontext context) {
+bool streams_current_ended(CUcontext context) {
     CUcontext current = NULL;
     CUdevice device;
     if (DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
         return false;
     CUresult result = DRIVER(cuCtxGetDevice)(&device);
     return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
-}
-
-/* Record a wait of the program in the row's stream. `row` may be NULL. With the lock. */
-static void hold(struct known_stream *row) {
-    if (row == NULL)
-        return;
-    row->held = true;
-    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
-        uint64_t none = NOT_HELD, launched = atomic_load(&queue->launched);
-        atomic_store(&queue->held_again, launched);
-        atomic_compare_exchange_strong(&queue->held_after, &none, launched);
-    }
-}
-
-/* Record a wait of the program in this stream of the context. For the legacy stream, record it in all streams of the
- * context, also later ones. `entry`: a stream that is no default stream gets an entry of the wait. Return as
- * streams_hold. With the lock. */
-static struct program_wait *hold_in(struct streams *streams, struct known_context *known, CUstream stream,
-                                    struct host_call *call, bool entry) {
-    struct known_stream *named = stream_is_default(stream) ? NULL : streams_find(streams, known, stream);
-    hold(named);
-    hold(streams_find(streams, known, NULL));
-    known->held |= stream == CU_STREAM_LEGACY;
-    for (struct known_stream *row = known->streams; row != NULL && stream == CU_STREAM_LEGACY; row = row->next)
-        hold(row);
-    return named != NULL && entry ? note_wait(streams, named, call) : NULL;
-}
-
-void streams_held(struct streams *streams) {
-    atomic_fetch_sub(&streams->holding, 1);
-}
-
-static struct program_wait *hold_stream(struct streams *streams, CUstream stream, CUcontext context,
-                                        struct host_call *call, bool entry) {
-    bool is_default = stream_is_default(stream), found = false;
-    struct program_wait *wait = NULL;
-    atomic_fetch_add(&streams->holding, 1);
-    if (context == NULL && is_default && DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
-        return NULL;
-    lock(&streams->lock);
-    for (struct known_context *known = streams->contexts; known != NULL; known = known->next)
-        if (!known->ending && (is_default ? known->context == context : streams_find(streams, known, stream) != NULL)) {
-            wait = hold_in(streams, known, stream, call, entry);
-            found = true;
-        }
-    unlock(&streams->lock);
-    if (found || (context == NULL && (context = context_of_stream(stream)) == NULL))
-        return wait;
-    lock(&streams->lock);
-    struct known_context *known = current_ended(context) ? NULL : streams_note_context(streams, context);
-    if (known != NULL && note_stream(streams, known, is_default ? NULL : stream) != NULL)
-        wait = hold_in(streams, known, stream, call, entry);
-    unlock(&streams->lock);
-    return wait;
-}
-
-struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call) {
-    return hold_stream(streams, stream, context, call, true);
-}
-
-void streams_hold_launch(struct streams *streams, CUstream stream) {
-    hold_stream(streams, stream, NULL, NULL, false);
 }
 
 /* Return the key of a stream, as gate_key of fastpath.h does. */
@@ -781,7 +505,7 @@ static void choose_mark(struct known_stream *row, struct queue *queue) {
     row->unmarked = NULL;
     if (streams_launched(row) == row->launched_before) {
         wait->thread = atomic_load(&queue->slot->thread);
-        wait->others = launched_by_others(row, wait->thread);
+        wait->others = streams_launched_by_others(row, wait->thread);
     }
 }
 
@@ -803,13 +527,13 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
     if (row == NULL) {
         struct known_context *known = streams_find_context(streams, context);
         if (known == NULL && (known = find_ending(streams, context)) == NULL) {
-            if (current_ended(context)) {
+            if (streams_current_ended(context)) {
                 unlock(&streams->lock);
                 return true;
             }
             known = streams_note_context(streams, context);
         }
-        row = known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
+        row = known != NULL ? streams_note(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
         bool meters = row != NULL && slot != NULL && !context_unsettled(known);
         *queue = meters ? note_queue(streams, slot, row, stream) : NULL;
         if (*queue != NULL)

@@ -220,7 +220,7 @@ struct streams {
     struct hashed queues;                 /* struct queue */
     struct known_stream *busy, *orphans;
     _Atomic bool holds;       /* the program has put a wait for something other than an event into a stream */
-    _Atomic uint32_t holding; /* number of calls under way between streams_hold and streams_held */
+    _Atomic uint32_t holding; /* number of calls under way between waits_hold and waits_held */
     uint64_t noted;           /* number of waits of the program so far */
     struct rows captures;     /* array of struct open_capture, without gaps; gate.captures is its length */
     struct lock primaries_lock;
@@ -251,29 +251,12 @@ struct queue *streams_queue(struct streams *streams, const struct slot *slot, CU
 /* Drop all queues of a slot whose thread has exited. */
 void streams_abandon(struct streams *streams, struct slot *slot);
 
-/* Record that the following call puts a wait into the stream with this name in this context. Fences behind the wait may
- * not pass until this thread makes another call. A wait in the legacy stream delays all streams of the context.
- * `context` NULL: every context that has the stream; for a default stream, the current context. Return the new entry of
- * the wait; NULL: the wait has no entry. `call`: the function of the program that the stream waits for, or NULL. An
- * entry for a function owns `call`. */
-struct program_wait *streams_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call);
-/* As streams_hold, before the launch of a graph that has a wait in it. Such a wait has no entry, because no drain may
- * ignore the rest of the graph. */
-void streams_hold_launch(struct streams *streams, CUstream stream);
-/* Note that the driver's call after streams_hold or streams_hold_launch has returned. */
-void streams_held(struct streams *streams);
-
 /* Record that the program has created a context. If another context with the same handle is ending, the new context
  * gets a row of its own. */
 void streams_born(struct streams *streams, CUcontext context);
 
 /* Count a reference to the primary context of a device. */
 void streams_retained(struct streams *streams, CUdevice device, CUcontext context);
-
-/* Record that the stream with this name may join a capture in the call that follows, and record an event behind its
- * unfinished work (R5). Call streams_joined after that call. Return false if there is no memory (R6). */
-bool streams_join(struct streams *streams, struct gate *gate, CUstream stream);
-void streams_joined(struct streams *streams, struct gate *gate, CUstream stream);
 
 /* Callers of the following functions hold the lock of struct streams. */
 
@@ -297,11 +280,19 @@ bool streams_lives(struct streams *streams, CUcontext context, uint32_t epoch);
 struct known_context *streams_note_context(struct streams *streams, CUcontext context);
 /* Return the row of a stream of this context; NULL: the stream is not registered. */
 struct known_stream *streams_find(struct streams *streams, const struct known_context *context, CUstream stream);
+/* Add a row without looking for another row of this stream. Return NULL if there is no memory. */
+struct known_stream *streams_add_row(struct streams *streams, struct known_context *context, CUstream stream);
+/* Return the row of a stream, created if necessary; NULL: no memory. */
+struct known_stream *streams_note(struct streams *streams, struct known_context *context, CUstream stream);
+/* Return whether the context is current and has ended. The driver then refuses the launch. */
+bool streams_current_ended(CUcontext context);
+/* Return whether the row's stream has no unfinished work. The stream is no default stream, and its context is current.
+ */
+bool streams_idle(const struct streams *streams, const struct known_stream *row);
+/* Return the number of launches into the row's stream by all threads but one. */
+uint64_t streams_launched_by_others(const struct known_stream *row, int thread);
 /* Record whether the row has work. */
 void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy);
-/* Record a capture, or a stream that may join a capture. Call this before the driver's call. Return false if there is
- * no memory (R6). */
-bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture);
 /* Record the event in the row's stream. Return false if the driver refuses, or if a capture forbids the call. The
  * capture may be open, or may begin during the call. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
@@ -318,22 +309,10 @@ bool streams_may_block(const struct streams *streams, const struct known_stream 
 /* Record the event behind all work of the row's context. Unlike streams_record, this does not wait for room in a
  * stream. Return false if the event cannot be recorded. */
 bool streams_record_context(const struct streams *streams, const struct known_stream *row, CUevent event);
-/* Return whether a stream of the context waits for the program. An event behind all work of the context may then pass
- * only after the end of that wait. `fence`: row whose event this is, so that only older waits of other streams count;
- * NULL: all waits count. */
-bool streams_wait(struct streams *streams, const struct known_context *known, const struct known_stream *fence);
 /* Query the driver about this stream of the row, whose context is current. Return the driver's answer;
  * CUDA_ERROR_NOT_READY: the stream has unfinished work. Return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without a query if
  * a capture forbids it that is open or may begin. */
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
-/* Record an event behind the unfinished work of the row, and give the event a row of its own, which shows the end of
- * that work without the stream. The stream may be full, and perhaps only this thread can end what it waits for. So the
- * event is recorded behind all work of the context, unless another stream waits for the program, or the context has
- * ORPHANS_MOST such rows. `leaves`: the stream is about to be destroyed. If a capture forbids that event, a row with a
- * wait is `blind`; if it leaves, a drain records the event after the capture. Before CUDA 12.5 such a row gets no
- * event.
- */
-void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
 /* Make each thread register the streams of the context again. While `departs` is true, no thread uses its queue on
  * them. */
 void streams_depart(struct known_context *known, bool departs);
@@ -345,7 +324,5 @@ bool streams_in_call(const struct known_context *known);
 void streams_forget(struct streams *streams, struct known_stream *row, bool events);
 /* Remove a context, the rows of its streams, and their queues. */
 void streams_forget_context(struct streams *streams, struct known_context *known);
-/* Remove the entry of a capture that is over. `index`: its index in `captures`. */
-void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index);
 
 #endif

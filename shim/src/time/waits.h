@@ -13,6 +13,18 @@
 
 #include "time/streams.h"
 
+/* Record that the following call puts a wait into the stream with this name in this context. Fences behind the wait may
+ * not pass until this thread makes another call. A wait in the legacy stream delays all streams of the context.
+ * `context` NULL: every context that has the stream; for a default stream, the current context. Return the new entry of
+ * the wait; NULL: the wait has no entry. `call`: the function of the program that the stream waits for, or NULL. An
+ * entry for a function owns `call`. */
+struct program_wait *waits_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call);
+/* As waits_hold, before the launch of a graph that has a wait in it. Such a wait has no entry, because no drain may
+ * ignore the rest of the graph. */
+void waits_hold_launch(struct streams *streams, CUstream stream);
+/* Note that the driver's call after waits_hold or waits_hold_launch has returned. */
+void waits_held(struct streams *streams);
+
 /* Before a wait in this stream: if the row of the stream has WAIT_PLACES events, wait until one of them has passed,
  * until the opening ends, or for 10 ms. */
 void waits_make_room(struct streams *streams, const struct gate *gate, CUstream stream);
@@ -36,5 +48,10 @@ void waits_call_returned(struct streams *streams, struct host_call *call);
 /* Return whether the work before the row's oldest wait has finished, as far as no fence of the row shows it. With the
  * registry's lock. */
 bool waits_reached(const struct known_stream *row, const struct program_wait *wait);
+
+/* Return whether a stream of the context waits for the program. An event behind all work of the context may then pass
+ * only after the end of that wait. `fence`: row whose event this is, so that only older waits of other streams count;
+ * NULL: all waits count. */
+bool waits_left(struct streams *streams, const struct known_context *known, const struct known_stream *fence);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
+#include "time/captures.h"
 #include "time/gate/passage.h"
 #include "time/queue/meter.h"
 #include "time/streams.h"
@@ -33,9 +34,9 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
         next = row->busy_next;
         if (row->pending && row->stream != NULL)
-            streams_fence(streams, row, false);
+            captures_fence(streams, row, false);
     }
-    if (!streams_note_capture(streams, &the_process->gate, &beginning.capture))
+    if (!captures_note(streams, &the_process->gate, &beginning.capture))
         beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
     unlock(&streams->lock);
     own_calls_settle();
@@ -49,7 +50,7 @@ static void forget(CUcontext context, CUstream stream) {
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);
         if (!capture->joins && capture->stream == stream && (context == NULL || capture->context == context)) {
-            streams_forget_capture(streams, &the_process->gate, i - 1);
+            captures_forget(streams, &the_process->gate, i - 1);
             break;
         }
     }

@@ -6,6 +6,7 @@
 #include "driver/own_calls.h"
 #include "memory/charge.h"
 #include "process/process.h"
+#include "time/captures.h"
 #include "time/streams.h"
 #include "wrappers/memory/contexts.h"
 
@@ -14,7 +15,7 @@ static void forget_captures(struct streams *streams, CUcontext context, CUstream
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);
         if (context != NULL ? capture->context == context : capture->stream == stream)
-            streams_forget_capture(streams, &the_process->gate, i - 1);
+            captures_forget(streams, &the_process->gate, i - 1);
     }
 }
 
@@ -27,7 +28,7 @@ static void let_go(struct streams *streams, CUstream stream) {
         if (row == NULL)
             continue;
         if (row->pending || row->waiting)
-            streams_fence(streams, row, true);
+            captures_fence(streams, row, true);
         streams_forget(streams, row, true);
     }
     forget_captures(streams, NULL, stream);

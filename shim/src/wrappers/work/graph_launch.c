@@ -88,11 +88,11 @@ static CUresult launch_special(launch_call launch, CUgraphExec exec, CUstream st
     bool waits = !captured && graph_times_waits(&the_process->graphs, exec);
     if (waits) {
         atomic_store_explicit(&streams->holds, true, memory_order_relaxed);
-        streams_hold_launch(streams, stream_named(stream, per_thread));
+        waits_hold_launch(streams, stream_named(stream, per_thread));
     }
     CUresult result = graph_pool_any() ? launch_with_memory(launch, exec, stream) : launch(exec, stream);
     if (waits)
-        streams_held(streams);
+        waits_held(streams);
     return result;
 }
 

@@ -6,13 +6,14 @@
  * event whether the program's function has returned.
  */
 #include "driver/own_calls.h"
+#include "time/captures.h"
 #include "time/streams.h"
 #include "time/waits.h"
 #include "wrappers/work/passthrough.h"
 
 /* A call that puts a wait into a stream. */
 struct hold {
-    bool noted;                /* streams_held must follow the driver's call */
+    bool noted;                /* waits_held must follow the driver's call */
     struct program_wait *wait; /* entry of the wait in the registry; NULL: none */
     struct host_call *call;    /* the program's function, which the hook's function calls; NULL: the driver gets the
                                   program's function itself */
@@ -30,7 +31,7 @@ static struct hold before_wait(CUstream stream, bool per_thread, const struct ho
         waits_make_room(streams, &the_process->gate, stream);
     atomic_store_explicit(&streams->holds, true, memory_order_relaxed);
     struct host_call *call = function != NULL ? waits_keep_call(streams, function) : NULL;
-    struct program_wait *wait = streams_hold(streams, stream_named(stream, per_thread), NULL, call);
+    struct program_wait *wait = waits_hold(streams, stream_named(stream, per_thread), NULL, call);
     waits_fence(streams, wait, stream);
     if (wait == NULL && call != NULL)
         waits_free_call(streams, call);
@@ -41,7 +42,7 @@ static struct hold before_wait(CUstream stream, bool per_thread, const struct ho
  * called. */
 static void after_wait(const struct hold *hold, CUresult result) {
     if (hold->noted)
-        streams_held(&the_process->streams);
+        waits_held(&the_process->streams);
     if (hold->call != NULL && result != CUDA_SUCCESS)
         waits_call_returned(&the_process->streams, hold->call);
     else if (hold->wait != NULL && result != CUDA_SUCCESS)
@@ -115,7 +116,8 @@ static void CUDA_CB run_callback(CUstream stream, CUresult status, void *of) {
     }
 
 /* A wait for an event of a capture makes the stream join that capture. So the stream's earlier launches are fenced (R5,
- * streams.h), and the drain ignores the stream during the call. Return whether streams_joined must follow the call. Set
+ * streams.h), and the drain ignores the stream during the call. Return whether captures_joined must follow the call.
+ * Set
  * `*refused` if there is no memory. */
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
@@ -123,29 +125,29 @@ static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     pass_by(stream, per_thread); /* first, because no fence is recorded in a stream that may capture */
     CUstreamCaptureMode mode = own_calls_begin();
     bool joins = !stream_is_capturing(stream, per_thread);
-    if (joins && !streams_join(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)))
+    if (joins && !captures_join(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)))
         *refused = CUDA_ERROR_OUT_OF_MEMORY;
     own_calls_end(mode);
     return joins && *refused == CUDA_SUCCESS;
 }
 
-#define JOINS(symbol, per_thread)                                                                        \
-    EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {                             \
-        CUresult result = process_enter();                                                               \
-        bool joins = result == CUDA_SUCCESS && before_join(stream, per_thread, &result);                 \
-        if (result != CUDA_SUCCESS)                                                                      \
-            return result;                                                                               \
-        bool holds = atomic_load(&the_process->streams.holds);                                           \
-        struct hold held = {0};                                                                          \
-        if (holds)                                                                                       \
-            held = before_wait(stream, per_thread, NULL);                                                \
-        else                                                                                             \
-            pass_by(stream, per_thread);                                                                 \
-        result = HAS(symbol) ? DRIVER(symbol)(stream, event, flags) : CUDA_ERROR_NOT_FOUND;              \
-        after_wait(&held, result);                                                                       \
-        if (joins)                                                                                       \
-            streams_joined(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)); \
-        return result;                                                                                   \
+#define JOINS(symbol, per_thread)                                                                         \
+    EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {                              \
+        CUresult result = process_enter();                                                                \
+        bool joins = result == CUDA_SUCCESS && before_join(stream, per_thread, &result);                  \
+        if (result != CUDA_SUCCESS)                                                                       \
+            return result;                                                                                \
+        bool holds = atomic_load(&the_process->streams.holds);                                            \
+        struct hold held = {0};                                                                           \
+        if (holds)                                                                                        \
+            held = before_wait(stream, per_thread, NULL);                                                 \
+        else                                                                                              \
+            pass_by(stream, per_thread);                                                                  \
+        result = HAS(symbol) ? DRIVER(symbol)(stream, event, flags) : CUDA_ERROR_NOT_FOUND;               \
+        after_wait(&held, result);                                                                        \
+        if (joins)                                                                                        \
+            captures_joined(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)); \
+        return result;                                                                                    \
     }
 
 CALLS(cuLaunchHostFunc, false, function, fn, run_function, (CUstream hStream, CUhostFn fn, void *userData))
@@ -189,7 +191,7 @@ WAITS(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
        unsigned int numExtSems, CUstream stream),
       extSemArray, paramsArray, numExtSems, stream)
 
-/* Before a call that makes all streams of a context wait. Return true if the caller must call streams_held afterwards.
+/* Before a call that makes all streams of a context wait. Return true if the caller must call waits_held afterwards.
  */
 static bool before_context_waits(CUcontext context) {
     if (context == NULL)
@@ -198,7 +200,7 @@ static bool before_context_waits(CUcontext context) {
         meter_before_ungated_context(&the_process->gate, &the_process->streams, context);
     bool holds = context != NULL && atomic_load(&the_process->streams.holds);
     if (holds)
-        streams_hold(&the_process->streams, CU_STREAM_LEGACY, context, NULL);
+        waits_hold(&the_process->streams, CU_STREAM_LEGACY, context, NULL);
     return holds;
 }
 
@@ -209,7 +211,7 @@ EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {
     bool holds = before_context_waits(hCtx);
     CUresult result = HAS(cuCtxWaitEvent) ? DRIVER(cuCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
     if (holds)
-        streams_held(&the_process->streams);
+        waits_held(&the_process->streams);
     return result;
 }
 
@@ -222,6 +224,6 @@ EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent) {
                  before_context_waits(context);
     CUresult result = HAS(cuGreenCtxWaitEvent) ? DRIVER(cuGreenCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
     if (holds)
-        streams_held(&the_process->streams);
+        waits_held(&the_process->streams);
     return result;
 }
