@@ -1,1 +1,2 @@
-"""Shares in operation: the token of GPU time on the event loop, and the ledger of device memory, per tenant."""
+"""Enforcement of the tenants' shares: who holds each GPU (the token), how much device memory each process may use (the
+memory ledger), and what namespaces consumed."""

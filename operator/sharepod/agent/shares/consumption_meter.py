@@ -4,7 +4,8 @@ Guarantees:
 - CM1 whole-books: the uses of a GPU's time (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to
   the time since the GPU was first seen. This holds across all agents that have continued the account.
 - CM2 unmetered: a GPU's time is `unmetered` only while a tenant shares the GPU and no agent counts: from the last
-  stored count to the next agent's first grant. Time that the tenants' accounts show as held is subtracted.
+  stored count to the next agent's first count. Time that a tenant's account shows as held in this interval is moved to
+  `held`.
 - CM3 growing: a series never falls, and a closed series does not grow (CO1 to CO3 in `api/consumption.py`).
 - CM4 resumed: time that an account shows as held since its last count is counted exactly once, by the next agent that
   counts.
@@ -27,7 +28,8 @@ from sharepod.timeshare import GpuTime, TimeUsage
 CLOSE_AFTER_MS = 3_600_000
 """Milliseconds without a tenant after which a series is closed: an hour, so that successive jobs share one series."""
 CLOSED_AT_MOST = MAX_CONSUMPTION // 2
-"""Most closed series that the operator has not stored yet. At this number no further series is closed."""
+"""Most closed series that wait until the operator has stored them. At this number, unused series stay open, so half of
+`MAX_CONSUMPTION` is left for open series."""
 UNKNOWN_MODEL = "unknown"
 """Model of a GPU that has not been read yet."""
 
@@ -44,8 +46,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
-    """Totals of one tenant since it got its row, over all agents. For a tenant with several GPUs: of each GPU. `since`:
-    the time at which the totals were 0; it identifies them."""
+    """Consumption of one tenant since it got its row, over all agents; for a tenant with several GPUs, summed over
+    them. `since`: the time at which the totals were 0. It identifies this count, so a reader sees when a count starts
+    again."""
 
     since: str
     held_seconds: int
@@ -70,8 +73,8 @@ class _MeteredTenant:
     total_reserved_ns: int = 0
     total_memory_mib_ns: int = 0
     resumed: bool = False
-    """True until this agent has read the tenant's account. Time that the tenant held without an agent was counted as
-    unmetered until then."""
+    """True until this agent has read the tenant's time account for the first time. Until then, time that the tenant
+    held while no agent ran is still counted as `unmetered` on its GPUs."""
 
 
 @dataclass
@@ -79,9 +82,10 @@ class _MeteredGpu:
     books: dict[str, int]
     at_ns: int
     seen: dict[str, int] = field(default_factory=dict)
-    """The scheduler's account of the GPU at the last count. Empty if the scheduler had none."""
+    """Uses of the GPU's time in nanoseconds, as the scheduler had counted them at the last count. Empty if the
+    scheduler had no account of the GPU."""
     away: bool = False
-    """True if no agent has counted the GPU's time since `at_ns`."""
+    """True from `restore` until this agent's first count of the GPU: no agent has counted its time since `at_ns`."""
 
 
 class ConsumptionMeter:
@@ -89,7 +93,7 @@ class ConsumptionMeter:
 
     Args:
         now: The current moment.
-        fresh_name: Returns the name of a new series, given its begin in milliseconds since 1970.
+        fresh_name: Returns a unique name for a new series, given the series' start in milliseconds since 1970.
         boot: Identity of the node's current boot.
     """
 
@@ -107,8 +111,8 @@ class ConsumptionMeter:
     # ---- state across agents
 
     def restore(self, kept: KeptConsumption) -> None:
-        """Continue from an earlier agent's state. The tenants in it stay metered with their former rows until `update`
-        or `end` is called for them."""
+        """Continue from an earlier agent's state. Its tenants stay metered by their former rows until `update` or `end`
+        is called for them."""
         now = self._now()
         same_boot, shift = kept.boot == self._boot, 0
         if not same_boot:  # after a reboot the monotonic clock restarts, so the wall clock gives the time in between
@@ -175,17 +179,17 @@ class ConsumptionMeter:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Metered tenants."""
+        """Ids of the metered tenants."""
         return tuple(self._tenants)
 
     def update(self, row: Tenant, models: Mapping[str, str], usage: TimeUsage | None) -> None:
-        """Meter a row with its new content from now on. Time until now counts with its former content, if the row is
-        known.
+        """Meter a tenant by the new content of its row from now on. Time until now counts by the former content, if the
+        tenant is already metered.
 
         Args:
             row: The row.
             models: Model of each GPU that has been read, by UUID.
-            usage: The tenant's usage by its account; None if it has no account.
+            usage: Token time that the tenant has used so far. None: it has no time account.
         """
         known = self._tenants.get(row.id)
         if known is not None:
@@ -213,8 +217,9 @@ class ConsumptionMeter:
             self._series[row.namespace, model] = self._open(row.namespace, model, self._now())
 
     def take_up(self, tenant_id: str, usage: TimeUsage) -> None:
-        """Begin to count from the present state of a tenant's account. Time held before is not counted. If an earlier
-        agent has metered the account, the count continues from that agent's count instead."""
+        """Start to count a tenant at the present state of its time account: time held before is not counted. If an
+        earlier agent has metered the tenant, continue from that agent's count instead, so that time held in between is
+        counted."""
         one = self._tenants[tenant_id]
         if one.resumed:
             self.settle(tenant_id, usage)
@@ -222,7 +227,8 @@ class ConsumptionMeter:
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
 
     def settle(self, tenant_id: str, usage: TimeUsage | None) -> None:
-        """Count a tenant's usage up to now. `usage`: its usage by its account; None if it has no account now."""
+        """Count what a tenant has consumed since its last count. `usage`: token time that the tenant has used so far;
+        None if it has no time account now."""
         one = self._tenants[tenant_id]
         now = self._now()
         elapsed = max(0, now.monotonic_ns - one.at_ns)
@@ -230,8 +236,8 @@ class ConsumptionMeter:
         if one.exclusive:
             held = elapsed
         elif usage is not None:
-            # If the account shows less than was counted, it was stored shortly before the count. The count continues
-            # from there.
+            # An account that shows less than was counted is a stored copy from before that count. Count nothing, and
+            # continue from the copy.
             held = max(0, usage.held_ns - one.held_ns)
             borrowed = max(0, usage.borrowed_ns - one.borrowed_ns)
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
@@ -258,7 +264,7 @@ class ConsumptionMeter:
         self._metered_at_ms = max(self._metered_at_ms, now.wall_ms)
 
     def end(self, tenant_id: str, usage: TimeUsage | None) -> None:
-        """Count a tenant's usage up to now, and stop metering it."""
+        """Count what a tenant has consumed since its last count, and stop metering it."""
         if tenant_id in self._tenants:
             self.settle(tenant_id, usage)
             del self._tenants[tenant_id]
@@ -280,13 +286,13 @@ class ConsumptionMeter:
     # ---- GPUs
 
     def enter_gpu(self, uuid: str, time: GpuTime | None, account_of: Callable[[str], TimeUsage | None]) -> None:
-        """Advance a GPU's account and the counts of its tenants to now, so that both are stored as of one moment. The
-        caller must do this before the scheduler's account of the GPU is opened or closed.
+        """Count a GPU and all of its tenants up to now, so that both are stored as of one moment. The caller must do
+        this before the scheduler opens or closes its account of the GPU.
 
         Args:
             uuid: The GPU.
-            time: The scheduler's account of the GPU; None if no tenant shares the GPU.
-            account_of: Returns a tenant's usage by its account; None if it has no account now.
+            time: Uses of the GPU's time by the scheduler's account; None if no tenant shares the GPU.
+            account_of: Returns the token time that a tenant has used; None if it has no time account now.
         """
         for tenant_id in [tenant_id for tenant_id, one in self._tenants.items() if uuid in one.gpus]:
             self.settle(tenant_id, account_of(tenant_id))
@@ -308,7 +314,8 @@ class ConsumptionMeter:
         gpu.seen, gpu.away = present, False
 
     def _use_beside(self, uuid: str, gpu: _MeteredGpu) -> str:
-        """Return the use of a GPU's time for the time in which the scheduler had no account of it."""
+        """Return the use to which a GPU's time counts while the scheduler has no account of it: `held` by an Exclusive
+        tenant, `unmetered` if no agent counted, else `idle`."""
         having = [one.exclusive for one in self._tenants.values() if uuid in one.gpus]
         if any(having):
             return "held"
@@ -335,12 +342,12 @@ class ConsumptionMeter:
                 del self._series[key]
 
     def forget(self, taken_in: Collection[str]) -> None:
-        """Drop the closed series that the operator has added to its accounts."""
+        """Drop closed series. `taken_in`: names of series that the operator has added to its own totals."""
         self._closed = [series for series in self._closed if series.name not in taken_in]
 
     def consumption(self) -> list[dict[str, object]]:
-        """Return the series in the form of the GPUNode's status (`Consumption`): at most `MAX_CONSUMPTION`, closed
-        series first. Series beyond that follow when there is room."""
+        """Return the series in the form of the GPUNode's status (`Consumption`), closed series first. At most
+        `MAX_CONSUMPTION` are returned; the others are reported once the operator has taken in closed ones."""
         return [
             {
                 "series": one.name,
@@ -371,7 +378,8 @@ class ConsumptionMeter:
         return found
 
     def _found_in_accounts(self, gpus: Collection[str], held_ns: int) -> None:
-        """Move `held_ns` from unmetered to held, because the tenant's account shows this time as held."""
+        """Move up to `held_ns` of each GPU's time from unmetered to held, because the tenant's account shows that the
+        tenant held the GPUs while no agent counted."""
         for uuid in gpus:
             gpu = self._gpus.get(uuid)
             if gpu is not None:

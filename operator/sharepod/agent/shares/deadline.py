@@ -1,10 +1,10 @@
-"""Timer for one function, with a moment that each hand-off sets again.
+"""Timer for one function, whose moment is set again at each hand-off.
 
 Guarantees:
-- The function is called at the moment that was set last, or at a moment that was set before and is earlier. So the
-  function must check whether anything is due.
-- On the agent's loop (`on_time.LoopAlarm`) the call is never early by the kernel's clock. To set the moment needs no
-  system call, no new object and no heap operation.
+- The function is called at the moment that was set last, or at an earlier one that was set before. So the function must
+  check whether anything is due.
+- On the agent's loop (`on_time.LoopAlarm`), the call is never early by CLOCK_MONOTONIC. Setting the moment needs no
+  system call, no new object and no heap operation, because each hand-off does it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from typing import Protocol
 
 
 class OneAlarm(Protocol):
-    """The event loop's alarm, see `on_time.LoopAlarm`."""
+    """Alarm of the agent's event loop, which calls one function at one moment (`on_time.LoopAlarm`)."""
 
     def claim(self, ring: Callable[[], object]) -> bool:
-        """Register the function to call when the alarm is due. Return False if another component has already registered
-        one.
-        """
+        """Register the function to call when the alarm is due. Return False if another function is
+        registered."""
 
     def release(self) -> None:
-        """Remove the callback."""
+        """Unregister the function."""
 
     def set(self, at_ns: int | None) -> None:
-        """Set the moment of one call. None: no call."""
+        """Set the moment of the next call, in nanoseconds of CLOCK_MONOTONIC. None: no call."""
 
 
 class Deadline:
-    """Timer on the running loop.
+    """Timer on the running loop: uses the loop's alarm if it has one that is free, else an asyncio timer.
 
     Args:
         clock: Monotonic clock in nanoseconds.
@@ -43,10 +42,10 @@ class Deadline:
         self._call = due
         self._alarm: OneAlarm | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Timer that is used if the loop has no alarm. A timer that is too early is kept, because most moments are
-        postponed before they come."""
+        """asyncio timer for a loop without alarm. A timer that fires too early is left as it is: most moments are
+        postponed before they come, and setting a timer again costs more than a call without effect."""
         self._timer_at = 0
-        """Moment of the timer."""
+        """Moment at which `_timer` fires, in nanoseconds of the clock."""
 
     def set(self, at: int | None) -> None:
         """Set the moment of the call, in nanoseconds of the clock. None: no call."""
@@ -78,5 +77,5 @@ class Deadline:
         return True
 
     def _on_timer(self) -> None:
-        self._timer = None  # a timer that fired early is set again for the same moment
+        self._timer = None  # the function finds nothing due if the timer was early, and sets the moment again
         self._call()

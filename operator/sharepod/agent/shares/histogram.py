@@ -13,7 +13,8 @@ WAIT_BOUNDS_S = (0.001, 0.003, 0.01, 0.02, 0.04, 0.1, 0.3, 1.0, 3.0, 10.0)
 10 to 100 ms, and the target latency is 0.3 s."""
 
 HAND_OFF_BOUNDS_S = (0.00002, 0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
-"""Bounds for the time from reading a returned token to having sent the next grant, in seconds."""
+"""Bounds for the duration of a hand-off, in seconds: from reading the frame that returns the token until the next grant
+is sent."""
 
 
 class Histogram:

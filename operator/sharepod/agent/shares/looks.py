@@ -1,8 +1,8 @@
-"""Schedule of checks: whether the processes of tenants that hold give signs of life.
+"""Schedule of checks whether the processes of tenants that hold a GPU still give signs of life.
 
-The agent's event loop checks each tenant in its wait (`on_time.SilenceWatch`), from the tenant's grant until it has
-drained. It calls Python when a tenant is silent. On another loop, or for processes without signs of life, each check is
-a timer.
+The agent's event loop checks a tenant inside its wait (`on_time.SilenceWatch`), from the tenant's grant until it has
+drained. Python code runs only when the tenant may be silent. A timer checks instead on any other loop, and for
+processes without signs of life.
 
 Guarantees:
 - A check runs when it is due.
@@ -18,22 +18,23 @@ from typing import Protocol
 from sharepod import protocol
 
 STALL_NS = 20_000_000
-"""Lateness of a timer, in nanoseconds, from which the agent counts as stalled, and the checked processes possibly too:
-20 ms. A busy machine delays a program at nice -10 by less."""
+"""Nanoseconds by which a timer must be late for the agent to count as stalled: 20 ms. A busy machine delays a program
+at nice -10 by less. The checked processes may have stalled with the agent, so a late check decides nothing."""
 
 
 class Watch(Protocol):
-    """Silence watch of the event loop, as the schedule of checks uses it (see `on_time.SilenceWatch`)."""
+    """The event loop's silence watch, as this module uses it (see `on_time.SilenceWatch`)."""
 
     @property
     def keeps(self) -> bool:
         """True if any tenant is watched."""
 
     def keep(self, tenants: Mapping[str, Sequence[protocol.Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch exactly these tenants from now on. Return False if this is not possible."""
+        """Watch exactly these tenants from `due_ns` on, and call `over` when one may be silent. Return False if the
+        watch cannot hold them."""
 
     def put(self, tenant: str, beats: Sequence[protocol.Beat], over: Callable[[int], None]) -> bool:
-        """Watch one more tenant. Return False if this is not possible."""
+        """Watch one more tenant. Return False if the watch cannot hold it."""
 
     def drop(self, tenant: str) -> None:
         """Stop watching a tenant."""
@@ -46,7 +47,7 @@ class Watch(Protocol):
 
 
 class Looks:
-    """Next check, on the running loop.
+    """Scheduled checks of all tenants, on the running loop.
 
     Args:
         clock: CLOCK_MONOTONIC in nanoseconds.
@@ -58,9 +59,9 @@ class Looks:
         self._look = look
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0
-        """Moment of the timer."""
+        """Moment at which `_timer` fires, in nanoseconds of the clock."""
         self._silence_watch: Watch | None = None
-        """The loop's silence watch, once a tenant was watched by it."""
+        """The loop's silence watch. None until the first tenant is to be watched, and on a loop without one."""
 
     @property
     def pending(self) -> bool:
@@ -78,11 +79,12 @@ class Looks:
         self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._due)
 
     def watch(self, tenants: Mapping[str, Sequence[protocol.Beat]], at: int) -> None:
-        """Check at `at`, and from then on whenever one of these tenants may be silent.
+        """Check at `at`, and after that whenever one of these tenants may be silent. If the loop cannot watch them,
+        check only once, at `at` or earlier.
 
         Args:
-            tenants: Processes of each tenant, by tenant id. The tenant is not silent while any of them gives signs of
-                life. Empty: the tenant cannot be watched.
+            tenants: Addresses of the processes' signs of life, by tenant id. The tenant is not silent while any of them
+            gives signs of life. Empty: the tenant cannot be watched.
             at: Moment of the first check.
         """
         silence_watch = self._of_the_loop()
@@ -91,7 +93,7 @@ class Looks:
 
     def put(self, tenant: str, beats: Sequence[protocol.Beat]) -> bool:
         """Also check whenever this tenant may be silent. Return False if the loop cannot watch it; the caller must then
-        schedule a check."""
+        schedule a check by `by`."""
         silence_watch = self._of_the_loop()
         return silence_watch is not None and bool(beats) and silence_watch.put(tenant, beats, self._over)
 
@@ -127,5 +129,5 @@ class Looks:
         self._look(self._clock() - self._at >= STALL_NS)
 
     def _over(self, due: int) -> None:
-        self._cancel()  # this check covers all scheduled checks
+        self._cancel()  # `look` checks all tenants, so no other check is needed now
         self._look(self._clock() - due >= STALL_NS)

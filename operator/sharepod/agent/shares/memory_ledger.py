@@ -1,4 +1,5 @@
-"""Ledger of one tenant's device memory on one GPU: the credits of each client, and the decision on requests. Pure.
+"""Ledger of one tenant's device memory on one GPU: counts the credits of each client (the connection of a process), and
+decides requests for more. Pure. A credit is a number of bytes that the client may allocate.
 
 Time is passed in, and messages are returned as actions. Sizes are in bytes, times in nanoseconds.
 
@@ -8,7 +9,7 @@ Guarantees (ME as in docs/design.md, Memory):
 - ME2 recall-before-refusal: a request that fits the limit is not refused while a sibling process has unused credits.
   These are recalled first, for a bounded time.
 - ME4 returned-on-exit: a client that has exited has no credits.
-- K1 lost-connection: if a running process loses its connection, its credits are kept, also those from an earlier agent.
+- K1 lost-connection: the credits of a running process without connection are kept, also those from an earlier agent.
   They are freed when the process exits, declares its memory on a new connection, or the driver reports its memory. A
   request waits up to `RETURN_NS` for such credits before it is refused.
 - K2 in-order: requests are decided in the order in which they came.
@@ -28,8 +29,8 @@ ClientKey = Hashable
 
 
 class LedgerError(Exception):
-    """Frame of a client that breaks the protocol: it returns more bytes than it was credited, or requests more than any
-    GPU has."""
+    """A client's frame that breaks the protocol: it returns more bytes than it was credited, or requests more than any
+    GPU has. The caller closes the connection."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RecallFrom:
 
     client: ClientKey
     bytes: int
-    """Most bytes that are needed."""
+    """Bytes by which the waiting request exceeds the limit: the client need not return more."""
 
 
 MemoryAction = Credited | RecallFrom
@@ -60,7 +61,7 @@ class DeniedAllocation:
     """Request that was refused because of the limit."""
 
     asked: int
-    """Bytes that the request needed beyond its process's unused credits."""
+    """Bytes of the request. The hook has subtracted the process's unused credits."""
     used: int
     """Bytes that counted against the limit at that time."""
     limit: int
@@ -71,14 +72,15 @@ PENDING_MAX = 64
 """Most waiting requests of one client. A hook has one request per allocating thread."""
 
 RETURN_NS = 2_000_000_000
-"""Nanoseconds that a request waits for processes whose connection is lost. All connections are lost when a new agent
-starts. A hook tries to connect every 250 ms and then declares its memory, so it has eight attempts."""
+"""Nanoseconds that a request waits for processes whose connection is lost to free their kept credits. All connections
+are lost when a new agent starts. A hook tries to connect every 250 ms and then declares its memory, so it has eight
+attempts."""
 
 CLAIM_MAX = 1 << 47
 """Most bytes of one request, or of all handovers of one client: 128 TiB, more than any GPU has."""
 DECIDED_AT_ONCE = 64
-"""Most requests that `expire` decides in one call, so that the agent's other work gets its turn. The remaining requests
-are due at once."""
+"""Most requests that one call of `expire` decides, so that other work of the agent gets its turn. `next_deadline` is
+then 0, so the caller calls again at once."""
 _SUM_MAX = 1 << 62
 """Most bytes of all credits if no limit is enforced. The sum must fit into a frame's signed 64 bits."""
 
@@ -91,13 +93,13 @@ class _Pending:
     seq: int
     bytes: int
     deadline: int | None = None
-    """Latest time of the decision. None while no sibling process has got a recall for this request."""
+    """Latest time of the decision. None until the request first waits for siblings or for kept credits."""
     asked: dict[ClientKey, int] = field(default_factory=dict)
-    """Siblings that got a recall -> number of the answer that is awaited from each."""
+    """Siblings that got a recall -> the sequence number of the answer that this request awaits from each."""
     later: set[ClientKey] = field(default_factory=set)
     """Siblings that get a recall once they have answered the recall of another request (K4)."""
     dropped: bool = False
-    """True once the client's connection is closed."""
+    """True once the client's connection is closed: the request is skipped."""
 
 
 class MemoryLedger:
@@ -115,9 +117,10 @@ class MemoryLedger:
         self.gpu_memory = 0
         """Memory of the GPU in bytes; 0 until the driver has reported it."""
         self.grown = 0
-        """Bytes credited by `grow` since the start."""
+        """Bytes credited by `grow` since the start: memory that the driver took without a call that could be refused.
+        """
         self.refused = 0
-        """Number of requests refused since the start. Requests made ahead of need do not count."""
+        """Number of requests refused since the start. Requests made ahead of need (`ahead`) do not count."""
         self.last_refusal: DeniedAllocation | None = None
         """The last refused request. None if there is none."""
         self._recall_ns = recall_ns
@@ -125,9 +128,10 @@ class MemoryLedger:
         self._kept: dict[int, int] = {}
         """Credits of running processes whose connection is lost, by pid (K1)."""
         self._kept_since_reading: set[int] = set()
-        """Pids in `_kept` whose connection was lost after the current reading began. That reading may lack them."""
+        """Pids in `_kept` whose connection was lost after the current reading of the driver began. That reading may
+        have missed their memory, so it frees none of these credits."""
         self._handed: dict[ClientKey, int] = {}
-        """Bytes that each client has handed over."""
+        """Bytes that each client has declared from earlier connections (`handover`), to bound them."""
         self._tracked = self._peak = 0
         """Sum of all credits, and the peak of that sum since the current reading began (K3)."""
         self._untracked = 0
@@ -135,11 +139,11 @@ class MemoryLedger:
         self._pending: deque[_Pending] = deque()
         """Requests in the order in which they came (K2)."""
         self._waiting: dict[ClientKey, list[_Pending]] = {}
-        """The same by client."""
+        """The undecided requests of each client."""
         self._asked: dict[ClientKey, int] = {}
-        """Recalls sent to each client."""
+        """Number of recalls sent to each client."""
         self._answered: dict[ClientKey, int] = {}
-        """Recalls that each client has answered."""
+        """Number of recalls that each client has answered. Less than `_asked`: an answer is due."""
 
     @property
     def tracked(self) -> int:
@@ -156,12 +160,13 @@ class MemoryLedger:
         return self._credits.get(client, 0)
 
     def used_without(self, client: ClientKey, idle: int) -> int:
-        """Return `used` less the client's unused credits. `idle`: the unused bytes, as the client reports them."""
+        """Return `used` less the client's unused credits, which the program sees as free memory. `idle`: the unused
+        bytes, as the client reports them."""
         return self.used - min(idle, self.credit(client))
 
     def begin_reading(self) -> None:
-        """Start a reading of the driver. Bytes freed from here on are not counted as untracked by the next `observe`
-        (K3)."""
+        """Start a reading of the driver. It may still count bytes that are freed from here on, so `observe` compares it
+        with the peak of the credits (K3)."""
         self._peak = self._tracked
         self._kept_since_reading.clear()
 
@@ -170,8 +175,8 @@ class MemoryLedger:
 
         Args:
             driver_bytes: Bytes that the tenant's processes use on this GPU; bytes beyond the credits count as used.
-            covered: Pids whose memory the reading contains in full. Credits that were kept for their lost connections
-                are freed.
+            covered: Pids whose memory the reading contains in full, so the credits kept for their lost connections are
+            freed.
         """
         for pid in [pid for pid in self._kept if pid in covered and pid not in self._kept_since_reading]:
             size = self._kept.pop(pid)
@@ -180,14 +185,18 @@ class MemoryLedger:
         self._untracked = max(0, driver_bytes - self._peak)
 
     def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[MemoryAction]:
-        """Change the limit. Credits are not withdrawn: a lower limit only refuses later requests."""
+        """Change the limit. Existing credits stay: a lower limit only refuses later requests. Return the decisions that
+        the new limit allows."""
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
     def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
-        """Credit memory that a process already has, whatever the limit. It got the memory before this ledger existed,
-        or on an earlier connection of `pid`. A waiting request may now have a sibling that can get a recall. Raises
-        `LedgerError` if `size` is more than the GPU can have given."""
+        """Credit memory that a process declares: it got the memory before this ledger existed, or on an earlier
+        connection of `pid`. The limit does not apply, because the memory is in use. Return further actions: a waiting
+        request may now send a recall to this client.
+
+        Raises `LedgerError` if `size` is more than the GPU can have given.
+        """
         handed = self._handed.get(client, 0) + size
         if handed > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{handed} bytes handed over; {self._on_the_gpu()}")
@@ -205,8 +214,8 @@ class MemoryLedger:
         return self.expire(now)
 
     def grow(self, client: ClientKey, size: int) -> None:
-        """Credit memory that the driver took for a client without a call that could have been refused, whatever the
-        limit. Raises `LedgerError` if `size` is more than the GPU can have given."""
+        """Credit memory that the driver took for a client within a call that could not be refused. The limit does not
+        apply, because the memory is in use. Raises `LedgerError` if `size` is more than the GPU can have given."""
         if self.credit(client) + size > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{size} more bytes taken; {self._on_the_gpu()}")
         self.grown += size
@@ -214,14 +223,15 @@ class MemoryLedger:
         self._add(client, size)
 
     def reserve(self, now: int, client: ClientKey, seq: int, size: int, *, ahead: bool = False) -> list[MemoryAction]:
-        """Add a client's request for more bytes.
+        """Add a client's request for more bytes, and return the actions that follow.
 
         Args:
             now: The current moment.
             client: The client.
             seq: Number of the request, for the answer.
             size: Bytes.
-            ahead: True if the client does not need the bytes yet. No sibling gets a recall for them.
+            ahead: True if the client does not need the bytes yet. If they do not fit, they are refused at once, without
+            recalls.
 
         Raises `LedgerError` if too many requests of the client wait, or if `size` is more than any GPU has.
         """
@@ -260,7 +270,8 @@ class MemoryLedger:
         return self._forget(now, client)
 
     def disconnect(self, now: int, client: ClientKey, pid: int) -> list[MemoryAction]:
-        """Keep the credits of a client whose connection is lost while its process runs, under its `pid`."""
+        """Move the credits of a client whose connection is lost to `kept`, under the `pid` of its process, which still
+        runs (K1)."""
         credit = self._credits.pop(client, 0)
         if credit:
             self._kept[pid] = self._kept.get(pid, 0) + credit
@@ -268,7 +279,7 @@ class MemoryLedger:
         return self._forget(now, client)
 
     def restore(self, pid: int, size: int) -> None:
-        """Keep the credits that a running process had under an earlier agent, whatever the limit."""
+        """Keep the credits that a running process had under an earlier agent (K1). The limit does not apply."""
         if 0 < size <= min(CLAIM_MAX, _SUM_MAX - self._tracked):
             self._kept[pid] = self._kept.get(pid, 0) + size
             self._kept_since_reading.add(pid)
@@ -276,7 +287,8 @@ class MemoryLedger:
             self._peak = max(self._peak, self._tracked)
 
     def restore_untracked(self, size: int) -> None:
-        """Count the driver's bytes beyond all credits under an earlier agent, until the next reading."""
+        """Set the bytes that the driver counts beyond all credits, as an earlier agent stored them. They count until
+        the next reading."""
         self._untracked = max(0, size)
 
     def kept(self, pid: int) -> int:
@@ -293,7 +305,8 @@ class MemoryLedger:
         return self.expire(now)
 
     def expire(self, now: int) -> list[MemoryAction]:
-        """Decide the requests that can be decided at `now`, `DECIDED_AT_ONCE` of them at most."""
+        """Decide the oldest requests, until one has to wait, and at most `DECIDED_AT_ONCE`. Return the answers and
+        recalls to send."""
         actions: list[MemoryAction] = []
         decided = 0
         while self._pending and decided < DECIDED_AT_ONCE:
@@ -321,7 +334,7 @@ class MemoryLedger:
         return actions
 
     def next_deadline(self) -> int | None:
-        """Return the moment by which `expire` must be called. None if no request waits."""
+        """Return the moment by which `expire` must be called; 0: at once. None if no request waits."""
         if not self._pending:
             return None
         return self._pending[0].deadline or 0
@@ -329,10 +342,9 @@ class MemoryLedger:
     # ---- inside
 
     def _claim_max(self) -> int:
-        """Return the most bytes that a client may claim to have. With an enforced limit, this is twice the largest
-        possible limit: the limit, and memory that the driver took. Without one it is more, because managed memory may
-        be larger than the GPU.
-        """
+        """Return the most bytes that a client may declare, so that a false declaration cannot block the GPU. With an
+        enforced limit, this is twice the GPU's memory: the largest possible limit, and as much again that the driver
+        took. Without one it is more, because managed memory may be larger than the GPU."""
         return min(2 * self.gpu_memory, CLAIM_MAX) if self.enforced and self.gpu_memory else CLAIM_MAX
 
     def _on_the_gpu(self) -> str:
@@ -349,7 +361,7 @@ class MemoryLedger:
             kept.pop(client, None)
         for pending in self._waiting.pop(client, ()):
             pending.dropped = True
-        if self._pending:  # only the first waiting request sends recalls
+        if self._pending:  # only the first waiting request has sent recalls
             self._pending[0].asked.pop(client, None)
             self._pending[0].later.discard(client)
         return self.expire(now)
@@ -358,9 +370,8 @@ class MemoryLedger:
         return self._answered.get(client, 0) < self._asked.get(client, 0)
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
-        """Return True if the first request may still be credited: a sibling has yet to answer a recall, or credits kept
-        for lost connections may become free. Also send recalls to the siblings (ME2), and set the request's deadline
-        (K1)."""
+        """Send recalls for the first request (ME2), and set its deadline when it first waits. Return True if it must
+        wait: a sibling has yet to answer a recall, or credits kept for lost connections may become free (K1)."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
             if not (unasked or self._kept) or self._untracked + head.bytes > self.limit:
@@ -368,7 +379,8 @@ class MemoryLedger:
             head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._kept else self._recall_ns)
         if now >= head.deadline:
             return False
-        # these include siblings that have connected since then, with memory from an earlier connection
+        # siblings without a recall include those that connected after the first recalls, with memory from an earlier
+        # connection
         for client in unasked:
             head.deadline = max(head.deadline, now + self._recall_ns)
             self._ask(head, client, actions)

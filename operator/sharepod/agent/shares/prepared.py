@@ -1,8 +1,9 @@
-"""Prepared hand-offs: decided before the holder drains, and carried out by the event loop's wait.
+"""Prepared hand-offs: the next grant is decided and encoded before the holder drains. The event loop's wait, in C, then
+sends it as soon as it reads the holder's DRAINED frame.
 
 Guarantees:
-- The prepared hand-off of a GPU is dropped as soon as the GPU's tenants change in any way, or one of the two sockets is
-  closed. The hand-off is prepared again before the loop waits.
+- The prepared hand-off of a GPU is dropped as soon as the GPU's tenants change in any way, or the socket of the holder
+  or of its successor is closed. The hand-off is prepared again before the loop waits.
 - On a loop other than the agent's own loop, no hand-off is prepared.
 """
 
@@ -22,16 +23,17 @@ class SocketClient(Protocol):
     """Connection of one process, as the loop's wait uses it."""
 
     closing: Callable[[], None] | None
-    """Called before its socket is closed."""
+    """Called before the connection's socket is closed, so that no prepared hand-off uses its descriptor."""
 
     def fileno(self) -> int:
-        """Return the descriptor of its socket. Negative if it is closed."""
+        """Return the descriptor of the connection's socket. Negative if it is closed."""
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
         """Return the encoded frame."""
 
     def taken(self) -> None:
-        """Count a frame of the client that the loop's wait has read from its socket."""
+        """Count one frame of this client against its rate limit: the loop's wait has read the frame, so the connection
+        has not counted it."""
 
 
 class Ready(NamedTuple):
@@ -40,9 +42,9 @@ class Ready(NamedTuple):
     holder: SocketClient
     successor: SocketClient
     turns: tuple[PreparedHandOff, ...]
-    """One hand-off for a holder that wants more time, one for a holder that does not, or only one of them."""
+    """The variants of the hand-off: for a DRAINED frame that asks for another turn, for one that does not, or both."""
     grants: tuple[protocol.Grant, ...]
-    """For each of `turns`: the grant frame to the next tenant's process."""
+    """Grant frame to the successor, for each of `turns`."""
 
 
 class PreparedHandOffs:
@@ -51,9 +53,9 @@ class PreparedHandOffs:
     Args:
         clock: Monotonic clock in nanoseconds.
         prepare: Decides the next hand-off of a GPU. None if it cannot be prepared.
-        made: Called for each hand-off that was carried out, with the preparation and the turn that was used; `seen_at`
-        and `sent_at` are nanoseconds of the clock.
-        reported: Called once after all of them.
+        made: Called for each hand-off that was carried out, with its preparation, the variant that was used, and two
+        moments of the clock: the DRAINED frame was read, the grant was sent.
+        reported: Called once after `made` was called for all hand-offs of one wait.
     """
 
     def __init__(
@@ -69,16 +71,17 @@ class PreparedHandOffs:
         self._reported = reported
         self._loop: LoopHandOffs | None = None
         self._places: dict[str, int] = {}
-        """Number of each GPU that has had a prepared hand-off."""
+        """Number of each GPU in the loop's table of prepared hand-offs, by UUID."""
         self._gpus: list[str] = []
-        """GPU by its number."""
+        """UUIDs by that number."""
         self._dropping: list[Callable[[], None]] = []
         self._ready: list[Ready | None] = []
         self._changed: dict[str, None] = {}
         """GPUs whose next hand-off must be decided, in the order in which they changed."""
 
     def change(self, gpus: Iterable[str]) -> None:
-        """Drop the prepared hand-offs of these GPUs, because their tenants are about to change."""
+        """Drop the prepared hand-offs of these GPUs. Call it before their tenants change; the loop then has the
+        hand-offs prepared again."""
         if self._loop is None and not self._claimed():
             return
         assert self._loop is not None, "it was claimed"
@@ -94,7 +97,8 @@ class PreparedHandOffs:
         self.change(self._gpus)
 
     def end_by(self, moment: int | None) -> None:
-        """Carry out no hand-off after `moment`. None: no bound."""
+        """Let the loop carry out no hand-off after `moment`, because the scheduler has something else to do then. None:
+        no bound."""
         if self._loop is not None:
             self._loop.end_by(moment)
 
@@ -125,7 +129,7 @@ class PreparedHandOffs:
             if ready is not None:
                 self._put(gpu, ready)
             if several and self._loop.look():
-                # hand-offs of the other GPUs are prepared once this hand-off was reported
+                # the loop has carried out a hand-off: report it before preparing the rest
                 self._loop.stale = bool(self._changed)
                 return
 

@@ -2,8 +2,8 @@
 
 Guarantees:
 - E2 silent-holder: a tenant is silent if none of its undrained processes has given a sign of life for the *patience*,
-  and the known end of their work is near. Before that end no other tenant could use the GPU, so the tenant may run
-  again and continue.
+  and the end of their launched work is known and near. Before that end, suspending the tenant would help no other
+  tenant, because its work still occupies the GPU.
 - The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was silent
   within the last `FORGET_NS`, for at least `PATIENCE_MOST_NS`. So a tenant whose thread is late occasionally keeps its
   turns.
@@ -26,29 +26,28 @@ FORGET_NS = 250_000_000
 """Nanoseconds after which the patience is the longest again: 250 ms, two and a half periods of a CPU quota. On a busy
 node a thread is late by `PATIENCE_MOST_NS` about once a second."""
 AHEAD_NS = 2_500_000
-"""Nanoseconds before the end of a tenant's work at which it is decided whether it is silent. They cover the time of a
-hand-off on a busy node, and the possible delay of a timer of the event loop."""
+"""Nanoseconds before the end of a tenant's work at which its silence is decided, so that the next tenant starts when
+the work ends. They cover the time of a hand-off on a busy node, and the possible delay of a timer of the event loop."""
 
 
 @dataclass(frozen=True)
 class LookAgain:
-    """Verdict: the tenant gets processor time, or its GPU is not needed yet. `at`: moment of the next check, in
-    nanoseconds of the clock.
-    """
+    """Verdict: the tenant is not silent, or its launched work still occupies the GPU. `at`: moment of the next check,
+    in nanoseconds of the clock."""
 
     at: int
 
 
 @dataclass(frozen=True)
 class Silent:
-    """Verdict: the tenant gets no processor time. `ends_at`: moment at which its work ends or has ended, in nanoseconds
-    of the clock."""
+    """Verdict: the tenant gets no processor time. `ends_at`: moment at which its launched work ends or has ended, in
+    nanoseconds of the clock."""
 
     ends_at: int
 
 
 class Silence:
-    """Patience with one tenant."""
+    """Silence of one tenant: its patience, and its current silence if it is silent."""
 
     def __init__(self) -> None:
         self.patience_ns = PATIENCE_MOST_NS
@@ -58,8 +57,8 @@ class Silence:
         """Moment of the last sign of life before the tenant became silent, or of its grant. None if it has given a sign
         since then."""
         self._took_note = False
-        """True if the start of its silence is known, because it gave a sign of life after its grant or while it waited
-        for the grant."""
+        """True if a sign of life, given after the grant or while the tenant waited for it, shows when the silence
+        began. Only then does a short silence raise the patience."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
         """Decide whether a tenant is silent, by its processes that have not drained. If it is `Silent`, the caller must
@@ -90,7 +89,8 @@ class Silence:
         return Silent(ends_at)
 
     def spoke(self, now: int) -> None:
-        """Record that the tenant runs, because a frame about its grant has arrived."""
+        """Record that a tenant runs, because a frame about its grant has arrived. If it was silent, halve its patience
+        after a long silence, and double the patience after a short one."""
         if self._since is None:
             return
         if now - self._since >= PATIENCE_MOST_NS:

@@ -26,7 +26,7 @@ class MemoryClient(Protocol):
     """Connection of one process, as memory uses it."""
 
     handover_open: bool
-    """True while the client may still declare memory that it got on an earlier connection."""
+    """True while the client may still declare memory that its process got on an earlier connection."""
 
     @property
     def pid(self) -> int:
@@ -42,13 +42,13 @@ MemoryFrame = protocol.Reserve | protocol.Release | protocol.MemInfo
 
 
 class TenantMemory:
-    """Memory ledgers of one tenant. `close` it before its handover file.
+    """Memory ledgers of one tenant. Call `close` before closing the handover file, which it writes.
 
     Args:
         row: The tenant's row of the ledger.
         recall_ms: Milliseconds that a request waits for siblings to return credits.
         handover: File that keeps credits for the next agent.
-        left: State of an earlier agent.
+        left: Credits that an earlier agent has left in the handover file.
     """
 
     def __init__(self, row: Tenant, *, recall_ms: int, handover: Handover, left: Inheritance) -> None:
@@ -59,7 +59,8 @@ class TenantMemory:
         )
         self._handover = handover
         self._credited: tuple[Counter[int], ...] = tuple(Counter() for _ in row.gpus)
-        """For each GPU, by pid: credits of the process on its open connections."""
+        """Credits of each process on its open connections, by pid; one counter per GPU. Kept credits (K1) are not
+        included."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         for ledger, size in zip(self._ledgers, left.untracked, strict=False):
@@ -71,7 +72,7 @@ class TenantMemory:
     # ---- changes
 
     def set_limits(self, row: Tenant) -> None:
-        """Change the limit. Credits are not withdrawn: a lower limit only refuses later requests."""
+        """Apply the row's memory limit. Existing credits stay: a lower limit only refuses later requests."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
             actions = ledger.set_limit(now, row.memory, enforced=row.memory_isolation is MemoryIsolation.ENFORCED)
@@ -79,13 +80,14 @@ class TenantMemory:
         self._arm()
 
     def begin_reading(self) -> None:
-        """Start a reading: bytes freed from here on are not charged again by the next `observe`."""
+        """Start a reading of the driver in all ledgers. It may still count bytes that are freed from here on; `observe`
+        allows for them."""
         for ledger in self._ledgers:
             ledger.begin_reading()
 
     def set_gpu_memory(self, size_of: Mapping[str, int]) -> None:
-        """Set the memory of the GPUs in bytes, by UUID. 0 if the driver does not report it. It bounds the memory that a
-        process may claim to have."""
+        """Set the memory of the GPUs in bytes, by UUID; 0 if unknown. A process cannot declare much more than this
+        (`MemoryLedger.handover`)."""
         for gpu, ledger in zip(self._gpus, self._ledgers, strict=True):
             ledger.gpu_memory = size_of.get(gpu, 0)
 
@@ -96,8 +98,8 @@ class TenantMemory:
 
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
-            unread: GPUs without figures.
-            absent: Processes that use no memory on a GPU where `memory_of` lacks them.
+            unread: UUIDs of GPUs whose driver gave no figures. Their ledgers stay as they are.
+            absent: Pids of which the reading is complete: on a GPU where `memory_of` lacks them, they use no memory.
         """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):
             if gpu in unread:
@@ -113,7 +115,8 @@ class TenantMemory:
         self._handover.add(client.pid)
 
     def declared(self, client: MemoryClient) -> None:
-        """End the client's handover: it has declared all memory of earlier connections. Free its other kept credits."""
+        """End the client's handover, because it has declared all memory of earlier connections. Free the credits that
+        were kept for its process and not declared."""
         client.handover_open = False
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
@@ -133,7 +136,8 @@ class TenantMemory:
         self._arm()
 
     def disconnected(self, client: MemoryClient, *, alive: bool) -> None:
-        """Drop a closed connection. Unless its process is still `alive`, its credits are freed."""
+        """Drop a closed connection. `alive`: True if its process still runs; its credits are then kept (K1), otherwise
+        freed."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
             self._count(index, client.pid, -ledger.credit(client))
@@ -166,7 +170,7 @@ class TenantMemory:
         return {gpu: ledger.used for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
 
     def gaps(self) -> dict[str, int]:
-        """Return the bytes that the driver counts beyond the credits, by GPU UUID."""
+        """Return the bytes that the driver counts beyond the credits, such as CUDA contexts, by GPU UUID."""
         return {gpu: ledger.used - ledger.tracked for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
 
     def denied(self) -> dict[str, int]:

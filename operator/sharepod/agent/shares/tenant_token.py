@@ -1,6 +1,5 @@
-"""Token of one tenant, by process: which processes want the token, which grant each was sent, and which have not
-drained their grant.
-"""
+"""State of one tenant's token for each of its processes: which processes want the token, which grant each was sent, and
+which have not drained their grant."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ class TokenClient(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the protocol that the process speaks: from `CONCURRENT_VERSION` on it samples its progress."""
+        """Version of the protocol that the process speaks: from `CONCURRENT_VERSION` on it can sample its progress,
+        which co-running needs."""
 
     def send(self, frame: protocol.AgentFrame) -> None:
         """Send a frame, or close the connection. Never raises, never waits, calls no callback before it returns."""
@@ -37,37 +37,41 @@ class TokenClient(Protocol):
 
 @dataclass
 class TenantToken:
-    """Token of one tenant, by process."""
+    """Token of one tenant: the current grant, and the state of each process under it."""
 
     gpus: tuple[str, ...]
     """UUIDs of the tenant's GPUs."""
     contended: Callable[[bool], None]
-    """Called when other tenants begin or cease to want the tenant's GPUs."""
+    """Called with True when other tenants begin to want the tenant's GPUs, with False when they cease to."""
     bar: Callable[[int], None]
-    """Bars the gates: prevents launches under the grant with this id, or with a lower id."""
+    """Bars the hooks' gates through shared memory: prevents launches under the grant with the given id, or with a lower
+    id."""
     together: Callable[[bool], None] = lambda _: None
-    """Called when other tenants begin or cease to hold the tenant's GPUs at the same time."""
+    """Called with True when other tenants begin to hold the tenant's GPUs at the same time, with False when they cease
+    to."""
     wanting: dict[TokenClient, None] = field(default_factory=dict)
     """Clients that wait at their gates, in the order in which they came."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were sent a grant and have not drained -> id of the last grant that each was sent."""
     sent_at: dict[TokenClient, int] = field(default_factory=dict)
-    """For each undrained client: moment at which it was sent its last grant, in nanoseconds of the clock. If the client
-    gave signs of life while it waited, the moment of the last sign before the grant."""
+    """For each undrained client: start of its silence, in nanoseconds of the clock. This is the moment at which its
+    last grant was sent, or its last sign of life before, if it gave signs while it waited."""
     disconnected: set[int] = field(default_factory=set)
-    """Pids of processes that have not drained and have lost the connection on which they would report it."""
+    """Pids of processes that have not drained and have lost their connection, on which they would report that they
+    have."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
-    """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
+    """Undrained clients that have closed their gate and announced the end of their last work (DRAINING) -> that moment,
+    in nanoseconds of the clock."""
     grant_id: int | None = None
     """Id of the grant that the tenant has not drained; None if there is none."""
     ends_at: int | None = None
-    """End of that grant as it was sent last, in nanoseconds of the clock. None if it has no end."""
+    """End of the grant `grant_id`, as it was sent last, in nanoseconds of the clock. None if the grant has no end."""
     revoked_id: int | None = None
     """Id of the last grant that was revoked because a GPU was closed. No process may launch under it."""
     concurrent: bool = False
     """True if the last grant asks the processes to sample their progress."""
     counted: Samples = field(default_factory=lambda: Samples(0, 0, 0))
-    """Sums of the counters of all its processes at the last reading."""
+    """Sums of the progress counters of all processes so far."""
     closed: bool = False
     """True if one of its GPUs is not open (E3): its processes that want the token wait."""
     silence: Silence = field(default_factory=Silence)
@@ -78,23 +82,24 @@ class TenantToken:
     wanted_at: int | None = None
     """Moment since which the tenant waits for the token; None if it does not."""
     waited_since: int | None = None
-    """Begin of the wait for the turn that began last."""
+    """Moment at which the wait for the latest turn began. None if unknown."""
     begun_at: int | None = None
-    """Begin of the turn that has not drained; None if there is none."""
+    """Begin of the turn that has not drained; None if there is no such turn."""
     draining_at: int | None = None
-    """Moment at which all processes had closed their gates in the turn that has not drained."""
+    """Moment at which all processes had closed their gates in the undrained turn; None if they have not."""
     lost_at: int | None = None
-    """Moment from which others could hold in the turn that has not drained."""
+    """Moment from which other tenants could hold the GPUs during the undrained turn: the tenant was preempted or
+    suspended."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
     @property
     def taken(self) -> bool:
-        """True if the present grant was revoked because a GPU was closed. No process may join it."""
+        """True if the present grant was revoked because a GPU was closed (E3). No process may join such a grant."""
         return self.grant_id is not None and self.grant_id == self.revoked_id
 
     @property
     def gpu_mask(self) -> int:
-        """One bit per GPU of the tenant; a grant is for all of them."""
+        """Bit mask of the tenant's GPUs in a grant frame. All bits are set, because a grant is for all of them."""
         return (1 << len(self.gpus)) - 1
 
     def samples(self) -> Samples:
@@ -103,8 +108,8 @@ class TenantToken:
         return self.counted
 
     def _count(self, clients: Iterable[TokenClient]) -> None:
-        """Add the growth of these clients' counters to the sums. The number of processes becomes that of all that
-        hold."""
+        """Add the growth of these clients' counters to the sums. Also set the number of processes to the number of
+        undrained clients."""
         before = self.counted
         looks, flying, launches, several = before.looks, before.flying, before.launches, before.several
         for client in clients:
@@ -117,7 +122,8 @@ class TenantToken:
         self.counted = Samples(looks, flying, launches, len(self.undrained), several)
 
     def forget(self, client: TokenClient) -> None:
-        """Remove a client's grant: it has drained, or its connection is closed. Its last progress counts."""
+        """Remove a client's grant, because it has drained or its connection is closed. First add its progress since the
+        last reading to the sums."""
         if client in self.undrained:
             self._count((client,))
         self.undrained.pop(client, None)
@@ -150,7 +156,8 @@ class TenantToken:
         clock: Callable[[], int],
         at: int | None = None,
     ) -> None:
-        """Record that a client is sent a grant. `at`: moment of the clock; None: now."""
+        """Record that a client is sent a grant, and from when on its silence counts. `at`: moment of the clock; None:
+        now."""
         if self.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(clock)
             sent_at = clock() if at is None else at
@@ -159,13 +166,14 @@ class TenantToken:
         self.ending.pop(client, None)
 
     def signs(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.Sign | None, int]]:
-        """Yield, for each client with a grant: (its last sign of life, or None if it gives none; the moment at which it
-        was sent the grant)."""
+        """Yield, for each client with a grant, its last sign of life (None if it gives none) and the start of its
+        silence (`sent_at`)."""
         for client, sent_at in self.sent_at.items():
             yield None if client.heartbeat is None else client.heartbeat.read(clock), sent_at
 
     def beats(self) -> list[protocol.Beat]:
-        """Return the address of each granted client's sign of life. Empty if one of these addresses is unknown."""
+        """Return where the event loop can read the signs of life of the clients with a grant. Empty if that is unknown
+        for any of them: the loop then cannot watch the tenant."""
         patience_ns = self.silence.patience_ns
         beats = [
             client.heartbeat.beat(sent_at, patience_ns, AHEAD_NS)

@@ -1,17 +1,19 @@
-"""Token scheduler on the event loop: one token per tenant, shared by all of its processes that want it.
+"""Tokens of all tenants of a node: translates frames of processes into calls of the scheduler (`timeshare/`), and the
+scheduler's actions into frames. A tenant has one token, shared by all of its processes that want it.
 
 Guarantees:
 - A tenant wants the token while any of its processes does.
 - E1 end-of-turn: a tenant has drained when each process with the grant has drained or exited. A running process that
-  has lost its connection counts as not drained until it reports this on a new connection, or the tenant is preempted.
+  has lost its connection counts as not drained until it reports on a new connection that it has, or the tenant is
+  preempted.
 - E2 silent-holder: if another tenant waits, the gates of a silent tenant (`silence.py`) are barred. The next tenant
-  gets the GPU when the silent tenant's last work ends, if that end is known. A report of one process does not postpone
+  gets the GPU when the silent tenant's last work ends, if that end is known. A frame of one process does not postpone
   the check of another process.
 - E3 open-gpus: a tenant of a GPU that is not open gets no grant. If one of a holder's GPUs is closed, the holder's
   gates are barred at once.
 - E4 siblings: a process that wants the token while other processes of its tenant hold it waits at most until the end of
   their quantum. It joins a grant without end at once, and any other grant when the grant is renewed.
-- Every call takes effect at once; all later actions use one timer.
+- A call carries out all actions that are due. Later actions of the scheduler use one timer.
 - A failure for one tenant does not affect other tenants.
 - A prepared hand-off, which the loop's wait carries out (`prepared.py`), leaves the same state as a call of `drained`.
 """
@@ -77,10 +79,10 @@ class Tokens:
         """Moment of the scheduler's next action, in nanoseconds of the clock. None if there is none."""
         self._hints = HintSweep(self._sweep_hints)
         self._looks = Looks(clock, self._listen)
-        """Checks of signs of life, while a tenant holds a GPU for which another tenant waits."""
+        """Schedule of the silence checks of tenants that hold a GPU for which another tenant waits (E2)."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
-        """Time from reading a returned token to having sent the next grant."""
+        """Durations from reading the frame that returned a token until the next grant was sent."""
         self._turn_log = TurnLog()
 
     def set_tenant(
@@ -128,7 +130,7 @@ class Tokens:
         self._pump()
 
     def set_sharing(self, gpu: str, sharing: Sharing) -> None:
-        """Set how tenants of the GPU `gpu` (its UUID) take turns."""
+        """Set how the tenants of a GPU take turns. `gpu`: its UUID."""
         if sharing is not self._scheduler.sharing(gpu):
             self._prepared.change((gpu,))
             self._scheduler.set_sharing(self._now(), gpu, sharing)
@@ -153,9 +155,8 @@ class Tokens:
         return self._open is not None and not self._open.issuperset(gpus)
 
     def _close(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Revoke a tenant's token, because one of its GPUs is closed. Its processes launch nothing more, and running
-        work drains.
-        """
+        """Revoke a tenant's token, because one of its GPUs is closed. Its gates are barred, so it launches nothing
+        more; work that was launched still runs to its end."""
         token.closed, token.wanted_at = True, None
         self._scheduler.unwant(now, tenant_id)
         if token.grant_id is None:
@@ -234,8 +235,8 @@ class Tokens:
             self._pump()
 
     def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
-        """Record that all work that a process launched under a grant has ended. If the frame names an older grant, it
-        crossed with a newer grant on the way, and does not end that one."""
+        """Record that all work that a process launched under a grant has ended. A frame that names an older grant was
+        sent before the newer one arrived: it does not end the newer grant."""
         token = self._tokens[tenant_id]
         disconnected = client.pid in token.disconnected
         drains = token.undrained.get(client, token.grant_id if disconnected else None)
@@ -252,7 +253,7 @@ class Tokens:
         self._end_grant_if_drained(tenant_id, token)
 
     def connection_lost(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
-        """Drop a closed connection. Unless its process is still `alive`, the process has drained."""
+        """Drop a closed connection. `alive`: True if its process still runs; it then counts as not drained (E1)."""
         token = self._tokens.get(tenant_id)
         if token is None:
             return
@@ -277,20 +278,20 @@ class Tokens:
             self._end_grant_if_drained(tenant_id, token)
 
     def account_of(self, tenant_id: str) -> TimeUsage | None:
-        """Return the token time of a tenant up to now; None if there is no such tenant."""
+        """Return the token time that a tenant has used up to now; None if there is no such tenant."""
         return self.usage(tenant_id) if tenant_id in self._tokens else None
 
     def usage(self, tenant_id: str) -> TimeUsage:
-        """Return the tenant's token time up to now."""
+        """Return the token time that a tenant has used up to now. The tenant must exist."""
         return self._scheduler.usage(self._now(), tenant_id)
 
     def turns(self, tenant_id: str) -> TurnSpans:
-        """Return the times at which the tenant could have work on its GPUs, in the last seconds."""
+        """Return the intervals of the last seconds in which the tenant could have work on its GPUs."""
         return self._scheduler.turns(self._now(), tenant_id)
 
     def turns_on(self, gpu: str, since: int) -> tuple[list[LoggedTurn], int]:
-        """Return (turns on a GPU that ended after `since`, plus current turns and waits; moment since which no turn is
-        missing). Moments in nanoseconds of the clock."""
+        """Return the turns on a GPU, and the moment since which no turn is missing. The turns are those that ended
+        after `since`, the current ones, and waits for a turn. Moments in nanoseconds of the clock."""
         found = list(self._turn_log.on(gpu, since))
         for tenant_id, token in self._tokens.items():
             if gpu in token.gpus:
@@ -311,13 +312,12 @@ class Tokens:
         return self._scheduler.gpu_time(self._now(), gpu)
 
     def co_runs(self, gpu: str) -> CoRuns:
-        """Return how tenants co-run on a GPU."""
+        """Return the number of co-runners of a GPU, and how often co-running has ended there, by reason."""
         return self._scheduler.co_runs(gpu)
 
     def alone_in_flight(self, tenant_id: str) -> float | None:
-        """Return the part of the time (0 to 1) for which the tenant has work in flight while it holds alone. None if
-        not known.
-        """
+        """Return the fraction of its exclusive turns (0 to 1) in which the tenant has work in flight. None if
+        unknown."""
         return self._scheduler.alone_in_flight(self._now(), tenant_id)
 
     def snapshot(self, tenant_id: str) -> AccountSnapshot:
@@ -354,9 +354,8 @@ class Tokens:
         return now
 
     def _join_endless(self, tenant_id: str, token: TenantToken) -> None:
-        """If other processes of the tenant hold a grant without end, let the processes that want the token join it
-        (E4).
-        """
+        """Let the processes that want the token join the grant that other processes of their tenant hold, if that grant
+        has no end (E4)."""
         running = self._scheduler.remaining_grant(self._now(), tenant_id)
         if (token.undrained or token.disconnected) and running is not None and running.quantum_ns == 0:
             self._join(tenant_id, token, running)
@@ -370,7 +369,8 @@ class Tokens:
         self._watch_still(tenant_id)
 
     def _end_grant_if_drained(self, tenant_id: str, token: TenantToken) -> None:
-        """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
+        """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant. Until then,
+        only update the silence watch."""
         now = self._now()
         if token.undrained or token.disconnected:
             self._watch_still(tenant_id)
@@ -420,12 +420,13 @@ class Tokens:
         self._prepared.end_by(None if due is None else due + STALL_NS - 1)
         if due is not None and not self._looks.pending:
             self._looks.by(now + PATIENCE_MOST_NS)
-        # 3. No longer wait for disconnected processes of preempted tenants. This calls this method again.
+        # 3. Stop waiting for the disconnected processes of preempted tenants. `_end_grant_if_drained` calls this method
+        #    again.
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
             token.disconnected.clear()
             self._end_grant_if_drained(tenant_id, token)
-        # 4. Let displaced tenants wait for their next turn, if some of their processes want it.
+        # 4. Queue preempted and suspended tenants for their next turn, if some of their processes want it.
         for tenant_id in left:
             self._looks.drop(tenant_id)
         waiting = [tenant_id for tenant_id in left if self._tokens[tenant_id].wanting]
@@ -434,13 +435,13 @@ class Tokens:
         return (self._pump() or granted) if waiting else granted
 
     def _carry_out(self, now: int, action: Action) -> bool:
-        """Send one action of the scheduler to processes. Return whether its tenant has a token that it did not have
-        before."""
+        """Send one action of the scheduler to the tenant's processes. Return True if it gives the tenant a new grant,
+        False if it only changes or ends one."""
         token = self._tokens[action.tenant]
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
             if action.grant_id != token.grant_id:
-                self._log_turn(now, action.tenant, token)  # the turn of a displaced tenant that has not drained
+                self._log_turn(now, action.tenant, token)  # of a displaced tenant that is granted again undrained
                 wanting = token.begin(now, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
@@ -463,16 +464,16 @@ class Tokens:
         return False
 
     def _watch_new(self, now: int, tenant_id: str, token: TenantToken, holders: Collection[TokenClient]) -> None:
-        """Start the silence watch of a tenant with a new grant. `holders`: its clients that were sent the grant."""
+        """Start the silence watch of a tenant with a new grant. `holders`: its clients that were sent the grant. If the
+        loop cannot watch the tenant and its patience is short, schedule a check after that patience."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
         if holders and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
             since = max(token.sent_at[client] for client in holders)
             self._looks.by(max(now, since + token.silence.patience_ns))
 
     def _prepare(self, gpu: str) -> Ready | None:
-        """Decide the next hand-off of a GPU in advance. None unless it is from one process to one process, and no other
-        action is pending.
-        """
+        """Decide the next hand-off of a GPU in advance. Return None unless one process hands over to one process and
+        the scheduler has nothing else to do first."""
         turns = self._scheduler.prepare(self._now(), gpu)
         if not turns:
             return None
@@ -515,7 +516,8 @@ class Tokens:
         self.hand_offs.add(sent_at - seen_at)
 
     def _mark_together(self) -> None:
-        """Mark the tenants that now hold together with others. Their hooks keep the durations of this time separate."""
+        """Notify the tenants that now hold their GPUs together with others. Their hooks record durations measured in
+        this time separately, because kernels run slower then."""
         for tenant_id, together in self._scheduler.holds_together():
             token = self._tokens[tenant_id]
             if token.concurrent:
@@ -534,13 +536,12 @@ class Tokens:
             token.wanted_at = now
         self._scheduler.want(now, tenant_id)
         if not all(map(self._looks.watches, self._scheduler.holders_beside(tenant_id))):
-            self._looks.by(now + PATIENCE_MOST_NS)  # the holders of its GPUs must be checked from now on
+            self._looks.by(now + PATIENCE_MOST_NS)  # the tenants that hold its GPUs must be checked from now on
         self._hints.up(self._tokens[other].hint for other in self._scheduler.sharing_with(tenant_id))
 
     def _wait_as_wanted(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Let a displaced tenant wait for its next turn if one of its processes wants the token. Otherwise end its
-        wait.
-        """
+        """Let a displaced tenant wait for its next turn if one of its processes wants the token. Otherwise remove it
+        from the queue."""
         if token.wanting:
             self._wait_for_turn(now, tenant_id, token)
         else:
@@ -549,8 +550,9 @@ class Tokens:
         self._pump()
 
     def _listen(self, late: bool) -> None:
-        """Check the signs of life of all tenants for which others wait (E2). `late`: True if the agent was stalled. The
-        processes may have been stalled too, so the agent checks again before it decides."""
+        """Check the signs of life of all tenants that hold a GPU for which others wait (E2). `late`: True if the agent
+        was stalled. The processes may have been stalled too, so this check decides nothing and schedules the next one.
+        """
         now = self._now()
         looks: list[int] = []
         silenced = False
@@ -560,25 +562,26 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            # while this time passes, another tenant may begin to hold
+            # check again after `PATIENCE_MOST_NS` at the latest, because another tenant may have begun to hold
             at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)
             self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:
             self._pump()
 
     def _watch(self, tenant_id: str) -> bool:
-        """Let the loop watch the signs of life of a tenant that holds. Return False if the loop cannot."""
+        """Let the loop watch the signs of life of a tenant that holds. Return False if the loop cannot; the caller then
+        schedules a check."""
         return self._looks.put(tenant_id, self._beats(tenant_id))
 
     def _watch_still(self, tenant_id: str) -> None:
-        """Update the watched processes of a tenant that holds, if it is watched."""
+        """If a tenant that holds is watched, watch its present processes from now on."""
         if self._looks.watches(tenant_id) and not self._watch(tenant_id):
             self._looks.drop(tenant_id)
             self._looks.by(self._clock() + PATIENCE_MOST_NS)
 
     def _beats(self, tenant_id: str) -> list[protocol.Beat]:
-        """Return the addresses of a holding tenant's signs of life. Empty if the address of one of its processes is
-        unknown."""
+        """Return where the event loop can read the signs of life of a tenant that holds. Empty if it cannot watch the
+        tenant."""
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return []

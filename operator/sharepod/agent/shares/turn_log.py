@@ -1,4 +1,4 @@
-"""Log of the last turns of all tenants, for traces. Pure.
+"""Log of the last turns of all tenants, from which the agent answers requests for traces (`telemetry/trace.py`). Pure.
 
 Guarantees:
 - A turn is kept whole or not at all. At most `_KEPT` turns are kept.
@@ -16,7 +16,8 @@ _KEPT = 8192
 
 
 class LoggedTurn(NamedTuple):
-    """Turn of one tenant on all its GPUs. Times in nanoseconds of the agent's clock; None: it has not happened."""
+    """Turn of one tenant on all its GPUs, or its wait for one. Times in nanoseconds of the agent's clock; None: not
+    yet, or unknown."""
 
     tenant: str
     gpus: tuple[str, ...]
@@ -27,7 +28,8 @@ class LoggedTurn(NamedTuple):
     draining: int | None
     """Moment at which all its processes had closed their gates."""
     lost: int | None
-    """Moment from which other tenants could hold the GPUs although this tenant had not drained."""
+    """Moment from which other tenants could hold the GPUs although this tenant had not drained. None if they could not.
+    """
     end: int | None
     """Moment at which all its work had ended. None while it still holds."""
 
@@ -49,5 +51,5 @@ class TurnLog:
                 yield turn
 
     def complete_since(self) -> int:
-        """Return the moment since which all ended turns are kept. 0 if none was dropped."""
+        """Return the moment since which all ended turns are in the log. 0 if no turn was dropped."""
         return self._turns[0].end or 0 if len(self._turns) == _KEPT else 0
