@@ -1,2 +1,2 @@
-"""API: the objects of the group `sharepod.dev/v1alpha1` and their validation. Pure: no I/O, no import of another
-package of ours."""
+"""API: the objects of the group `sharepod.dev/v1alpha1` and their validation. Pure: no I/O, and no import of another
+SharePod package."""

@@ -1,9 +1,10 @@
-"""Bounds of the objects that users write: length, number, depth, and the quoted part of a value in a message.
+"""Bounds of the objects that users write: length, number and depth of their parts. They also bound a user's value that
+is quoted in a message.
 
 Guarantees:
-- An object within the bounds is read in a few milliseconds.
-- Every pod that a kubelet could start is within them.
-- A message that quotes a value has a bounded length, whatever the value, and no control characters (`shown`).
+- Reading an object within the bounds takes a few milliseconds.
+- Every pod that a kubelet could start is within the bounds.
+- A quoted value has a bounded length and no control characters (`shown`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ MAX_ITEMS = 1024
 """Most entries of any other list or map of a pod."""
 
 MAX_SELECTION = 64
-"""Most entries of nodeSelector, requirements of node affinity, and tolerations: each is compared with every node."""
+"""Most entries each of nodeSelector, node affinity requirements and tolerations, because placement compares every entry
+with every node."""
 
 MAX_SELECTION_VALUES = 1024
 """Most values of all requirements of node affinity together: enough to name each node of a large cluster."""
@@ -33,8 +35,9 @@ MAX_NODE_RESOURCES = 64
 """Most resources that a node has, by name."""
 
 MAX_BYTES = 1_152_921_504_606_847_000
-"""Most bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits. Rounded up as an API server
-returns it: server-side apply by another manager conflicts on a schema that is returned changed."""
+"""Most bytes of memory, 1Ei: more than any GPU has, and a sum of several still fits into 64 bits. The figure is 1Ei
+rounded up to the number that an API server returns, which reads bounds as floats. With the exact figure, server-side
+apply by another manager would find a changed schema, and conflict."""
 
 MAX_COUNT = (1 << 31) - 1
 """Largest index or count: 32 bits."""
@@ -46,16 +49,18 @@ MAX_LABEL = 63
 """Most characters of a label's value, as in Kubernetes."""
 
 MAX_GROUP = 80
-"""Most characters of the group of a tenant: a label, or the kind of its controller with a name or uid."""
+"""Most characters of a tenant's group (Pods that get their turns together): a label of the user, or the kind of the
+Pod's controller with its name or uid."""
 
 MAX_NAME = 317
 """Most characters of the name of a label or a resource, as in Kubernetes: a prefix of 253, a slash, a name of 63."""
 
 MAX_VALUES = 10_000
-"""Most values in a SharePod, each map, list, text and number counted. A large real pod has a thousand."""
+"""Most values in a SharePod; each map, list, text and number counts as one. A large real pod has a thousand."""
 
 MAX_TEXT = 512 * 1024
-"""Most characters of all texts and keys in a SharePod together. `kubectl apply` itself takes half of it."""
+"""Most characters of all texts and keys in a SharePod together. `kubectl apply` itself accepts only half of this, in
+its annotation."""
 
 MAX_DEPTH = 32
 """Most levels of maps and lists in a SharePod. The deepest field of a pod is 14 levels down."""
@@ -64,15 +69,16 @@ MAX_MESSAGE = 1024
 """Most characters of a message to users, as in the note of an Event."""
 
 MAX_FIELD = 384
-"""Most characters of a field's path in such a message: an annotation's name has at most 317."""
+"""Most characters of a field's path in such a message. The longest path contains an annotation's name, which has at
+most 317."""
 
 _QUOTED = 64
 """Most characters of a value that a message quotes."""
 
 
 def shown(text: str) -> str:
-    """Return a text that is safe for a terminal, a log or a table: control characters, ends of lines and changes of
-    direction become U+FFFD."""
+    """Return a text that is safe for a terminal, a log or a table: each control character, line end and change of text
+    direction becomes U+FFFD."""
     return text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
@@ -83,7 +89,8 @@ def clipped(text: str, most: int = MAX_MESSAGE) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value as a message quotes it: numbers and texts shortened, of lists and maps only the kind."""
+    """Return a value as a message quotes it: texts and numbers are shortened, a list or map becomes "a list" or "a
+    map"."""
     if isinstance(value, str):
         return repr(value) if len(value) <= _QUOTED else f"{value[:_QUOTED]!r}… ({len(value)} characters)"
     if isinstance(value, Mapping):
@@ -94,10 +101,8 @@ def quoted(value: object) -> str:
 
 
 def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TEXT) -> str | None:
-    """Return how an object exceeds these bounds or `MAX_DEPTH`, as text. None if it does not.
-
-    The time is bounded by these bounds, whatever the size of the object.
-    """
+    """Return the bound that an object exceeds, as text for a message: `most_values`, `most_text` or `MAX_DEPTH`. None
+    if it exceeds none. The check stops at the first bound, so its time is bounded for an object of any size."""
     values = text = depth = 0
     level: list[Any] = [value]
     while level:
@@ -113,7 +118,7 @@ def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TE
             if is_map:
                 text += sum(map(len, one))
             for item in one.values() if is_map else one:
-                kind = type(item)  # from JSON: no subclasses
+                kind = type(item)  # exact types suffice: a JSON parser creates no subclasses
                 if kind is str:
                     text += len(item)
                 elif kind is dict or kind is list:

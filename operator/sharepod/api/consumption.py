@@ -1,13 +1,15 @@
-"""Consumption: counters of the usage that one namespace has had of one node's GPUs of one model.
+"""Consumption: counters of the GPU time and memory that the tenants of one namespace used on one node's GPUs of one
+model.
 
 Guarantees:
 - CO1 growing: the counters of one series never fall, and its namespace, model and `since` never change.
 - CO2 never-again: a closed series does not grow, and no later series has its name. A namespace that returns to the node
   gets a new series, with a later `since`.
-- CO3 told-first: an agent drops a series only once it is closed and the GPUNode's annotation names it: the operator has
-  added it to its accounts.
+- CO3 told-first: an agent drops a closed series only once an annotation of the GPUNode names it: the operator has then
+  added the series to its totals.
 
-So the sum over the largest counters of every series is the consumption, for any order and repetition of readings.
+So the sum of the largest counters seen of each series is the consumption, even if readings arrive repeatedly or out of
+order.
 """
 
 from __future__ import annotations
@@ -19,20 +21,21 @@ from pydantic import Field
 from .objects import GROUP, Model
 
 TAKEN_IN_ANNOTATION = f"{GROUP}/consumption-taken-in"
-"""Annotation of a GPUNode: comma-separated names of closed series that are final in the operator's accounts. The agent
-drops these series."""
+"""Annotation of a GPUNode: comma-separated names of closed series that the operator has added to its totals for the
+last time. The agent drops these series."""
 
 MAX_CONSUMPTION = 512
-"""Most series in one GPUNode: two for each row that a ledger has room for."""
+"""Most series in one GPUNode: two for each of the `MAX_TENANTS` rows of a ledger."""
 
 MAX_COUNTER = (1 << 53) - 1
-"""Largest counter, which every JSON reader takes as an exact number. In milliseconds of GPU time: 285,000 GPU-years."""
+"""Largest counter: the largest integer that every JSON reader reads exactly. In milliseconds of GPU time, this is
+285,000 GPU-years."""
 
 MAX_MODEL = 96
-"""Most characters of a GPU's model here; a longer name is cut."""
+"""Most characters of a GPU model's name in a series; a longer name is cut."""
 
 TIMESTAMP_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{3}Z$"
-"""RFC 3339 in UTC, to the millisecond: sorts as text."""
+"""RFC 3339 in UTC with milliseconds. Such texts sort by time."""
 
 CounterField = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 TimestampField = Annotated[str, Field(pattern=TIMESTAMP_PATTERN)]

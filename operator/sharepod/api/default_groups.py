@@ -1,4 +1,5 @@
-"""Default groups of Pods: the Pods of one indexed Job, JobSet, TrainJob, or training of Kubeflow.
+"""Default groups: Pods of one indexed Job, JobSet, TrainJob or Kubeflow training, which wait for each other and
+therefore get their turns together.
 
 Guarantees:
 - The group follows only from the Pod's metadata, and is never a group name that a user can write.
@@ -13,15 +14,15 @@ from typing import Any
 from .bounds import MAX_GROUP
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
-"""Annotation of the Pods of an indexed Job."""
+"""Annotation with the Pod's index. Only Pods of an indexed Job have it."""
 _JOB_SET = "jobset.sigs.k8s.io/jobset-name"
 """Label of the Pods of all Jobs of a JobSet. A TrainJob creates a JobSet."""
 _KUBEFLOW = "kubeflow.org/"
-"""API group, with its slash, of PyTorchJob and the other trainings that create Pods without a Job."""
+"""Beginning of the API version of PyTorchJob and Kubeflow's other trainings, which create Pods without a Job."""
 
 
 def default_group(metadata: Mapping[str, Any]) -> str | None:
-    """Return the group of a Pod by its metadata, of any shape; None: none."""
+    """Return the default group of a Pod by its metadata, whose shape is not checked before. None: no group."""
     references = metadata.get("ownerReferences")
     for owner in references if isinstance(references, list) else ():
         if isinstance(owner, Mapping) and owner.get("controller"):

@@ -1,8 +1,8 @@
 """Dialects: a SharePod's request for GPUs as the block `spec.gpu` or as annotations, read into one `GpuRequest`.
 
 The annotations are `sharepod.dev/gpu-*` and, in manifests for KubeShare and Gemini, `kubeshare/gpu_request`,
-`gemini/GPUID` and so on; each prefix has every key. `KEYS` is the one table of annotations. The translation here, the
-copying of annotations to the Pod and the generated admission policy use it.
+`gemini/GPUID` and so on; each prefix may stand before every key. `KEYS` is the only table of these keys. The
+translation here, the copying of annotations to the Pod and the generated admission policy use it.
 
 Guarantees:
 - A SharePod uses one way only: block and annotations together, or one field twice, are refused.
@@ -26,7 +26,7 @@ from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecE
 from .units import UnitError, parse_fraction, parse_quantity
 
 PREFIXES = (f"{GROUP}/", "kubeshare/", "gemini/")
-"""Prefixes; each has every key of `KEYS`."""
+"""Prefixes of the dialects. Each may stand before every key of `KEYS`."""
 
 FOREIGN_PREFIXES = PREFIXES[1:]
 
@@ -34,14 +34,15 @@ NATIVE_PREFIX = f"{GROUP}/gpu-"
 """Prefix of SharePod's own annotations in examples and messages."""
 
 STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *FOREIGN_PREFIXES)
-"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` by itself has other uses too."""
+"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` is not one of them, because SharePod has other
+annotations too."""
 
 FRACTION_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})(m|%)?$"
-"""Fraction in an annotation: digits and a point, in thousandths with `m`, in percent with `%`; no sign, exponent or
-blank."""
+"""Pattern of a fraction in an annotation: digits with an optional point. Suffix `m` means thousandths, `%` percent. No
+sign, exponent or blank."""
 
 A_FRACTION = '0 to 1 with at most three decimals, such as "0.4", "400m" or "40%"'
-"""Advice for an annotation that is not a fraction."""
+"""What to write instead of an invalid fraction, for messages."""
 
 BYTES_PATTERN = r"^[0-9]{1,18}$"
 
@@ -58,7 +59,7 @@ MAX_MEMORY = "1Ei"
 """Largest memory: more than any GPU has, and far below the bound of 64 bits."""
 
 MAX_LISTED = 64
-"""Most UUIDs or models in one list: keeps the cost of the CEL rules within the API server's budget."""
+"""Most UUIDs or models in one list. The bound keeps the cost of the CEL rules within the API server's budget."""
 
 MAX_LIST_TEXT = 8192
 """Most characters of an annotation with a list: `MAX_LISTED` names of 96 characters, each with a comma and blanks."""
@@ -67,13 +68,13 @@ FLAGS = ("true", "false")
 """Values of a yes-or-no annotation."""
 
 GPUID_KEY = "GPUID"
-"""Key of a shared virtual GPU of KubeShare: here an affinity group of that name. Only with this key may `spec.nodeName`
-be set."""
+"""Key of KubeShare's shared virtual GPU. SharePod reads its value as an affinity group of that name. Only with this key
+may `spec.nodeName` be set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Field of `GpuSpec` and the keys of its annotations: SharePod's own keys, and the keys of KubeShare and Gemini."""
+    """Field of `GpuSpec` with the keys of its annotations: SharePod's own key, and the keys of KubeShare and Gemini."""
 
     field: str
     native: str
@@ -85,7 +86,7 @@ class Key:
         return tuple(prefix + key for prefix in PREFIXES for key in (self.native, *self.foreign))
 
     def usual(self, prefix: str) -> str:
-        """Return the usual annotation of this field in a manifest with this prefix."""
+        """Return the annotation of this field that messages propose to a user of this prefix."""
         return prefix + (self.foreign[0] if self.foreign and prefix in FOREIGN_PREFIXES else self.native)
 
 
@@ -109,19 +110,20 @@ KEYS: tuple[Key, ...] = (
 )
 
 _FIELDS = tuple(str(field.alias) for field in GpuSpec.model_fields.values())
-"""Fields of the block."""
+"""Names of the fields of the block `spec.gpu`."""
 
 FIELD_OF: Mapping[str, str] = {annotation: key.field for key in KEYS for annotation in key.annotations}
-"""Annotation to field of `GpuSpec`."""
+"""Annotation -> the field of `GpuSpec` that it sets."""
 
 
 def is_dialect(annotation: str) -> bool:
-    """Return whether an annotation belongs to a dialect, with a known key or not."""
+    """Return whether an annotation belongs to a dialect. Its key may be unknown."""
     return annotation.startswith(STARTS)
 
 
 def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
-    """Read the request of a SharePod from the API server, from block or annotations, and fill the defaults.
+    """Return the request of a SharePod, read from its block `spec.gpu` or its annotations, with defaults filled.
+    `sharepod`: the object as the API server returns it.
 
     Raises `SpecError`, whose field is the path in `spec.gpu` or `metadata.annotations[...]`.
     """
@@ -148,7 +150,8 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
 
 
 def resolved(gpu: GpuSpec, annotated: Mapping[str, str]) -> GpuRequest:
-    """Fill the defaults of a request and check it. Raises `SpecError`. `annotated`: its annotations."""
+    """Fill the defaults of a request and check it. `annotated`: the annotations that it was read from; empty: read from
+    the block. Raises `SpecError`, which names the field or annotation that the user wrote."""
     try:
         request = resolve(gpu)
         _check(gpu, request)
@@ -158,8 +161,8 @@ def resolved(gpu: GpuSpec, annotated: Mapping[str, str]) -> GpuRequest:
 
 
 def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
-    """Return the annotations of a SharePod that stand for fields of `spec.gpu`. Raises `SpecError` for an unknown key
-    under one of their prefixes."""
+    """Return the annotations of a SharePod that set fields of `spec.gpu`. Raises `SpecError` for an unknown key after a
+    dialect's prefix."""
     annotations = (sharepod.get("metadata") or {}).get("annotations") or {}
     annotated = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
     for name in sorted(annotated):
@@ -184,8 +187,8 @@ def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
 def _from_block(block: Any) -> GpuSpec:
     if not isinstance(block, Mapping):
         raise SpecError("spec.gpu", f"is {quoted(block)}; write a map such as {{request: 0.4}}")
-    # The API server drops fields that are not in the CRD. So an unknown field here comes from a newer CRD, which may
-    # have set a default. A refusal would end every SharePod during an upgrade.
+    # The API server drops fields that are not in the CRD. So an unknown field here comes from a newer CRD, whose
+    # default may have set it. Ignore such a field: refusing it would end every SharePod during an upgrade.
     try:
         return GpuSpec.model_validate({name: value for name, value in block.items() if name in _FIELDS})
     except ValidationError as error:
@@ -211,7 +214,7 @@ def from_annotations(annotated: Mapping[str, str]) -> GpuSpec:
 
 
 def parse_annotation(name: str, text: str) -> Any:
-    """Return the value of an annotation of `FIELD_OF`, as the block has it. Raises `SpecError`."""
+    """Return the value of an annotation of `FIELD_OF`, as the block `spec.gpu` would have it. Raises `SpecError`."""
     try:
         return _PARSERS[name.partition("/")[2]](text)
     except ValueError as error:
@@ -219,7 +222,8 @@ def parse_annotation(name: str, text: str) -> Any:
 
 
 def _check(gpu: GpuSpec, request: GpuRequest) -> None:
-    """Check the rules that `resolve` does not contain: a size without a unit, and a name that no GPU has."""
+    """Check rules that `resolve` does not contain: number and form of the UUIDs, and bounds of the memory. A tiny
+    memory is a forgotten unit."""
     if 0 < len(gpu.uuids) < request.count:
         raise SpecError(
             "spec.gpu.uuids",
@@ -237,7 +241,8 @@ def _check(gpu: GpuSpec, request: GpuRequest) -> None:
 
 
 def _as_written(error: SpecError, annotated: Mapping[str, str]) -> SpecError:
-    """Turn an error about a field of the block into one about the annotation that set it, or would have to set it."""
+    """Return an error about a field of the block as one about the annotation that set this field. If none did, name the
+    annotation that would set it."""
     if not annotated or not error.field.startswith("spec.gpu."):
         return error
     field = re.split(r"[.\[]", error.field)[2]
@@ -361,4 +366,4 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "gpu-models": _names,
     "gpu-movable": _flag,
 }
-"""Parser of each key's value."""
+"""Parser of the value, by key."""

@@ -26,26 +26,29 @@ PLURAL = "gpubudgets"
 CONDITION_IN_FORCE = "InForce"
 """Condition of a GPUBudget: False while it lacks some of the selected namespaces; the message has the reason."""
 CONDITION_WITHIN_BUDGET = "WithinBudget"
-"""Condition of a GPUBudget: False while nothing is left."""
+"""Condition of a GPUBudget: False while the budget is spent."""
 CONDITION_GONE_EARLY = "GoneEarly"
-"""Condition of a GPUBudget: True while it will be spent before its refill, at the current rate."""
+"""Condition of a GPUBudget: True while the budget, at the current rate, will be spent before its refill."""
 
 MAX_GPU_SECONDS = 1_000_000_000_000
-"""Largest amount in GPU-seconds: a thousand GPUs for thirty years. In millionths it fits into 63 bits."""
+"""Largest amount in GPU-seconds: a thousand GPUs for thirty years. As millionths of a GPU-second it fits into 63
+bits."""
 MAX_MODELS = 64
-"""Most models of GPUs with a weight of their own."""
+"""Most GPU models with a weight in one budget."""
 MAX_NAMESPACES = 256
 """Most namespaces of one budget: bounds the size of its status."""
 MAX_TAKEN = 4096
-"""Most counters in the account of one budget: one for each namespace and model. With the longest names they take 1.1
-MB; etcd takes 1.5 MiB."""
+"""Most namespace and model pairs in the account of one budget. With the longest names they take 1.1 MB; etcd takes 1.5
+MiB."""
 LARGEST_WEIGHT = 1000
 """Largest weight of a model."""
 MAX_AMOUNT = 4 * 10**18
-"""Largest amount in millionths of a GPU-second: below 2^63 also where an API server reads the bound as a float."""
+"""Largest amount in millionths of a GPU-second. It is well below 2^63, so that a bound that an API server reads as a
+float, and rounds, stays below it too."""
 
 GPU_TIME_PATTERN = r"^([1-9][0-9]{0,7}([.][0-9]{1,2})?|0[.](0[1-9]|[1-9][0-9]?))h$"
-"""Hours above 0, below `MAX_GPU_SECONDS`. Two decimals are whole seconds: a hundredth of an hour is 36 s."""
+"""Pattern of hours above 0 and below 10^8. At most two decimals, because a hundredth of an hour is a whole number of
+seconds, 36."""
 GPU_TIME_RULE = "gpuTime is hours of one GPU, above 0 and below 10^8, with at most 2 decimals; write 1000h or 0.5h"
 AMOUNT_RULE = "exactly one of gpuTime and gpuSeconds is needed; write gpuTime: 1000h, or gpuSeconds: 3600000"
 
@@ -92,7 +95,7 @@ class WhenSpent(StrEnum):
 
 
 class ModelWeight(Model):
-    """Weight of the time of one model of GPU."""
+    """Weight of one GPU model: the price of its time relative to other models."""
 
     model: Annotated[str, Field(min_length=1, max_length=96)]
     """Model of the GPU as GPUNodes show it, such as `NVIDIA A100-SXM4-80GB`."""
@@ -116,7 +119,8 @@ class SelectorRequirement(Model):
     """Values, for In and NotIn."""
 
     def holds(self, labels: dict[str, str]) -> bool:
-        """Return whether labels meet it. As elsewhere in Kubernetes, NotIn holds where the label is absent."""
+        """Return whether a namespace's labels meet the requirement. As elsewhere in Kubernetes, NotIn also holds where
+        the label is absent."""
         if self.operator in ("In", "NotIn"):
             return (labels.get(self.key) in self.values) == (self.operator == "In")
         return (self.key in labels) == (self.operator == "Exists")
@@ -175,7 +179,7 @@ class GPUBudgetSpec(Model):
     def amount_seconds(self) -> int:
         """The amount for each period, in GPU-seconds."""
         if self.gpu_time is None:
-            assert self.gpu_seconds is not None  # by `_check`
+            assert self.gpu_seconds is not None  # `_check` has required one of the two
             return self.gpu_seconds
         return int(Decimal(self.gpu_time.removesuffix("h")) * 3600)
 

@@ -36,13 +36,14 @@ NVIDIA_VISIBLE_DEVICES."""
 CONDITION_CLAIMS_ATTACH = "ClaimsAttach"
 """Condition of a GPUNode: True while a test container with a claim got the claim's devices, False while it did not."""
 CLAIMS_ATTACH_STARTING = "Starting"
-"""Reason of that condition until the node's self-test by a claim has had time to run."""
+"""Reason of the condition ClaimsAttach while the test container has not had time to run."""
 CONDITION_SLICES_PUBLISHED = "SlicesPublished"
 """Condition of a GPUNode of pool `scheduler`: True while its agent publishes its GPUs, in a ResourceSlice."""
 SLICES_WITHDRAWN = "Withdrawn"
-"""Reason of that condition once a node that leaves the pool no longer publishes a device."""
+"""Reason of the condition SlicesPublished once a node that leaves pool `scheduler` no longer publishes a device."""
 ENV_INJECTION_ACCEPTED = "Accepted"
-"""Reason of that condition if the administrator has accepted it: the node takes tenants."""
+"""Reason of the condition EnvInjection if the administrator has accepted it by a setting: the node takes tenants
+nevertheless."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 BytesField = Annotated[int, Field(ge=0, le=MAX_BYTES)]
@@ -91,7 +92,7 @@ class TenantState(StrEnum):
     """State of a row in the ledger."""
 
     RESERVED = "Reserved"
-    """The share belongs to this tenant, whether or not its pod exists yet."""
+    """The share belongs to this tenant. Its Pod may not exist yet."""
     RELEASING = "Releasing"
     """The pod was deleted or is terminal. The share is released once the agent has confirmed that nothing of the tenant
     is left."""
@@ -171,11 +172,11 @@ class HolderState(StrEnum):
     """State of a holder."""
 
     PENDING = "Pending"
-    """Its Pod exists, and the agent has not yet seen the GPU that the kubelet allocated to it."""
+    """The holder's Pod exists. The agent has not yet seen which GPU the kubelet allocated to it."""
     HELD = "Held"
-    """It has the GPU `uuid`, which takes tenants."""
+    """The holder has the GPU `uuid`, which takes tenants."""
     RELEASING = "Releasing"
-    """Its GPU takes no new tenants, has none, and returns to the device plugin."""
+    """The holder's GPU has no tenants left and takes no new ones. It returns to the device plugin."""
 
 
 class PluginHolder(Model):
@@ -206,13 +207,14 @@ class GPUNodeSpec(Model):
 
 
 def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
-    """Return the UUIDs, in lower case, and indexes of the GPUs that the annotations of a GPUNode cordon."""
+    """Return the GPUs that a GPUNode's annotation cordons: UUIDs in lower case, and indexes as text."""
     listed = annotations.get(CORDONED_ANNOTATION, "").split(",", MAX_GPUS)[:MAX_GPUS]
     return frozenset(part.strip().lower() for part in listed if part.strip())
 
 
 def unknown_cordons(listed: Collection[str], gpus: Collection[Gpu]) -> list[str]:
-    """Return the entries of `cordoned` that name no GPU of the node; none while its GPUs are not known."""
+    """Return the entries of `cordoned` that name no GPU of the node. Empty while the node's GPUs are unknown, because
+    no entry can then be checked."""
     known = {name for gpu in gpus for name in (gpu.uuid.lower(), str(gpu.index))}
     return sorted(set(listed) - known) if gpus else []
 
@@ -258,13 +260,14 @@ class Gpu(Model):
     considers unhealthy."""
 
     def is_cordoned(self, listed: Collection[str]) -> bool:
-        """Return whether this GPU is listed in the annotation of its GPUNode."""
+        """Return whether `listed`, the result of `cordoned`, names this GPU."""
         return self.uuid.lower() in listed or str(self.index) in listed
 
     @model_validator(mode="before")
     @classmethod
     def _known_health(cls, value: Any) -> Any:
-        """Read a GPU of a newer agent: a GPU with an unknown health is not shared."""
+        """Accept a GPU whose health a newer agent reports by an unknown value. Mark it as not shareable, so that it
+        takes no tenants."""
         health = value.get("health") if isinstance(value, dict) else None
         if not isinstance(health, str) or health in tuple(Health):
             return value
@@ -373,5 +376,5 @@ class GPUNodeStatus(Model):
 
 
 def manifest(name: str, spec: GPUNodeSpec) -> dict[str, object]:
-    """Return a GPUNode as it is created, without status."""
+    """Return the manifest to create a GPUNode from. It has no status."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec.dump()}

@@ -1,4 +1,5 @@
-"""Common parts of the objects of the group: names, limits, the base of all models, conditions."""
+"""Parts that all objects of the group share: names of labels, annotations and drivers, limits, the base class of
+models, conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ POOL_LABEL = f"{GROUP}/pool"
 """Node label: `dedicated`, `device-plugin` or `scheduler`. SharePod ignores a node without it."""
 
 MAX_HELD_LABEL = f"{GROUP}/max-held-gpus"
-"""Node label of pool `device-plugin`: most GPUs that holders may take there at a time. Without it: all."""
+"""Label of a node in pool `device-plugin`: most GPUs that holders may take on the node at a time. Without it: all."""
 
 FORCE_RELEASE_ANNOTATION = f"{GROUP}/force-release"
 """Annotation of a GPUNode: comma-separated tenant ids whose rows an admin releases without an agent's confirmation that
@@ -30,16 +31,17 @@ CORDONED_ANNOTATION = f"{GROUP}/cordoned"
 GPUNodes set it, usually by `kubectl sharepod cordon`; operator and agents never write it."""
 
 FREE_SHARES = "sharepod-free"
-"""ConfigMap of the operator's namespace with the free shares by model and pool, which every user may read."""
+"""Name of the ConfigMap, in the operator's namespace, with the free shares by model and pool. Every user may read
+it."""
 
 TENANT_LABEL = f"{GROUP}/tenant"
 """Label of a Pod that the operator created: the id of its tenant. Admission lets only the operator set it, and no user
-change it. So it identifies the tenant, unless the Pod's controller is another object. See `LINE_TENANT` for plain Pods.
-"""
+change it, so it identifies the tenant. A Pod whose controller is another object is no such Pod. See `LINE_TENANT` for
+plain Pods."""
 
 LINE_TENANT = "line"
-"""Value of that label on a plain Pod with a resource line whose share is attached by a CSI volume. Such a Pod is its
-own tenant. Admission allows the value to all users, for Pods as `line_volume` makes them."""
+"""Value of `TENANT_LABEL` on a plain Pod with a resource line whose share is attached by a CSI volume. Such a Pod is
+its own tenant. Admission lets all users write this value, on Pods as `line_volume` makes them."""
 
 HOLDER_PREFIX = f"{GROUP.partition('.')[0]}-holder-"
 """Beginning of the name of each holder: a Pod of the operator's namespace that takes a GPU from the device plugin."""
@@ -59,62 +61,65 @@ it."""
 PLACEHOLDER_FOR_ANNOTATION = f"{GROUP}/placeholder-for"
 """Annotation of a placeholder: namespace and name of the pending request."""
 PLACEHOLDER_SPEC_ANNOTATION = f"{GROUP}/placeholder-spec"
-"""Annotation of a placeholder: hash of its requests at its creation."""
+"""Annotation of a placeholder: hash of the requests that its Pod was created with. Another hash means that the request
+has changed."""
 PLACEHOLDER_SCHEDULER = f"{GROUP.partition('.')[0]}-placeholder"
-"""Name of the placeholders' scheduler. No such scheduler exists, so they are never bound."""
+"""`schedulerName` of placeholders. No such scheduler exists, so a placeholder stays pending."""
 
 LINE_LABEL = f"{GROUP}/line"
-"""Label that admission puts on each plain Pod with a resource line. Placeholders have anti-affinity to such Pods."""
+"""Label that admission puts on each plain Pod with a resource line. Placeholders have anti-affinity to such Pods, so no
+placeholder fits on a node that has one."""
 
 SHARE_GATE = f"{GROUP}/share"
 """Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
 
 TAKEN_BACK = f"{GROUP}/taken-back"
-"""Finalizer of a Pod that the operator withdraws before it was bound: it keeps the Pod, which is never bound, until the
+"""Finalizer of an unbound Pod that the operator withdraws. It keeps the deleted Pod, which is never bound, until the
 withdrawal is recorded."""
 JOB_TRACKING = "batch.kubernetes.io/job-tracking"
-"""Finalizer of Kubernetes on each Pod of a Job: a Pod that is deleted with it counts as a failed attempt."""
+"""Kubernetes' finalizer on each Pod of a Job. If a Pod is deleted while it has this finalizer, the Job counts a failed
+attempt."""
 
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 """Annotation of a Pod that the operator created: the UUIDs of its GPUs, comma-separated; `NO_GPUS` until it has a
 share. The kubelet copies it into each container's environment. Admission lets only the operator change it."""
 
 NO_GPUS = "void"
-"""Value by which NVIDIA's container runtime attaches no GPU."""
+"""Value of NVIDIA_VISIBLE_DEVICES with which NVIDIA's container runtime attaches no GPU."""
 
 CSI_DRIVER = f"gpu.{GROUP}"
 DEVICE_CLASS = GROUP
-"""DeviceClass of claims for shares of GPUs."""
+"""DeviceClass of claims for a share of a GPU."""
 CLAIM_DRIVER = f"gpu.{GROUP}"
-"""Driver of the devices that such claims get; a device's pool is its node's name."""
+"""Driver of the devices that claims of `DEVICE_CLASS` get. The name of a device's pool is the name of its node."""
 SCHEDULER_DRIVER = f"scheduler.{GROUP}"
 """Driver of the devices that agents publish on nodes of pool `scheduler`; kube-scheduler allocates them."""
 SCHEDULER_CLASS = f"scheduler.{GROUP}"
-"""DeviceClass of claims for such devices."""
+"""DeviceClass of claims for devices of `SCHEDULER_DRIVER`."""
 SELF_TEST_CLASS = f"self-test.{GROUP}"
-"""DeviceClass of the claims of the nodes' self-tests."""
+"""DeviceClass of the claims by which agents test that containers get the devices of a claim."""
 SELF_TEST_CLAIM = "sharepod-self-test-claim"
-"""Name of the DaemonSet whose Pods have such a claim, and of their template; also the beginning of the claims'
-names."""
+"""Name of the DaemonSet whose Pods test `SELF_TEST_CLASS`, and of their claim template. The claims' names begin with
+it."""
 SELF_TEST_POOL = "self-test"
-"""Pool of the device that is allocated to such a claim; no node has this name."""
+"""Pool of the device that is allocated to a claim of `SELF_TEST_CLASS`. No node may have this name."""
 LINE_CLAIM = GROUP.partition(".")[0]
-"""Name of the template for the claim of a Pod with a resource line, and the Pod's own name for the claim."""
+"""Name of the claim template for Pods with a resource line. The Pod refers to its claim by the same name."""
 PLAIN_PODS_POLICY = "sharepod-plain-pods"
 """Name of the policies, and of their bindings, that give Pods with a resource line their claims and refuse invalid
 lines."""
 LINE_REQUEST = "line"
-"""Name of the one request of a claim without a size, which is in the resource line of its Pod."""
+"""Name of the single request of a claim that has no size of its own: the size is in the resource line of its Pod."""
 VOLUME_NAME = "sharepod-gpu"
 SHARE_CLAIM = "sharepod-gpu"
-"""Name that the Pod of a SharePod gives the claim by which its GPUs are attached."""
+"""Name by which the Pod of a SharePod refers to the claim that attaches its GPUs."""
 SHARE_REQUEST = "sharepod"
-"""Name of the one request of a claim that the operator created for a SharePod's Pod. Admission lets no other user
-create such a claim."""
+"""Name of the single request of a claim that the operator created for a SharePod's Pod. Admission lets no other user
+create a claim with this name."""
 SHARE_CLAIMS_POLICY = "sharepod-share-claims"
-"""Name of the policy on such claims, and of its binding."""
+"""Name of the policy on claims with `SHARE_REQUEST`, and of its binding."""
 CLAIM_FINALIZER = "resource.kubernetes.io/delete-protection"
-"""Finalizer of an allocated claim: kube-controller-manager removes it with the allocation."""
+"""Finalizer of an allocated claim. kube-controller-manager removes it when it ends the allocation."""
 VOLUME_MOUNT_PATH = "/run/sharepod"
 HOOK_FILE = "libsharepod.so"
 PRELOAD_FILE = "ld.so.preload"
@@ -128,7 +133,8 @@ MAX_GPUS = 16
 
 
 def only_request(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the one request of a claim, of any content; None if there is not exactly one."""
+    """Return the single request of a claim whose content is not checked before. None if the claim does not have exactly
+    one."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     requests = devices.get("requests") if isinstance(devices, Mapping) else None
@@ -138,13 +144,14 @@ def only_request(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def device_name(uuid: str) -> str:
-    """Return the device name of a GPU in claims: its UUID as a DNS label."""
+    """Return the name of a GPU's device in ResourceSlices and claims: its UUID in lower case, which is a valid DNS
+    label."""
     return uuid.lower()
 
 
 Text = Annotated[str, AfterValidator(shown)]
-"""Text for people from an agent or a kubelet. A compromised one could write it for users of other namespaces, so it is
-sanitized."""
+"""Text for users that an agent or a kubelet wrote. Control characters are replaced, because a compromised node could
+write it for users of other namespaces."""
 
 
 class Model(BaseModel):
@@ -153,7 +160,7 @@ class Model(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid")
 
     def dump(self) -> dict[str, object]:
-        """Return the object in its API form: camelCase, without fields that are None."""
+        """Return the object as the API server takes it: camelCase, without fields that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -161,7 +168,7 @@ ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
 
 
 class ConditionReason(StrEnum):
-    """Reason of a condition. Members are written as the reason and the status of the condition."""
+    """Reason of a condition. A member is defined by its text and the status that the condition then has."""
 
     status: ConditionStatus
 

@@ -1,7 +1,7 @@
 """SharePod: a PodSpec plus a request for GPUs.
 
-`GpuSpec` is the block `spec.gpu` as users write it. `GpuRequest` is the same with defaults filled and numbers as
-integers. Everything else in `spec` is a PodSpec and is passed through unread, except where placement needs it.
+`GpuSpec` is the block `spec.gpu` as users write it. `GpuRequest` is that block with defaults filled and numbers as
+integers. The rest of `spec` is a PodSpec. It is passed through unread, except for fields that placement needs.
 
 Docstrings of models become descriptions in the CRD.
 """
@@ -27,35 +27,35 @@ TTL = "ttlSecondsAfterFinished"
 """Field of `spec` next to `gpu` and the PodSpec: seconds after its end at which a SharePod is deleted."""
 MAX_TTL_S = (1 << 31) - 1
 REPLICAS = "replicas"
-"""Field of `spec` next to `gpu` and the PodSpec, always 1: by it a PodDisruptionBudget counts SharePods."""
+"""Field of `spec` next to `gpu` and the PodSpec. It is always 1, so that a PodDisruptionBudget can count SharePods."""
 ONE_POD = "a SharePod is one pod; create as many SharePods as you need pods"
 OWN_FIELDS = ("gpu", REPLICAS, TTL)
-"""Fields of `spec` that are not a PodSpec's."""
+"""Fields of `spec` that do not belong to the PodSpec."""
 
 MUTABLE = ("request", "limit", "memory", "movable")
 """Fields of the gpu block, and their annotations, that may change while the SharePod lives."""
 CHANGEABLE = ", ".join(f"gpu.{field}" for field in MUTABLE) + f" and {TTL}"
-"""All fields of `spec` that may change, as every message and page lists them."""
+"""All fields of `spec` that may change, as text for messages and documentation."""
 
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 NO_GROUP = "None"
-"""Value of `group`, in any case, of a tenant in no group, even if its controller implies one."""
+"""Value of `group`, in any case of letters, by which a tenant is in no group although its controller implies one."""
 
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
 Total = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 
 
 class PlacementPolicy(StrEnum):
-    """Preference among GPUs that all fit."""
+    """Preference among the GPUs that fit a request."""
 
     BINPACK = "Binpack"
     SPREAD = "Spread"
 
 
 class SpecError(ValueError):
-    """Invalid field of a SharePod. `field` is its path; the message has the fault and the remedy. Both are clipped,
-    because they quote users' text."""
+    """Error about an invalid field of a SharePod. `field`: its path. `message`: the fault and the remedy. Both are cut
+    to a bounded length, because they quote users' text."""
 
     def __init__(self, field: str, message: str) -> None:
         field, message = clipped(field, MAX_FIELD), clipped(message, MAX_MESSAGE - MAX_FIELD)
@@ -92,7 +92,8 @@ class GpuRequest:
     - `request_milli`, `limit_milli`: thousandths of each GPU's time.
     - `memory`: bytes on each; None: request x the GPU's memory.
     - `group`: tenants of the namespace that are granted together; `NO_GROUP`: none, even by default; None: the default.
-    - `movable`: whether it may be restarted elsewhere to free a place; None: only instead of being preempted.
+    - `movable`: whether the operator may restart the tenant elsewhere to free its place for another request; None: only
+      if it would otherwise be preempted.
     """
 
     request_milli: Milli
@@ -111,8 +112,8 @@ class GpuRequest:
     movable: bool | None = None
 
     def memory_on(self, capacity: int) -> Bytes:
-        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants. The default is the same fraction
-        as of its time, in whole MiB."""
+        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants. Default: the same fraction of the
+        memory as of the time, rounded down to whole MiB."""
         if self.mode is Mode.EXCLUSIVE:
             return Bytes(capacity)
         if self.memory is not None:
@@ -122,10 +123,9 @@ class GpuRequest:
 
 
 def resolve(gpu: GpuSpec) -> GpuRequest:
-    """Fill the defaults of a gpu block and check rules that no schema can express.
-
-    Raises `SpecError` naming the field. The API server refuses the same (CEL in the CRD); this is a second check.
-    """
+    """Fill the defaults of a gpu block and check it, also by rules that no schema can express. The CEL rules of the CRD
+    check the same at admission; this check also covers objects that have bypassed them. Raises `SpecError`, which names
+    the field."""
 
     def fraction(name: str, value: float | int) -> Milli:
         try:
@@ -210,7 +210,7 @@ class Phase(StrEnum):
 
 
 class RestartPolicy(StrEnum):
-    """`spec.restartPolicy`, as a Pod has it: whether another run follows an ended run."""
+    """`spec.restartPolicy`, as a Pod has it: decides whether another run follows an ended run."""
 
     ALWAYS = "Always"
     ON_FAILURE = "OnFailure"
@@ -383,21 +383,21 @@ class SharePodStatus(Model):
     """Generation of the spec that the status describes."""
 
     def dump(self) -> dict[str, object]:
-        """Return the status in its API form. Without GPUs it has no list of them: an applied empty list would have no
-        owner."""
+        """Return the status in its API form. An empty `gpus` is left out, because an empty list in server-side apply
+        would have no field owner."""
         return {key: value for key, value in super().dump().items() if key != "gpus" or value}
 
     @property
     def ended(self) -> bool:
         """True once the SharePod has finally ended: `endTime` is set.
 
-        A status without condition Ready is older than `endTime`: its phase decides.
+        A status without condition Ready was written by an operator that did not know `endTime`, so its phase decides.
         """
         return self.end_time is not None or (self._ready is None and self.phase in (Phase.SUCCEEDED, Phase.FAILED))
 
     @property
     def succeeded(self) -> bool:
-        """True if a SharePod that has ended has succeeded."""
+        """True if the SharePod, which has ended, has succeeded."""
         return self._ready.status == "True" if self._ready is not None else self.phase == Phase.SUCCEEDED
 
     @property
@@ -406,5 +406,5 @@ class SharePodStatus(Model):
 
     @property
     def former_pod(self) -> str | None:
-        """Uid of the Pod of the last ended run; None if no run has ended, or none is followed by another."""
+        """UID of the Pod of the last run that another run follows or will follow. None if there is no such run."""
         return self.last_end.pod_uid if self.last_end is not None else None

@@ -1,7 +1,7 @@
-"""GPUStatement: GPU usage of one namespace, by month and model, and the counters of the nodes that add up to it.
+"""GPUStatement: GPU usage of one namespace, by month and model, and the counters of nodes whose sum it is.
 
 Guarantees:
-- It is named after its namespace, and stays when the namespace is deleted.
+- A GPUStatement is cluster-scoped and named after its namespace, so it outlives the namespace.
 - Only the operator writes it.
 
 Docstrings of models become descriptions in the CRD.
@@ -20,8 +20,8 @@ STATEMENT_KIND = "GPUStatement"
 STATEMENT_PLURAL = "gpustatements"
 
 MAX_SERIES = 2048
-"""Most series in one statement: two of each node of a cluster of 1,000. They take some 650 kB, with the longest names
-1.4 MB; etcd takes 1.5 MiB. Beyond that, series that have not grown for the longest time are dropped."""
+"""Most series in one statement: two for each node of a cluster of 1,000. They take some 650 kB, or 1.4 MB with the
+longest names; etcd takes 1.5 MiB. Beyond that, the series that have not grown for the longest time are dropped."""
 MAX_MONTHS = 13
 """Most months in a statement: the current one, and a year."""
 MAX_MODELS = 64

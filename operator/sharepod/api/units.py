@@ -1,7 +1,7 @@
-"""Units: fractions of a GPU as thousandths, sizes as bytes.
+"""Units: fractions of a GPU as integer thousandths ("milli"), sizes as integer bytes.
 
-A fraction is a `number` in YAML and becomes integer thousandths ("milli") here: nothing inside the system computes with
-binary floats. A size is a Kubernetes quantity and becomes integer bytes.
+In YAML, a fraction is a `number` and a size is a Kubernetes quantity. Both are parsed here, so that no other module
+computes with binary floats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GpuUuid = NewType("GpuUuid", str)
 """UUID of a physical GPU as NVML prints it, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`."""
 
 TenantId = NewType("TenantId", str)
-"""UID of the SharePod that a reservation is for, or of the claim or plain pod."""
+"""UID that identifies a tenant: of its SharePod, its ResourceClaim, or a plain Pod."""
 
 MIB = 1 << 20
 """Bytes of one MiB."""
@@ -31,26 +31,27 @@ MIB = 1 << 20
 WHOLE_GPU = Milli(1000)
 """The whole time of one GPU."""
 
-# Far below a thousandth, far above the error of a binary float near 1.
+# Largest accepted distance of a fraction from whole thousandths: far above the error of a binary float near 1, and far
+# below a thousandth.
 _TOLERANCE = Decimal("1e-6")
 
 _QUANTITY = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,5})?")
 _BINARY = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-"""Powers of ten by suffix."""
+"""Power of ten, by decimal suffix of a quantity."""
 
 _PARTS = {"m": -3, "%": -2}
-"""Powers of ten by suffix of a fraction."""
+"""Power of ten, by suffix of a fraction."""
 
 _MAX_EXPONENT = 30
-"""Largest exponent of a quantity, either way: 1e30 is far beyond 64 bits."""
+"""Largest exponent of a quantity, positive or negative. It bounds the arithmetic: 1e30 is far beyond 64 bits."""
 
 _REMEMBERED = 4096
 """Most quantities whose value is cached: a cluster's pods use few different ones. Under 1 MB."""
 
 
 class UnitError(ValueError):
-    """Fraction or size that cannot be read. The message has the input and the remedy."""
+    """Error for a fraction or size that cannot be read. The message has the input and the remedy."""
 
 
 def parse_fraction(value: float | int | str) -> Milli:
@@ -129,7 +130,8 @@ def parse_whole(value: int | float | str) -> int:
 
 
 def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
-    """Parse a quantity times 10 to the power `scale`, rounded up. `example`: advice for error messages."""
+    """Parse a quantity and return it times 10 to the power `scale`, rounded up. `example`: a valid input, for error
+    messages."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UnitError(_no_quantity(value, scale, example))
     if not _short(value):
@@ -145,7 +147,8 @@ def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
 
 
 def _short(value: float | int | str) -> bool:
-    """Return whether a number or text is no longer than a quantity may be, without printing it."""
+    """Return whether a number or text is no longer than a quantity may be. A huge integer is not converted to text for
+    this, because that is slow."""
     if isinstance(value, str):
         return len(value) <= MAX_QUANTITY
     return isinstance(value, float) or value.bit_length() <= 3 * MAX_QUANTITY
@@ -158,10 +161,10 @@ def _no_quantity(value: object, scale: int, example: str) -> str:
 
 @lru_cache(_REMEMBERED)
 def _scaled(text: str, scale: int) -> int:
-    """Return a quantity times 10 to the power `scale`, rounded up, in exact whole numbers.
+    """Parse a quantity and return it times 10 to the power `scale`, rounded up, by exact integer arithmetic.
 
-    Raises `ValueError` for input that is no quantity, `ArithmeticError` for a negative quantity and its child
-    `OverflowError` beyond 63 bits.
+    Raises `ValueError` for a text that is no quantity, `ArithmeticError` for a negative quantity, and `OverflowError`
+    (a subclass of that) beyond 63 bits.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or not (match[2] or match[3]):
