@@ -1,4 +1,4 @@
-"""NumPy arrays as pointers for the C of this package (native/)."""
+"""Conversion of NumPy arrays to pointers for this package's C functions (native/)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ _TYPES = {
 def pointer(array: npt.NDArray[Any]) -> Any:
     """Return the array as a C pointer. The caller must keep the array alive while C uses the pointer.
 
-    Raises `KeyError` for a number type that the C does not use.
+    Raises `KeyError` for a number type that no C function takes.
     """
     return ffi.from_buffer(_TYPES[array.dtype.type], array)

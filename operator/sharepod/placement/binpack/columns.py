@@ -1,10 +1,11 @@
-"""Columns: the accounts of all nodes as arrays that C reads.
+"""Columns: the free time, memory and labels of all nodes and GPUs, as NumPy arrays that C reads.
 
-Node columns have one entry per node; GPU columns have one per node and GPU position, of shape (nodes, width).
+Node columns have shape (nodes,). GPU columns have shape (nodes, width), where `width` is the largest number of GPUs of
+a node.
 
 Guarantees:
-- After `settle` the columns equal the accounts.
-- The columns only save time. The filters decide: a place that passes the columns must also pass the filters.
+- After `settle` the columns equal the accounts (placement/state/accounts.py).
+- The columns only save time: they may let a place pass that the filters refuse, so the filters decide.
 - Nodes are ordered by name, so ties do not depend on the order in which nodes were added.
 """
 
@@ -25,36 +26,37 @@ from .label_combinations import LabelCombinations, Numbers
 from .label_demand import LabelShares
 
 NO_TENANT, NO_EXCLUSION = 0, 1
-"""Numbers in the column `exclusion`: the GPU has no tenants; its tenants have no exclusion label. Labels have the
+"""Values of the column `exclusion`: the GPU has no tenants; its tenants have no exclusion label. Labels have the
 numbers from 2 on."""
 
 OPEN_AT = 0.5
-"""Least `worth` of a GPU (the part of all arrivals that may join its tenants) with which its free time counts as room
-for copies of requests. With 0.5, most arrivals can use it. Equal to the value in scores.c."""
+"""Least `worth` of a GPU (the part of all arrivals whose labels allow them to join its tenants) at which its free time
+counts as room for copies of requests. With 0.5, most arrivals can use the GPU. Equal to the value in scores.c."""
 
 _MAX_COMBINATIONS = 1 << 16
-"""Number of combinations of labels after which combinations are renumbered: `signature` has 16 bits for one."""
+"""Number of label combinations above which all are renumbered, because `signature` has 16 bits for the number."""
 
 
 class Columns:
     """Columns of all nodes and GPUs. `version` grows with each change; `started_over` counts rebuilds of all arrays.
-    `left`: tenants that have left a node that stayed.
+    `left`: number of tenants that have left a node while the node stayed.
 
     Node columns:
-    - `room`: free thousandths of a core and free bytes for one more pod, of shape (nodes, 2); -1: the node takes none.
+    - `room`: free thousandths of a core and free bytes of memory, of shape (nodes, 2); -1: the node takes no more pod.
     - `cpu`: free thousandths of a core.
     - `node_model`: number of the model that most of its GPUs have, in `models`.
     - `node_signature`: equal for nodes with the same model, CPU and GPUs.
     - `changed_at`: `version` at which anything about the node last changed.
-    - `state_changed_at`: the same of its NodeState; `last_state_change` is the largest.
+    - `state_changed_at`: `version` at which its NodeState last changed; `last_state_change` is the largest of them.
 
     GPU columns:
     - `share`: free thousandths of time for a share; -1: the GPU takes no share.
     - `share_in_proportion`: as `share`, bounded by free memory in proportion to time.
     - `bytes`: free memory. `time`, `memory`: free thousandths, from 0 to 1000.
-    - `size`, `model`: numbers in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: number of tenants.
-    - `labels`: number of the combination of its tenants' labels. `worth`: part of all arrivals that may join them.
-    - `interactive_room`: number of interactive tenants that it still takes.
+    - `size`, `model`: indices in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: number of tenants.
+    - `labels`: number of the combination of its tenants' labels. `worth`: part of all arrivals whose labels allow them
+      to join its tenants.
+    - `interactive_room`: number of further interactive tenants that it takes.
     - `signature`: equal for GPUs with equal scores; -1: the GPU takes no share, 0: there is no GPU.
     """
 
@@ -82,7 +84,7 @@ class Columns:
         return list(self._sizes)
 
     def exclusion_number(self, key: LabelKey) -> int:
-        """Return the number of this exclusion label in the column `exclusion`. -1 if no GPU's tenants all have it."""
+        """Return the number of this exclusion label in the column `exclusion`. -1: no GPU has tenants with it."""
         return self._exclusions.find(frozenset((key,)))
 
     def worth_by(self, worth: list[float]) -> npt.NDArray[np.float32]:
@@ -100,12 +102,12 @@ class Columns:
         self._exclusions: Numbers[frozenset[LabelKey | None]] = Numbers(frozenset(), frozenset((None,)))
 
     def touch(self, name: str) -> None:
-        """Record that something about this node has changed."""
+        """Mark a node for the next `settle`, because something about it has changed."""
         self._dirty[name] = None
 
     def settle(self) -> npt.NDArray[np.intp] | None:
-        """Copy the present state of changed nodes into the columns. Returns the indices of these nodes; None if all
-        arrays were rebuilt."""
+        """Copy the state of the nodes marked by `touch` into the columns. Return the indices of these nodes; None if
+        all arrays were rebuilt, so that indices and arrays from before are invalid."""
         if not self._dirty and not self._rebuild:
             return _NOTHING
         changed: list[int] = []
@@ -193,7 +195,7 @@ class Columns:
         self._read_gpus(node, account)
 
     def _clear_gpus(self, node: int, start: int) -> None:
-        """Mark all positions of the node from `start` on as positions without a GPU."""
+        """Mark the GPU positions of the node from `start` on as empty: the node has fewer GPUs than `width`."""
         for column, value in (
             (self.share, -1),
             (self.share_in_proportion, -1),

@@ -1,10 +1,10 @@
-"""Demand: classes and frequencies of arriving requests. Binpack keeps room for them.
+"""Demand: how often requests of each class arrive. Binpack keeps room for the classes that are likely to arrive next.
 
 Guarantees:
 - The demand needs no configuration and no training.
 - An arrival's weight halves with every `HALF_LIFE` later arrivals, so a changed workload is followed within a few
   thousand arrivals.
-- At most `_MAX_CLASSES` classes are kept from one renewal to the next.
+- At most `_MAX_CLASSES` classes are kept from one renewal (the computation of new weights from the demand) to the next.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ HALF_LIFE = 10_000
 
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)
 _RESCALE_AT = 1e12
-"""Weight of one arrival at which all weights are scaled down: far below the largest float, so no sum overflows."""
+"""Weight of one arrival at which all weights are divided by it: far below the largest float, so that no sum
+overflows."""
 _MAX_CLASSES = 1024
-"""Most demand classes; the rarest are dropped first. The number bounds memory and the time of a renewal."""
+"""Most demand classes that a renewal keeps; the rarest are dropped. The number bounds memory and the time of a
+renewal."""
 _FIRST_RENEWAL = 64
 """Arrivals before the first renewal. Fewer do not describe a demand; before the first renewal Binpack ranks by
 `policies.PACK`."""
@@ -36,8 +38,8 @@ _RENEWAL_EVERY = range(32, 256)
 
 
 class MemoryShare(IntEnum):
-    """Requested memory as a part of the GPU's memory, where a request has no number of bytes. The values sort before
-    any number of bytes."""
+    """Memory of a request that sets no number of bytes, as a part of the GPU's memory. The values are negative, so that
+    they sort before any number of bytes."""
 
     ALL = -2
     """All of the GPU's memory: mode Exclusive."""
@@ -47,35 +49,36 @@ class MemoryShare(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class DemandClass:
-    """Requests that Binpack treats as equal when it learns the demand. Without its models a class is a demand
-    *shape*."""
+    """Class of requests that Binpack treats as equal when it learns the demand. A class without `models` is called a
+    demand *shape*."""
 
     count: int
-    """GPUs."""
+    """Number of GPUs."""
     milli: int
     """Thousandths of the time of each GPU."""
     memory: Bytes | MemoryShare
-    """Memory of each GPU."""
+    """Bytes of each GPU's memory, or a part of it."""
     cpu: int
-    """Thousandths of a core."""
+    """Requested CPU, in thousandths of a core."""
     models: tuple[str, ...] = ()
     """GPU models, sorted; empty: any."""
 
 
 def memory_of(request: PlacementRequest) -> Bytes | MemoryShare:
-    """Return the GPU memory that a request takes on each of its GPUs."""
+    """Return the memory that a request takes on each of its GPUs: bytes, or a part of the GPU's memory."""
     if request.gpu.mode is Mode.EXCLUSIVE:
         return MemoryShare.ALL
     return MemoryShare.IN_PROPORTION if request.gpu.memory is None else Bytes(int(request.gpu.memory))
 
 
 def memory_milli(memory: int | MemoryShare, milli: int, size: int) -> int:
-    """Return the thousandths of a GPU's memory that a request takes, rounded up; more than 1000: it does not fit.
+    """Return the thousandths of a GPU's memory that a request takes, rounded up. More than 1000: the request does not
+    fit.
 
     Args:
-        memory: bytes, or a share.
-        milli: thousandths of the GPU's time.
-        size: bytes of the GPU's memory; 0: not known.
+        memory: Bytes, or a part of the GPU's memory.
+        milli: Thousandths of the GPU's time.
+        size: Bytes of the GPU's memory; 0: unknown.
     """
     if memory == MemoryShare.ALL:
         return WHOLE_GPU
@@ -97,29 +100,31 @@ def class_of(request: PlacementRequest) -> DemandClass | None:
 
 
 def in_order(shares: Mapping[DemandClass, float]) -> dict[DemandClass, float]:
-    """Return the shares sorted in the order of classes that all tables use."""
+    """Return the shares sorted by class, in the one order that all tables of this package use."""
     ordered = sorted(shares, key=lambda known: (known.count, known.milli, known.memory, known.cpu, known.models))
     return {known: shares[known] for known in ordered}
 
 
 class Demand:
-    """Weighted count of arrivals by class. `arrivals`: total number of arrivals. `labels`: weighted count by label."""
+    """Weighted count of arrivals, by class and by label. An arrival's weight grows with its number, which halves the
+    relative weight of earlier ones every `HALF_LIFE`. `arrivals`: total number of arrivals. `labels`: weighted count by
+    label."""
 
     def __init__(self) -> None:
         self._weights: dict[DemandClass, float] = {}
         self._total = 0.0
-        self._unit = 1.0  # weight of the next arrival: it grows, and the other weights stay
+        self._unit = 1.0  # weight of the next arrival; it grows, so earlier weights need no update
         self._next_renewal = _FIRST_RENEWAL
         self.labels = LabelDemand()
         self.arrivals = 0
 
     @property
     def due(self) -> bool:
-        """True once enough arrivals have come since the last `shares`."""
+        """True once enough arrivals have come since the last `shares` for a renewal."""
         return self.arrivals >= self._next_renewal
 
     def count(self, request: PlacementRequest | None) -> None:
-        """Count one arrival; None: a pod without GPUs."""
+        """Count one arrival. None: a pod without GPUs, which counts only in the total."""
         what = None if request is None else class_of(request)
         self.arrivals += 1
         self._unit *= _GROWTH
@@ -135,7 +140,8 @@ class Demand:
             self._unit = 1.0
 
     def shares(self) -> dict[DemandClass, float]:
-        """Return the share of each class among all arrivals, in a fixed order, and schedule the next renewal."""
+        """Return, for each class, its part (0 to 1) of the weight of all arrivals, in the order of `in_order`. Schedule
+        the next renewal."""
         pause = min(max(self.arrivals // 8, _RENEWAL_EVERY.start), _RENEWAL_EVERY.stop)
         self._next_renewal = max(self.arrivals + pause, _FIRST_RENEWAL)
         if len(self._weights) > _MAX_CLASSES:
@@ -144,6 +150,6 @@ class Demand:
         return in_order({known: weight / self._total for known, weight in self._weights.items()})
 
     def label_shares(self) -> Slices[LabelShares]:
-        """Compute in slices the shares of all arrivals by label."""
+        """Return the parts of all arrivals by label, computed in slices."""
         yield from self.labels.keep_commonest()
         return self.labels.shares(self._total)

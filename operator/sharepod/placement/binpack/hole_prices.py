@@ -1,12 +1,13 @@
 """Shadow prices: the value of a GPU's free time, its *hole*, to the requests that will arrive.
 
-The value of a hole is the time of the best set of requests that fills it, less a price for each request, by its size.
-The prices balance supply and demand: while there is room, the holes of the cluster want each request size as often as
-it will arrive. They are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from one estimate
-to the next.
+The value of a hole is the time of the best set of requests that fits into it, less a price for each request, which
+depends on its size. At the right prices, the best fillings of the cluster's holes contain each request size as often as
+it is expected to arrive. They are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept from
+one estimate to the next.
 
 - Requests that are too rare to fill all remaining slivers of time give these slivers no value.
-- A size that arrives more often than there are holes for it has a price below zero.
+- A size that arrives more often than there are holes for it has a price below zero, so holes that fit it are worth
+  more.
 - A GPU's free memory bounds the value of its hole: time without memory is worth nothing.
 """
 
@@ -30,16 +31,18 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 _MAX_SIZES = 64
-"""Most request sizes with a price of their own, the most frequent sizes. Any other size has the price of the next
-smaller size."""
+"""Most request sizes that have a price: the most frequent sizes. Any other size has the price of the next smaller
+priced size."""
 _ROUNDS = range(40, 150)
-"""Least and most rounds of one estimate. After more rounds prices change little."""
+"""Least and most rounds of one estimate. Prices change little in later rounds."""
 _WORK = 2_000_000
-"""Holes times sizes times rounds of one estimate, within `_ROUNDS`: about 30 ms."""
+"""Steps of one estimate, about 30 ms: number of holes x sizes x rounds. The number of rounds follows from it, within
+`_ROUNDS`."""
 _SLICE = 200_000
-"""Work of one slice, in the same unit: about 3 ms."""
+"""Steps of one slice, about 3 ms."""
 _COMMON = 0.95
-"""Part of all arrivals, counted from the most frequent class on, whose classes determine the value of memory."""
+"""Part of all arrivals for which free memory is valued: the most frequent classes that together make up this part.
+Rarer classes do not raise the value of memory."""
 
 
 class ShadowPrices:
@@ -49,10 +52,11 @@ class ShadowPrices:
         self._prices: dict[int, float] = {}
 
     def hole_values(self, shares: Mapping[DemandClass, float], free: Ints) -> Slices[Floats]:
-        """Find the prices in slices, and return the value of holes of 0 to 1000 thousandths, of shape (1001,).
+        """Return the value of a hole of 0 to 1000 thousandths, of shape (1001,). Prices are found in slices, starting
+        from the last ones.
 
         Args:
-            shares: Part of each class in all arrivals.
+            shares: Part of all arrivals, by class.
             free: Free thousandths of each GPU that takes shares.
         """
         wanted: dict[int, float] = {}
@@ -66,7 +70,7 @@ class ShadowPrices:
         coming = np.zeros(len(kept))
         for size, share in wanted.items():
             coming[max(int(np.searchsorted(milli, size, side="right")) - 1, 0)] += share
-        # Number of arrivals of each size that together would fill all free time, if each found a place.
+        # Expected arrivals until the free time of all GPUs is used up, by size.
         coming *= free.sum() / sum(size * share for size, share in wanted.items())
         step = int(np.gcd.reduce(milli))
         holes = np.bincount(free - free % step, minlength=WHOLE_GPU + 1).astype(np.float64)
@@ -78,8 +82,8 @@ class ShadowPrices:
     def memory_values(self, shares: Mapping[DemandClass, float], size: int) -> Floats:
         """Return the value of 0 to 1000 free thousandths of a GPU memory of `size` bytes, of shape (1001,).
 
-        The value is that of the most frequent requests that this memory can serve with unlimited time, at the last
-        prices.
+        The value is the time, less prices, of the best set of frequent requests that fits into this memory, as if GPU
+        time were unlimited.
         """
         gains: dict[int, float] = {}
         common, total = 0.0, _COMMON * sum(shares.values())

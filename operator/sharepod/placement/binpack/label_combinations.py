@@ -1,9 +1,10 @@
-"""Combinations of the labels of GPUs' tenants: a number and a worth for each.
+"""Combinations of labels that the tenants of one GPU have: a number and a worth for each combination. The worth is the
+part of all arrivals whose labels allow them to join such tenants.
 
 Guarantees:
 - A combination keeps its number while a GPU has it. Free numbers are reused, so there are at most as many as GPUs and
   additions since the last renewal.
-- Combinations are weighed in slices, however many labels there are.
+- The worths are computed in slices, so that many labels do not delay a decision.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from .label_demand import LabelShares
 from .sliced_work import Slices
 
 _WEIGHED_AT_ONCE = 500
-"""Combinations weighed in one slice: one or two milliseconds."""
+"""Combinations whose worth one slice computes: one or two milliseconds."""
 
 _MAX_LABELS = 256
-"""Anti-affinity labels whose combinations are cached, at one byte for each combination."""
+"""Most anti-affinity labels for which `keeping_off` caches a mask, of one byte for each combination."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Numbers(Generic[_Key]):
-    """Numbers for keys, from 0 on. `fixed`: the keys that own the first numbers permanently."""
+    """Numbers for keys, counted from 0; numbers of dropped keys are reused. `fixed`: keys that have the first numbers
+    and are never dropped."""
 
     def __init__(self, *fixed: _Key) -> None:
         self._fixed = len(fixed)
@@ -56,7 +58,8 @@ class Numbers(Generic[_Key]):
         return number
 
     def keep(self, used: npt.NDArray[Any]) -> list[tuple[int, _Key]]:
-        """Free the numbers that are not in `used`, an array of any shape. Return the freed numbers with their keys."""
+        """Drop the keys whose numbers are not in `used`, an array of any shape. Return these keys with their former
+        numbers."""
         dropped: list[tuple[int, _Key]] = []
         unused = np.bincount(used.ravel(), minlength=len(self.keys)) == 0
         for number in np.flatnonzero(unused[self._fixed :]) + self._fixed:
@@ -72,16 +75,15 @@ class Numbers(Generic[_Key]):
 _NO_INTERACTIVE = -1
 
 _Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], int]
-"""Labels of the tenants of a GPU: exclusion labels, anti-affinity labels, and the number of further interactive tenants
-that the GPU takes. That number is `_NO_INTERACTIVE` if it has no interactive tenant."""
+"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and the number of further interactive tenants that
+the GPU takes (`_NO_INTERACTIVE` if it has no interactive tenant)."""
 _EMPTY: _Combination = (frozenset(), frozenset(), _NO_INTERACTIVE)
 _PLAIN: _Combination = (frozenset((None,)), frozenset(), _NO_INTERACTIVE)
 
 
 @dataclass(slots=True)
 class _KeepingOff:
-    """Cached mask of the combinations that exclude one anti-affinity label. `seen`: number of the last change that the
-    mask includes."""
+    """Cached result of `keeping_off` for one label. `seen`: value of `_changes` up to which it is current."""
 
     keeps: npt.NDArray[np.uint8]
     seen: int
@@ -99,7 +101,8 @@ class LabelCombinations:
         self.start_over()
 
     def start_over(self) -> None:
-        """Renumber the combinations. Number 0 stays with empty GPUs, because a `signature` of 0 means no GPU."""
+        """Forget all combinations and number them again. Number 0 stays with empty GPUs, because a `signature` of 0
+        means that there is no GPU."""
         self._numbers = Numbers(_EMPTY, _PLAIN)
         self._added: set[int] = set()
         self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]
@@ -134,8 +137,8 @@ class LabelCombinations:
         return number
 
     def keeping_off(self, label: LabelKey) -> npt.NDArray[np.uint8]:
-        """Return, by number of a combination, 1 if its tenants exclude a tenant with this anti-affinity label, else
-        0."""
+        """Return a mask by number of a combination: 1 if its tenants exclude a tenant with this anti-affinity label,
+        else 0."""
         found = self._keeping_off.get(label)
         if found is None:
             if len(self._keeping_off) >= _MAX_LABELS:
@@ -152,7 +155,7 @@ class LabelCombinations:
         return found.keeps
 
     def weigh(self, shares: LabelShares) -> Slices[list[float]]:
-        """Compute in slices the `worth` of all combinations for these shares of labels."""
+        """Return the worth of all combinations under these shares of labels, computed in slices. `take` applies it."""
         self._added.clear()
         worth: list[float] = []
         while len(worth) < len(self):
@@ -162,7 +165,8 @@ class LabelCombinations:
         return self._with_added(worth, shares)
 
     def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
-        """Apply these shares and the worths that `weigh` computed from them. `used`: the numbers that GPUs have."""
+        """Apply these shares, and the worths that `weigh` computed from them. `used`: numbers of the combinations on
+        GPUs; others are dropped."""
         self.shares, self.worth = shares, self._with_added(worth, shares)
         for number, (_, anti_affinity, _) in self._numbers.keep(used):
             for label in anti_affinity:
@@ -171,7 +175,7 @@ class LabelCombinations:
                     del self._with[label]
 
     def _with_added(self, worth: list[float], shares: LabelShares) -> list[float]:
-        """Return the worths, extended by the combinations that were added since `weigh` began."""
+        """Return the worths, with entries for the combinations that were added since `weigh` began."""
         worth = worth[: len(self)] + [0.0] * (len(self) - len(worth))
         for number in self._added:
             worth[number] = _worth(shares, self._numbers.keys[number])
@@ -179,7 +183,7 @@ class LabelCombinations:
 
 
 def _grown(array: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
-    """Return the array extended by zeros, so that it has an entry for `number` and as many again."""
+    """Return a copy of the array, extended by zeros to twice the length that an entry for `number` needs."""
     grown = np.zeros(2 * number + 2, dtype=array.dtype)
     grown[: len(array)] = array
     return grown

@@ -8,7 +8,7 @@
 Guarantees:
 - An arrival's weight halves with every `HALF_LIFE` later arrivals, as in `demand.py`.
 - At most `_MAX_LABELS` labels of each sort are kept from one renewal to the next.
-- Without labels every GPU is worth 1: nothing changes for a cluster that does not use them.
+- If no arrival has labels, every GPU is worth 1, so labels have no effect in a cluster that does not use them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sharepod.placement.state.types import LabelKey, PlacementRequest, label_key
 from .sliced_work import Slices
 
 _MAX_LABELS = 4096
-"""Most labels of one sort (exclusion, anti-affinity) that are kept. The rarest are dropped first, and count as without
-demand."""
+"""Most labels of one sort (exclusion, anti-affinity) that are kept. The rarest are dropped, and count as never
+requested."""
 
 
 @dataclass(frozen=True)
 class LabelShares:
-    """Shares of labels among all arrivals, in parts of `total`: by exclusion label, by anti-affinity label, and of
-    latency Interactive."""
+    """Weights of labels among all arrivals: by exclusion label, by anti-affinity label, and of latency Interactive.
+    Divided by `total` they are parts of all arrivals."""
 
     exclusion: Mapping[LabelKey, float] = field(default_factory=dict)
     anti_affinity: Mapping[LabelKey, float] = field(default_factory=dict)
@@ -59,16 +59,17 @@ class LabelShares:
         return max(part, 0.0)
 
     def worth(self, exclusions: Iterable[LabelKey | None], anti_affinity: Iterable[LabelKey], *, full: bool) -> float:
-        """Return the part of all arrivals that a GPU with tenants of these labels may take.
+        """Return the part of all arrivals whose labels allow them to join a GPU with tenants of these labels.
 
         Args:
-            exclusions: the exclusion labels of its tenants, None for tenants without one; empty: no tenants.
-            anti_affinity: the anti-affinity labels of its tenants.
-            full: it takes no further interactive tenant.
+            exclusions: Exclusion labels of the GPU's tenants, None for tenants without one; empty: no tenants.
+            anti_affinity: Anti-affinity labels of the GPU's tenants.
+            full: True if the GPU takes no further interactive tenant.
         """
         labels = list(exclusions)
         if len(labels) > 1:
-            # the tenants have different exclusion labels, which a loaded ledger may contain: no further tenant may join
+            # No further tenant may join tenants with different exclusion labels. Placement never mixes these, but a
+            # ledger that was loaded may contain them.
             return 0.0
         part = self.not_kept_off(anti_affinity, interactive=full)
         return part * self.open_to(labels[0]) if labels else part
@@ -83,7 +84,7 @@ class LabelDemand:
         self._interactive = 0.0
 
     def count(self, request: PlacementRequest, weight: float) -> None:
-        """Count one arrival with this weight."""
+        """Count one arrival with the given weight (see `Demand`)."""
         gpu = request.gpu
         exclusion = label_key(request.namespace, gpu.labels.exclusion)
         if exclusion is not None and gpu.mode is not Mode.EXCLUSIVE:
@@ -112,5 +113,5 @@ class LabelDemand:
                 yield
 
     def shares(self, total: float) -> LabelShares:
-        """Return the shares of all arrivals, whose weights add up to `total`."""
+        """Return the weights of all labels as parts of `total`, the weight of all arrivals."""
         return LabelShares(dict(self._exclusion), dict(self._anti_affinity), self._interactive, total)

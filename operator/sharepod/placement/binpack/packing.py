@@ -1,11 +1,12 @@
-"""Packing: Binpack's order of places. A request goes where the usable capacity of the cluster falls least.
+"""Packing: Binpack's ranking of places. A request goes to the place where the usable capacity of the cluster falls
+least (usable_capacity.py).
 
 Guarantees:
-- Packing only ranks (PL2 rules-in-Python of docs/design.md). An offer has passed the filters that the columns contain.
-  The caller must also apply the filters themselves, and call `Offers.reject` if one refuses.
+- Packing only ranks (PL2 rules-in-Python of docs/design.md). An offered place has passed the filters that the columns
+  contain. The caller must also apply all filters, and call `Offers.reject` if one refuses.
 - The same history gives the same offers.
-- A decision re-scores only the nodes that changed since its request class was last decided.
-- Weights change only in `renew`, which a caller runs between decisions when `due`.
+- A decision re-scores only the nodes that have changed since its request class was last decided.
+- Weights change only in `renew`, which the caller runs between decisions when `due`.
 """
 
 from __future__ import annotations
@@ -28,25 +29,27 @@ from .usable_capacity import UsableCapacity
 from .whole_nodes import largest_kinds, with_whole_nodes
 
 _MAX_SCORES = 2_000_000
-"""Most scores that are kept, over all request classes: some 50 MB. Above that, the half of the classes whose last
-decision is oldest is dropped."""
+"""Most scores (nodes x request classes) that are kept: some 50 MB. Above that, half of the classes are dropped, those
+whose last decision is oldest."""
 _MIN_CLASSES = 64
-"""Request classes whose scores are kept on a cluster of any size."""
+"""Least number of request classes whose scores are kept, also in a cluster so large that they exceed `_MAX_SCORES`."""
 _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
-"""Most nodes, and most nodes times demand shapes, from which a renewal estimates the room of the cluster. In a larger
-cluster every n-th node is read."""
+"""Bounds of a renewal's sample: most nodes, and most nodes x demand shapes, that it reads to estimate the cluster's
+room. In a larger cluster every n-th node is read."""
 _RENEWAL_WORK, _WORK_OF_CLASS = 20_000_000, 5_000_000
-"""GPUs times demand shapes that a renewal scores: for all request classes (about 20 ms), and at most for one."""
+"""Work of a renewal, in GPUs x demand shapes scored: for all request classes together (about 20 ms), and at most for
+one."""
 
 
 class Packing:
-    """Ranking of nodes for requests by the learned demand. `accounts`: a live view of the cluster's accounts."""
+    """Ranking of nodes for requests by the learned demand. `accounts`: mapping that always shows the cluster's present
+    accounts."""
 
     def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
         self.columns = Columns(accounts)
         self.demand = Demand()
         self.usable: UsableCapacity | None = None
-        """Usable capacity under the demand last learned. None before enough requests have arrived."""
+        """Usable capacity by the demand of the last renewal. None before the first."""
         self._prices = ShadowPrices()
         self._scorer = Scorer(self.columns)
         self._scores: dict[Hashable, ClassScores] = {}
@@ -54,16 +57,16 @@ class Packing:
     # Changes and arrivals
 
     def touch(self, name: str) -> None:
-        """Record that something about this node has changed."""
+        """Mark a node whose account has changed; its scores are computed again before the next decision."""
         self.columns.touch(name)
 
     def arrived(self, request: PlacementRequest) -> None:
-        """Count a new request. The caller calls this once for each request, whether or not the request gets a place."""
+        """Count a new request in the demand. Call it once for each request, whether or not the request gets a place."""
         self.demand.count(request)
 
     @property
     def ready(self) -> bool:
-        """True once the demand is known."""
+        """True once a renewal has learned the demand."""
         return self.usable is not None
 
     @property
@@ -72,16 +75,16 @@ class Packing:
         return self.demand.due
 
     def renew(self) -> None:
-        """Learn the weights from the arrivals. Takes milliseconds on a thousand nodes: do not call within a
-        decision."""
+        """Learn the weights from the arrivals, at once. This takes milliseconds on a thousand nodes, so do not call it
+        within a decision."""
         for _ in self.renewal():
             pass
 
     def renewal(self) -> Slices[None]:
         """Learn the weights from the arrivals, in slices of at most about 5 ms. Between two slices the cluster may
-        change and decisions may be made.
+        change, and decisions use the former weights.
 
-        Decisions use the former weights until one slice replaces them all. Only one renewal may run at a time.
+        One of the slices applies all new weights. Only one renewal may run at a time.
         """
         self.settle()
         columns = self.columns
@@ -95,7 +98,7 @@ class Packing:
         worth_of = yield from columns.combinations.weigh(labels)
         began, started_over = columns.version, columns.started_over
         worth = columns.worth_by(worth_of)
-        # 2. Shadow prices, and from them the value of holes, over the GPUs that most arrivals can use.
+        # 2. Shadow prices over the GPUs that most arrivals can use, and the value of holes at these prices.
         models, sizes = columns.models, columns.sizes
         idle = float(np.maximum(columns.share, 0).sum())
         by_time = yield from self._prices.hole_values(shares, columns.share[(columns.share > 0) & (worth >= OPEN_AT)])
@@ -136,7 +139,7 @@ class Packing:
                 yield
                 if columns.started_over != started_over:
                     break
-        # 5. Apply the weights, with the changes since the renewal began.
+        # 5. Apply the weights. Sum again over the nodes that have changed since the renewal began.
         self.settle()
         self.usable = usable
         columns.weigh_labels(worth_of, labels)
@@ -156,7 +159,7 @@ class Packing:
                 break
 
     def settle(self) -> None:
-        """Copy changes into the columns: some microseconds for each changed node."""
+        """Copy changed nodes into the columns, and sum over their GPUs: some microseconds for each changed node."""
         changed = self.columns.settle()
         if changed is None:
             self._scores.clear()
@@ -167,12 +170,13 @@ class Packing:
     # Ranking
 
     def offers(self, request: PlacementRequest) -> Offers:
-        """Rank the places for a request that names no GPUs."""
+        """Rank the places for a request that names no GPU UUIDs."""
         scores = self.scores(request_key(request), request)
         return Offers(self, self._without(scores.copy(), request.avoid) if request.avoid else scores)
 
     def scores(self, key: Hashable, request: PlacementRequest | RequestClass) -> ClassScores:
-        """Return the current scores of all nodes for a request class. `key` is equal for requests of that class."""
+        """Return the scores of all nodes for a request class, with all changes so far. `key`: equal for all requests of
+        that class (`request_key`)."""
         self.settle()
         scores = self._scores.get(key)
         if scores is None:
@@ -190,7 +194,8 @@ class Packing:
             del self._scores[key]
 
     def most_free(self, request: PlacementRequest, *, without: npt.NDArray[np.bool_] | None = None) -> Offers:
-        """Rank nodes by the free part of the fullest GPU that the request would get; skip nodes in `without`."""
+        """Rank nodes for Spread: by the free part of the fullest of the GPUs that the request would get. Nodes that are
+        true in `without` are left out."""
         self.settle()
         scores = self._scorer.most_free(RequestClass.of(request))
         if without is not None:
@@ -212,11 +217,12 @@ class Packing:
         return scores
 
     def best(self, scores: ClassScores) -> int:
-        """Return the position of the best node; -1: there is none."""
+        """Return the index of the node with the best score; -1: no node takes the request."""
         return self._scorer.best(scores)
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:
-        """Return the positions of the passing GPUs of one node; none if they are fewer than requested."""
+        """Return the positions of the GPUs of one node that pass the filters for the request. Empty if they are fewer
+        than requested."""
         return self._scorer.passing(scores, node)
 
 
@@ -236,14 +242,14 @@ class Offers:
         return None if self._node < 0 else self._packing.columns.names[self._node]
 
     def reject(self) -> None:
-        """Drop the present node from the ranking until its account changes."""
+        """Remove the present node from the ranking until its account changes, because a filter has refused it."""
         self._scores.score[self._node] = NO_PLACE
 
     def gpus(self, *, all_passing: bool = False) -> list[int]:
-        """Return the positions of the GPUs to take, as many as requested.
+        """Return the positions of the GPUs to take on the present node, as many as requested.
 
-        A single GPU is the scored one; of several, the tightest passing ones. With `all_passing`: all passing GPUs, the
-        tightest first.
+        For one GPU, it is the GPU with the best score. For several, they are the passing GPUs with the least free time.
+        With `all_passing`, return all passing GPUs, those with the least free time first.
         """
         columns, scores, node = self._packing.columns, self._scores, self._node
         passing = self._packing.passing(scores, node)

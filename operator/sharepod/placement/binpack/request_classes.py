@@ -1,4 +1,5 @@
-"""Request classes: requests with equal scores, and the nodes that suit them regardless of tenants.
+"""Request classes (requests with equal scores), and masks of the nodes that suit a pod by their own state, whatever
+tenants they have.
 
 Guarantees: `NodeMasks` agrees with the filters of `filters.node` that read only a node's state (`BY_STATE`).
 """
@@ -20,12 +21,13 @@ from .columns import Columns
 from .demand import MemoryShare, memory_of
 
 _MAX_MASKS = 1024
-"""Masks kept: one for each selector, affinity and tolerations seen. Each takes one byte per node."""
+"""Most masks that are cached: one for each combination of selector, affinity and tolerations. Each takes one byte per
+node."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """Class of requests that are equal for placement: all properties on which the scores of a request depend."""
+    """Class of requests that are equal for placement: contains every property on which a score depends."""
 
     needs: PodNeeds
     count: int = 0
@@ -61,7 +63,7 @@ class RequestClass:
 
 
 def request_key(request: PlacementRequest) -> Hashable:
-    """Return a key that is equal for requests of the same class. Cheaper than the class itself."""
+    """Return a key that is equal for requests of the same class. It costs less to make than the class itself."""
     gpu = request.gpu
     labels = gpu.labels
     named = labels.exclusion is not None or labels.anti_affinity is not None
@@ -89,7 +91,8 @@ def _suits_key(needs: PodNeeds) -> _SuitsKey:
 
 
 def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
-    """Return a key that is equal for pods with the same needs of their node."""
+    """Return a key that is equal for pods that require the same of their node: resources, selector, affinity,
+    tolerations."""
     resources = needs.resources
     extended: Mapping[str, int] = resources.extended
     return (
@@ -102,7 +105,8 @@ def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
 
 @dataclass(slots=True)
 class _Mask:
-    """Mask of the nodes that suit a pod. `seen`: number of the last change of the columns that the mask includes."""
+    """Mask of the nodes that suit a pod. `seen`: version of the columns up to which it is current. `all_pass`: all
+    nodes suit."""
 
     passes: npt.NDArray[np.bool_]
     seen: int
@@ -110,18 +114,19 @@ class _Mask:
 
 
 class NodeMasks:
-    """Cache of the nodes that suit a pod regardless of tenants. Entries change only with the nodes' state."""
+    """Cache of node masks. A mask entry is computed again only when the node's state (labels, taints, readiness)
+    changes."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._masks: dict[Hashable, _Mask] = {}
 
     def forget(self) -> None:
-        """Drop all masks, because the nodes of the columns have other positions now."""
+        """Drop all masks, because rebuilt columns have the nodes at other indices."""
         self._masks.clear()
 
     def mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_] | None:
-        """Return the mask of suitable nodes, of shape (nodes,); None: all nodes suit."""
+        """Return the mask of nodes that suit a pod by their own state, of shape (nodes,). None: all nodes suit."""
         columns = self._columns
         key = _suits_key(needs)
         mask = self._masks.get(key)

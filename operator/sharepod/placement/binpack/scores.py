@@ -1,9 +1,10 @@
-"""Scores of all nodes for request classes, computed in C (native/) over the columns.
+"""Scores of all nodes for request classes, computed by C (native/) from the columns.
 
 Guarantees:
-- Every place that passes the filters passes here, except GPUs of the head-of-queue reservation.
-- Every place that passes here passes the filters, except for extended resources. The caller must apply the filters too.
-- Every array that C sees is kept alive here.
+- Every place that passes the filters gets a score here, except GPUs that are reserved for the head of the queue.
+- A place with a score passes the filters, except possibly those for extended resources. So the caller must apply the
+  filters too.
+- Every array to which C has a pointer is kept alive here.
 - The same columns, weights and request class give the same scores.
 """
 
@@ -30,18 +31,18 @@ NO_PLACE = int(np.iinfo(np.int64).min)
 """Score of a node that does not take the request."""
 
 HOLE_WEIGHT = 4.0
-"""Weight of a GPU's value as a hole, relative to usable capacity."""
+"""Weight of the value of holes (hole_prices.py) in a score, relative to usable capacity."""
 ROUND_TO = 40
-"""Thousandths of a GPU: nodes whose scores differ by less count as equal, and the first by name is chosen. If tenants
-leave, the nodes with the fewest idle GPUs come first among these."""
+"""Rounding of scores, in thousandths of a GPU. Nodes with the same rounded score count as equal, and the first by name
+is chosen. If tenants leave, the nodes with the fewest idle GPUs come first among these."""
 
 _WORK = 3_000
-"""GPUs times demand shapes that a decision scores after large changes, and again as many after a change of weights. It
-bounds the time of a decision. With three times as much, six traces (five seeds each) are packed equally well, to 0.01
+"""Work of one decision, in GPUs x demand shapes scored: for changed nodes, and again as much for nodes scored with old
+weights. It bounds the time of a decision. Three times as much packs six traces (five seeds each) equally well, to 0.01
 points."""
 
 _SUMMED_AT_ONCE, _SCORED_AT_ONCE = 500_000, 500_000
-"""GPUs times demand shapes that one slice sums, or scores: one to two milliseconds."""
+"""Work of one slice, in GPUs x demand shapes that it sums, or scores: one to two milliseconds."""
 _NO_PAUSE = -(1 << 63)
 
 _GPU_COLUMNS = (
@@ -63,15 +64,17 @@ _NODE_COLUMNS = ("room", "changed_at", "node_signature", "node_model")
 _TABLES = ("per_time", "parts", "of_one", "cpu", "by_copies", "weights")
 _ANY_EXCLUSION = 0
 _LANES = 8
-"""Shapes that C sums at once; the tables are padded to a multiple of it."""
+"""Number of shapes that C sums at once. The tables are padded to a multiple of it."""
 
 
 class ClassScores:
-    """Scores of all nodes for one request class.
+    """Scores of all nodes for one request class, in arrays of shape (nodes,).
 
-    `score` is `NO_PLACE` where a node does not take the class. `gpu`: the signature of the GPU chosen on each node.
-    `weights`: the number of the weights behind each score; 0: an estimate. `seen`: the columns' version up to which
-    changes are included. `c_scores`, `c_request`: these arrays, and the class, as C reads them.
+    - `score`: `NO_PLACE` where a node does not take the class.
+    - `gpu`: signature of the best GPU of the node.
+    - `weights`: number of the weights by which the score was computed; 0: an estimate.
+    - `seen`: version of the columns up to which changes are included.
+    - `c_scores`, `c_request`: these arrays, and the class, as C reads them.
     """
 
     __slots__ = (
@@ -115,12 +118,12 @@ class ClassScores:
         """Return a copy of the scores, which a caller may change for one decision."""
         copy = ClassScores(self.request_class, len(self.score))
         copy.c_request = self.c_request
-        copy._owner = self  # c_request points into the original's arrays
+        copy._owner = self  # keeps the arrays alive to which c_request points
         copy.score[:], copy.gpu[:], copy.weights[:], copy.seen = self.score, self.gpu, self.weights, self.seen
         return copy
 
     def update_request(self, columns: Columns, masks: NodeMasks) -> Any:
-        """Bring `c_request` up to date with these columns, and return it."""
+        """Update `c_request` for the present columns, and return it. `masks`: the nodes that suit the class's pod."""
         wanted, c_request, kept = self.request_class, self.c_request, self._kept
         if "takes" not in kept or len(kept["takes"][0]) != max(len(columns.sizes), 1):
             takes = [memory_milli(wanted.memory, wanted.milli, size) for size in columns.sizes or [0]]
@@ -152,16 +155,17 @@ class ClassScores:
 
 
 class Weighing:
-    """Columns weighed by one estimate of the demand: the tables, and the sums over the GPUs of each node.
+    """Columns weighted by one estimate of the demand: its tables, and the sums over the GPUs of each node.
 
     Args:
-        number: number of the weights, from 1 on.
-        usable: the tables.
-        c_columns: the columns as C reads them, of `nodes` nodes.
-        arrays: the arrays behind `c_columns`; they live as long as this object, even if the columns are rebuilt.
-        worth: worth of the GPUs, from which the sums are made.
+        number: Number of the weights, from 1 on.
+        usable: Tables of usable capacity.
+        c_columns: The columns as C reads them, of `nodes` nodes.
+        arrays: Arrays to which `c_columns` points. They are kept alive, even if the columns are rebuilt.
+        nodes: Number of nodes.
+        worth: Worth of each GPU (column `worth`), from which the sums are made.
 
-    `sums`: over the GPUs of each node, of shape (nodes, 2 shapes + 1).
+    `sums`: copies that fit, time of suited GPUs, and value of holes, of shape (nodes, 2 shapes + 1).
     """
 
     def __init__(
@@ -192,13 +196,13 @@ class Weighing:
         self.for_scratch = pointer(self._scratch)
 
     def _filled_up(self, table: Array) -> Array:
-        """Extend a table to a multiple of `_LANES` columns by shapes that never fit."""
+        """Pad a table to a multiple of `_LANES` columns, with zeros: shapes that never fit."""
         filled = np.zeros((*table.shape[:-1], self._shapes), dtype=np.float32)
         filled[..., : table.shape[-1]] = table
         return filled
 
     def reweigh(self) -> None:
-        """Copy the changed weights of the tables. Earlier results of `sum_gpus` are then outdated."""
+        """Copy the changed weights of `usable` to C. Earlier results of `sum_gpus` are then outdated."""
         _keep(self._kept, self.c_capacity, "weights", self._filled_up(self.usable.weights))
 
     def sum_gpus(self, nodes: Array) -> None:
@@ -222,8 +226,8 @@ def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
 
 
 class Scorer:
-    """Computation of request classes' scores from the columns. The caller must call `bind` after the columns were
-    rebuilt, and `take` with new weights."""
+    """Computes the scores of request classes from the columns. Call `bind` after the columns were rebuilt, and `take`
+    to apply new weights."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -233,7 +237,7 @@ class Scorer:
         self.bind(UsableCapacity({}, models=(), sizes=()))
 
     def bind(self, usable: UsableCapacity) -> None:
-        """Pass the columns' new arrays to C, and apply these weights."""
+        """Point C to the columns' new arrays, and apply the weights of `usable`."""
         columns, c_columns = self._columns, _ffi.new("shp_columns *")
         self._masks.forget()
         c_columns.nodes, c_columns.width = len(columns.names), columns.width
@@ -250,24 +254,24 @@ class Scorer:
         self.take(weighing)
 
     def weighing(self, usable: UsableCapacity, worth: Array) -> Weighing:
-        """Begin new weights for all columns. Scores use the present weights until `take`. `worth`: for each GPU, the
-        part of all arrivals that may join its tenants."""
+        """Return new weights for all columns, with sums still to be computed. Scores use the present weights until
+        `take`. `worth`: for each GPU, the part of all arrivals whose labels allow them to join its tenants."""
         self._number += 1
         columns = _ffi.new("shp_columns *", self._c_columns[0])
         return Weighing(self._number, usable, columns, self._kept, len(self._columns.names), worth)
 
     def take(self, weighing: Weighing) -> None:
-        """Apply these weights. Earlier scores are then outdated."""
+        """Apply new weights whose sums are computed. All scores are then outdated."""
         self._weighing = weighing
         self._c_capacity, self._for_scratch = weighing.c_capacity, weighing.for_scratch
         weighing.c_columns = self._c_columns
 
     def sum_gpus(self, nodes: Array) -> None:
-        """Compute the sums over the GPUs of these nodes, whose columns have changed."""
+        """Compute the sums over the GPUs of these nodes again, because their columns have changed."""
         self._weighing.sum_gpus(nodes)
 
     def update(self, scores: ClassScores) -> None:
-        """Score the changed nodes."""
+        """Score the nodes that have changed since `scores` was last updated. Beyond `_WORK`, nodes get an estimate."""
         if scores.seen < self._columns.version:
             changed = self._changed
             changed.seen, changed.node, changed.work, changed.cleared = scores.seen, 0, _WORK, 0
@@ -275,8 +279,8 @@ class Scorer:
             scores.seen = self._columns.version
 
     def renew(self, scores: ClassScores, work: int) -> Slices[int]:
-        """Score all nodes with the present weights, in slices. Return the unused rest of `work`."""
-        self.update(scores)  # so that the next decision need not score the changed nodes
+        """Score all nodes by the present weights, in slices, until `work` is used up. Return the unused rest of it."""
+        self.update(scores)  # the next decision then finds few changed nodes
         columns, every = self._c_columns, _ffi.new("shp_pass *", {"seen": -1, "work": work})
         while True:
             self._score(scores, every, every.work - _SCORED_AT_ONCE)
@@ -287,19 +291,19 @@ class Scorer:
                 return int(every.work)
 
     def _score(self, scores: ClassScores, some: Any, pause: int) -> None:
-        """Score the nodes of the pass `some` until its remaining work is below `pause`."""
+        """Score the nodes of a pass (`shp_pass` in scores.h) until its remaining work is below `pause`."""
         columns, capacity = self._c_columns, self._c_capacity
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_score(columns, capacity, request, some, pause, scores.c_scores, self._for_scratch, self._for_gpus)
 
     def best(self, scores: ClassScores) -> int:
-        """Return the position of the first node with the highest score; -1: there is no place."""
+        """Return the index of the first node with the highest score; -1: no node takes the request."""
         columns, capacity, request = self._c_columns, self._c_capacity, scores.c_request
         best = _lib.shp_best(columns, capacity, request, _WORK, scores.c_scores, self._for_scratch, self._for_gpus)
         return int(best)
 
     def most_free(self, request_class: RequestClass) -> ClassScores:
-        """Score nodes by the free part of the fullest GPU that would be taken."""
+        """Score nodes by the free part of the fullest of the GPUs that the request would get."""
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_most_free(self._c_columns, request, scores.c_scores.score, self._for_gpus)
@@ -307,7 +311,8 @@ class Scorer:
         return scores
 
     def least_promised(self, request_class: RequestClass) -> ClassScores:
-        """Score nodes by the least promised part of the GPUs in use, then by the fewest idle GPUs."""
+        """Score nodes by the guaranteed time on the GPUs that the request would get, least first and idle GPUs last;
+        then by the fewest idle GPUs."""
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_least_promised(self._c_columns, request, scores.c_scores.score, self._for_gpus)
@@ -315,6 +320,7 @@ class Scorer:
         return scores
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:
-        """Return the positions of the passing GPUs of one node; none if they are fewer than requested."""
+        """Return the positions of the GPUs of one node that pass for the request. Empty if they are fewer than
+        requested."""
         found = _lib.shp_passing(self._c_columns, scores.c_request, node, self._for_gpus)
         return list(self._for_gpus[0:found])

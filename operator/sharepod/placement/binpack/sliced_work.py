@@ -1,4 +1,5 @@
-"""Sliced work: long computations in slices of at most some milliseconds. Decisions are made between two slices."""
+"""Sliced work: a long computation as a generator, which yields after some milliseconds so that its caller can make
+decisions in between."""
 
 from __future__ import annotations
 
@@ -7,4 +8,4 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 Slices = Generator[None, None, _T]
-"""Work that yields after each slice; it returns its result after the last."""
+"""Generator that yields after each slice of work. It returns its result after the last."""

@@ -1,14 +1,14 @@
 """Usable capacity: the free capacity of a node, in thousandths of a GPU, weighted by the requests that could use it.
 
-For each class of requests a node counts two terms. These are the free time of the GPUs that could take one request, and
-the copies of the request that fit its CPU and its GPUs' memory. Classes weigh by their share of the arrivals and by the
-scarcity of room for them. Placing where usable capacity falls least avoids slivers of time, stranded CPU or memory, and
-occupied scarce models.
+For each class of requests, the usable capacity of a node has two terms: the free time of the GPUs that could take one
+request, and the number of copies of the request that fit its GPUs and CPU together. Classes weigh by their share of the
+arrivals and by the scarcity of room for them. Placing where usable capacity falls least avoids slivers of time,
+stranded CPU or memory, and occupied scarce models.
 
 FGD (Weng et al., "Beware of Fragmentation", USENIX ATC 2023) counts only the first term, weighted only by the shares.
 
-This module makes the tables; native/scores.c sums over nodes. tests/reference/usable_capacity.py has the definition in
-NumPy, which a property test compares with the C.
+This module computes the tables; native/scores.c sums over the GPUs of each node. tests/reference/usable_capacity.py has
+the definition in NumPy, which a property test compares with the C.
 """
 
 from __future__ import annotations
@@ -28,38 +28,40 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 MIX = 0.8
-"""Weight, from 0 to 1, of the first term, the time of GPUs that could take one request. The second term, the copies
-that fit, has the rest."""
+"""Weight, from 0 to 1, of the first term: the free time of GPUs that could take one request. The second term, the
+copies that fit, has the rest."""
 
 SEVERAL_BY_COPIES, SEVERAL_WEIGHT = 200.0, 0.05
-"""Requests of several GPUs: the factor by which a copy counts more, and the weight of classes all of whose room is
-reserved. With `MIX` and HOLE_WEIGHT, the last room for eight GPUs counts half of its holes' value. Twice as much
-allocates 0.1 points less of the traces default and multigpu20."""
+"""For requests of several GPUs: factor by which a copy counts more, and weight of a class all of whose room is
+reserved. With `MIX` and HOLE_WEIGHT, the last room for eight GPUs counts half as much as the value of its holes. Twice
+as much allocates 0.1 points less of the traces default and multigpu20."""
 OF_MODELS_WEIGHT = 8.0
-"""Weight of the classes that require certain models, once all room of these models is reserved. With 2 instead, 2.5
+"""Weight of a class that requires certain GPU models, once all room of these models is reserved. With 2 instead, 2.5
 points more of the trace gpuspec33 are refused at a load of 0.9."""
 
 INTENSITIES = 16
-"""Number of equal parts into which the demand is divided, by the ratio of CPU to GPU time."""
+"""Number of parts of equal GPU time into which the demand is divided, ordered by its ratio of CPU to GPU time."""
 CPU_NEEDED, CPU_NEEDED_IF_TENANTS_LEAVE = 0.45, 0.15
-"""Part of a request's CPU that must be free next to a node's holes. Less than all suffices, because requests with
-little CPU will come, too. Until a tenant leaves, lost room stays lost, so more CPU is kept: 0.45 allocates 0.3 points
-more of the six traces than 0.15. With departures, 0.3 refuses 0.6 points more of the trace gpushare100 at a load of
-0.95 than 0.15."""
+"""Part of the CPU requested with a node's holes that is kept free for them: before any tenant leaves, and afterwards.
+Less than all suffices, because requests with little CPU will come, too. Until a tenant leaves, lost room stays lost, so
+more CPU is kept: 0.45 allocates 0.3 points more of the six traces than 0.15. With departures, 0.3 refuses 0.6 points
+more of the trace gpushare100 at a load of 0.95 than 0.15."""
 
 NO_CPU = 2.0**-10
 """CPU that counts as free on a node without free CPU, in thousandths of a core. It is too little for any request with
 CPU, and enough for all requests without. Equal to the value in scores.c."""
 _ASKED_WITHOUT_CPU = NO_CPU / 2**20
-"""CPU that counts for a request without CPU: small, but a valid divisor."""
+"""CPU that counts for a request without CPU, in thousandths of a core: too small to matter, and not 0, because it is a
+divisor."""
 
 _MOST_MEMORY = 1 << 53
-"""Upper bound of a memory size in bytes: more than any GPU has. A thousand times as many still fit into 64 bits."""
+"""Bytes at which a requested memory is cut: more than any GPU has, while a thousand times as many still fit into 64
+bits."""
 _WEIGHED_AT_ONCE = 200_000
-"""Pairs of classes, or models times such pairs, that one slice compares: some 2 ms."""
+"""Comparisons of one slice, some 2 ms: pairs of classes, or models x pairs of classes."""
 
 SCARCE_AT_MOST = 0.05
-"""Part of all idle time. If the room for a class is smaller, it counts as this part, so that no class becomes
+"""Least room of a class, as a part of all idle time: less room counts as this part, so that no class becomes
 arbitrarily scarce."""
 
 
@@ -67,25 +69,26 @@ class UsableCapacity:
     """Tables that define usable capacity under one estimate of the demand.
 
     Args:
-        shares: of all arrivals, by class.
-        models: GPU models; a model's number is its index.
-        sizes: bytes of GPU memory; a size's number is its index.
+        shares: Part of all arrivals, by class.
+        models: Names of the GPU models; a model's number is its index.
+        sizes: Sizes of GPU memory in bytes; a size's number is its index.
         hole_by_time: value of a GPU as a hole by its free thousandths of time, of shape (1001,).
-        hole_by_memory: value by size and free thousandths of memory, of shape (sizes, 1001). The lesser value counts.
+        hole_by_memory: value of a GPU as a hole by its free thousandths of memory, of shape (sizes, 1001). The lesser
+        of both values counts.
         mix: see `MIX`.
-        tenants_leave: keep less CPU next to holes, and value idle GPUs that are too few for a request of several, since
-            more may become idle. Otherwise a node with three idle GPUs is worth no more to requests of four than a node
-            without any.
+        tenants_leave: keep less CPU for holes. Also prefer nodes with few idle GPUs among equal ones: more GPUs of the
+        other nodes may then become idle, for requests of several.
 
-    A shape is a class without its models. `shapes` lists them; tables have one column for each.
+    A shape is a class without its models. The tables have one column for each of `shapes`.
     - `parts`: one GPU's part of a request.
     - `of_one`: most copies that count on one GPU; 1 for a request of several GPUs, since a GPU with room for two is
       still one GPU.
     - `by_copies`: value of one copy.
-    - `takes`: thousandths of memory, of (sizes, shapes).
+    - `takes`: thousandths of a GPU's memory that a request takes, of shape (sizes, shapes).
     - `per_time`, `per_memory`: copies that fit into one thousandth, the lesser of which counts; `per_memory` is None if
       all memory is in proportion to time.
-    - `weights`: of (models + 1, shapes), the last row for models first seen later.
+    - `weights`: weight of a shape on GPUs of a model, of shape (models + 1, shapes); the last row is for models first
+      seen later.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class UsableCapacity:
         self._several = several[self._shape_of]
         self.time_by_cpu = _time_by_cpu(shares, CPU_NEEDED_IF_TENANTS_LEAVE if tenants_leave else CPU_NEEDED)
         self.mix = np.float32(mix)
-        # The thirds must sum to at least one.
+        # GPUs' parts of a request must sum to at least one, although a third rounds down.
         self.parts = np.array([(1.0 + 1e-6) / shape.count for shape in self.shapes], dtype=np.float32)
         self.of_one = np.array([1.0 if shape.count > 1 else np.inf for shape in self.shapes], dtype=np.float32)
         self.hole_by_time = (np.zeros(WHOLE_GPU + 1) if hole_by_time is None else hole_by_time).astype(np.float32)
@@ -140,8 +143,8 @@ class UsableCapacity:
         """Replace the weights, in slices, so that classes with little room weigh more.
 
         Args:
-            copies: number of copies that fit into the whole cluster, by class.
-            idle: all free thousandths of the cluster.
+            copies: Number of copies of a request that fit into the whole cluster, by class.
+            idle: Free thousandths of all GPUs of the cluster.
         """
         room = copies * self._taken
         weights = self.shares * idle / (np.maximum(room, SCARCE_AT_MOST * idle) + self._taken)
@@ -155,8 +158,8 @@ class UsableCapacity:
         models.
 
         The new weight of a class grows with the square of the reserved part of its room. The reserved part is the
-        expected demand for this room, divided by the room, at most 1. It includes the demand of other classes that can
-        use only this room or less of it. Classes of several GPUs always get the new weight, classes of one GPU only if
+        expected demand for this room, divided by the room, at most 1. The demand includes that of rivals: classes that
+        can use only room of this class. Classes of several GPUs always get the new weight, classes of one GPU only if
         it is higher.
         """
         count = np.array([known.count for known in self.classes])
@@ -177,7 +180,8 @@ class UsableCapacity:
             yield
         of_models = self._fits[:-1].any(axis=0) & ~self._fits[-1].astype(bool)
         for some in _in_parts(np.flatnonzero(of_models & (count == 1)), self._fits.size):
-            # By class: the models that it takes and another class does not.
+            # others[i, j]: number of models that class j fits and class some[i] does not. 0: all models of class j also
+            # fit class some[i].
             others = (1.0 - self._fits[:, some]).T @ self._fits
             by_room = weigh(some, (others == 0) & of_models, OF_MODELS_WEIGHT)
             result[some] = np.maximum(weights[some], by_room)
@@ -185,17 +189,19 @@ class UsableCapacity:
         return result
 
     def _by_shape(self, weights: Floats) -> Floats:
-        """Return weights of classes as a table of (models + 1, shapes)."""
+        """Return weights by class as a table of shape (models + 1, shapes): each class adds its weight to its shape,
+        for the models that it fits."""
         result = np.zeros((len(self.shapes), len(self._fits)))
         np.add.at(result, self._shape_of, (self._fits * weights).T)
         return np.ascontiguousarray(result.T, dtype=np.float32)
 
     def copies(self, sums: Floats, cpu: Floats) -> Floats:
-        """Return the number of copies of each shape that fit on nodes, of (nodes, shapes).
+        """Return the number of copies of each shape that fit on nodes, of shape (nodes, shapes).
 
         Args:
-            sums: over the GPUs of each node; the first columns are the copies of each shape that fit there.
-            cpu: free thousandths of a core, of (nodes,).
+            sums: Sums over the GPUs of each node (`Weighing.sums`). The first columns are the copies of each shape that
+            fit there.
+            cpu: Free thousandths of a core, of shape (nodes,).
         """
         copies = np.maximum(cpu, np.float32(NO_CPU))[:, None] / self.cpu
         np.minimum(copies, sums[:, : len(self.shapes)], out=copies)
@@ -203,22 +209,24 @@ class UsableCapacity:
         return result
 
     def no_room(self) -> Floats:
-        """Return a table of zeros for copies that fit, by model and shape, of (models + 1, shapes)."""
+        """Return a table of zeros for `add_room`, of shape (models + 1, shapes)."""
         return np.zeros((len(self._fits), len(self.shapes)))
 
     def add_room(self, room: Floats, copies: Floats, model: Ints) -> None:
-        """Add the `copies` that fit on nodes to `room`, each at the row of its node's model."""
-        for number in np.flatnonzero(np.bincount(model)):  # np.unique imports a module of 6 ms at its first call
+        """Add the copies of each shape that fit on some nodes to the table `room`. `model`: the model of each node,
+        whose row gets its copies."""
+        for number in np.flatnonzero(np.bincount(model)):  # not np.unique, whose first call imports a module for 6 ms
             room[number] += copies[model == number].sum(axis=0, dtype=np.float64)
 
     def room_of_classes(self, room: Floats) -> Floats:
-        """Return, by class, the sum of `room` over the models that the class takes, of (classes,)."""
+        """Return, for each class, the copies in the table `room` summed over the models that the class fits, of shape
+        (classes,)."""
         result: Floats = (room[:, self._shape_of] * self._fits).sum(axis=0)
         return result
 
 
 def _takes(shapes: Sequence[DemandClass], sizes: Sequence[int]) -> Ints:
-    """Return `memory_milli` of each shape for each memory size, at least 1, of (sizes, shapes)."""
+    """Return `memory_milli` of each shape for each memory size, at least 1, of shape (sizes, shapes)."""
     milli = np.array([shape.milli for shape in shapes], dtype=np.int64)
     memory = np.array([min(int(shape.memory), _MOST_MEMORY) for shape in shapes], dtype=np.int64)
     takes = np.empty((len(sizes), len(shapes)), dtype=np.int64)
@@ -230,15 +238,15 @@ def _takes(shapes: Sequence[DemandClass], sizes: Sequence[int]) -> Ints:
 
 
 def _in_parts(classes: Ints, work: int) -> Iterator[Ints]:
-    """Yield the classes in parts, so that a part takes some milliseconds. `work`: steps per class."""
+    """Yield the classes in slices whose comparisons take some milliseconds. `work`: comparisons per class."""
     at_once = max(_WEIGHED_AT_ONCE // max(work, 1), 1)
     for first in range(0, len(classes), at_once):
         yield classes[first : first + at_once]
 
 
 def _time_by_cpu(shares: Mapping[DemandClass, float], needed: float) -> Floats:
-    """Return, for each of the equal parts of the demand by GPU time, the thousandths of a GPU that a thousandth of a
-    core serves."""
+    """Return, for each of `INTENSITIES` parts of the demand, the thousandths of a GPU that one thousandth of a core
+    serves. The parts have equal GPU time."""
     if not shares:
         return np.zeros(0, dtype=np.float32)
     time = np.array([known.count * known.milli for known in shares], dtype=np.float64)
@@ -251,8 +259,8 @@ def _time_by_cpu(shares: Mapping[DemandClass, float], needed: float) -> Floats:
 
 
 def _takes_several(shape: DemandClass) -> bool:
-    """Return whether requests need several GPUs of one node with much of their time free. Of smaller requests hundreds
-    fit on a node, so rounding errors would decide."""
+    """Return whether requests take several GPUs of one node with at least one GPU's time in total. Of smaller requests
+    hundreds fit on a node, so rounding errors would decide."""
     return shape.count > 1 and shape.count * shape.milli >= WHOLE_GPU
 
 

@@ -1,5 +1,5 @@
-/* Declarations for the C files of this folder: constants of columns.py, and the types of the filters. cffi does not
- * read this file. */
+/* Declarations that the C files of this folder share: constants of columns.py, and the shared part of the filters.
+ * cffi does not read this file. */
 #ifndef SHAREPOD_COLUMNS_H
 #define SHAREPOD_COLUMNS_H
 

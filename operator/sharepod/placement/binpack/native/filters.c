@@ -1,4 +1,4 @@
-/* Python's access to the filters: which GPUs of a node pass for a request class. */
+/* Function that Python calls to learn which GPUs of a node pass the filters for a request class. */
 #include "filters.h"
 
 int64_t shp_passing(const shp_columns *columns, const shp_request *request, int64_t node, int64_t *gpus) {

@@ -1,16 +1,18 @@
-/* Filters for a request class: which nodes and GPUs pass. The functions are inline, because they are the inner loop of
- * every pass over all nodes.
+/* Filters for a request class: which nodes and GPUs pass. The functions are inline, because they are the inner loop
+ * of every pass over all nodes.
  *
- * Guarantees: every place that passes placement's filters also passes here. Properties that are not in the columns are
- * not checked. The functions change nothing.
+ * Guarantees:
+ * - Every place that passes placement's filters in Python also passes here. Properties that are not in the columns are
+ *   not checked.
+ * - The functions write only their output.
  */
 #ifndef SHAREPOD_FILTERS_H
 #define SHAREPOD_FILTERS_H
 
 #include "columns.h"
 
-/* Bounds on a GPU's columns for a request class. `exclusion_at_most` bounds the number of its exclusion label; the
- * label `own` also passes. */
+/* Bounds on the columns of a GPU, for a request class: at least `milli` of the column `share` and `memory` bytes.
+ * The number of its exclusion label is at most `exclusion_at_most`, or equal to `own`. */
 struct bounds {
     const int64_t *share;
     int64_t milli;
@@ -34,7 +36,8 @@ static inline struct bounds bounds_of(const shp_columns *columns, const shp_requ
     return bounds;
 }
 
-/* Return the GPUs within the bounds. The loop has no branch for each GPU, because its outcome is unpredictable. */
+/* Write the positions of the node's GPUs within the bounds to `gpus`, and return their number. `first`: index of the
+ * node's first GPU in the columns. The loop has no branch for each GPU, because a processor could not predict it. */
 static inline int64_t within_bounds(const shp_columns *columns, const struct bounds *bounds, int64_t first,
                                     int64_t *restrict gpus) {
     const int64_t *restrict share = bounds->share + first, *restrict bytes = columns->bytes + first,
@@ -49,7 +52,7 @@ static inline int64_t within_bounds(const shp_columns *columns, const struct bou
     return found;
 }
 
-/* Keep the GPUs that the masks allow. */
+/* Keep only the GPUs of `gpus` on which latency, labels and model of the request allow it. Return their number. */
 static inline int64_t left_by_masks(const shp_columns *columns, const shp_request *request, int64_t first,
                                     int64_t *gpus, int64_t found) {
     int64_t left = 0;
@@ -63,13 +66,13 @@ static inline int64_t left_by_masks(const shp_columns *columns, const shp_reques
     return left;
 }
 
-/* Return whether a node takes a pod without GPUs. */
+/* Return whether a node has CPU and memory for the pod, and suits it. */
 static inline bool node_passes(const shp_columns *columns, const shp_request *request, int64_t node) {
     return columns->room[2 * node] >= request->room_cpu && columns->room[2 * node + 1] >= request->room_memory &&
            (!request->node_mask || request->node_mask[node]);
 }
 
-/* As `shp_passing`, by the bounds of the request. */
+/* Do what `shp_passing` does. `bounds`: `bounds_of` the request. */
 static inline int64_t passing_gpus(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
                                    int64_t node, int64_t *gpus) {
     if (!node_passes(columns, request, node))
@@ -81,7 +84,7 @@ static inline int64_t passing_gpus(const shp_columns *columns, const shp_request
     return found >= request->count ? found : 0;
 }
 
-enum { RANKS_BY_IDLE = 64 }; /* more than `idle_gpus` returns */
+enum { RANKS_BY_IDLE = 64 }; /* more than the largest result of `idle_gpus` */
 
 /* Return the number of the node's GPUs without a tenant, at most 63. */
 static inline int64_t idle_gpus(const shp_columns *columns, int64_t node) {

@@ -3,8 +3,8 @@
  * The prices are the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), found by iterating supply and
  * demand.
  *
- * Guarantees: writes `price`, `value` and the scratch of its argument and nothing else, allocates nothing, and takes
- * rounds x holes x sizes steps.
+ * Guarantees: the functions write only `price`, `value` and the scratch of their argument, and allocate nothing. One
+ * round takes holes x sizes steps.
  */
 #include "hole_prices.h"
 
@@ -13,17 +13,19 @@
 
 static const int64_t WHOLE_GPU = 1000;
 
-/* In thousandths of a GPU: if one way to fill a hole is better than another by this much, it is e times as likely. */
+/* Sharpness of the choice between ways to fill a hole, in thousandths of a GPU: a way that is better by this much is
+ * e times as likely. */
 static const double CHOICE = 15.0;
-/* Step of a price, in thousandths of a GPU, for an excess of demand by the factor e. FINE applies in the second half of
- * the rounds. */
+/* Change of a price in one round, in thousandths of a GPU, if the demand of the holes exceeds the arrivals by the
+ * factor e. FINE applies in the second half of the rounds. */
 static const double FAST = 4.5, FINE = 1.35;
-/* Probability weight of an unfilled hole, relative to an equally good request. */
+/* Weight of leaving a hole unfilled, relative to an equally good request. */
 static const double LEFT_AS_IT_IS = 1e-3;
-/* Number of requests added to supply and demand, so that a small excess hardly moves prices. */
+/* Number of requests added to both sides of the ratio of demand and arrivals, so that a ratio of small numbers
+ * hardly moves a price. */
 static const double UNSURE = 0.5;
 
-/* Find the value of each hole, and the probability of each size in it. */
+/* Compute the value of each hole, and the probability that a request of each size is put into it next. */
 static void fill_holes(const shp_cutting_stock *stock) {
     double *value = stock->value;
     for (int64_t free = 0; free <= WHOLE_GPU; free += stock->step) {
@@ -46,7 +48,7 @@ static void fill_holes(const shp_cutting_stock *stock) {
     }
 }
 
-/* Count how many requests of each size the holes want, including the holes that earlier requests leave. */
+/* Count how many requests of each size the holes want. A request leaves a smaller hole, which counts too. */
 static void count_wanted(const shp_cutting_stock *stock) {
     double *flow = stock->flow;
     memcpy(flow, stock->holes, (size_t)(WHOLE_GPU + 1) * sizeof *flow);

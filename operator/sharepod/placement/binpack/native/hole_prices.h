@@ -10,10 +10,11 @@
 
 /* A cutting-stock problem: requests are cut from the free time of GPUs.
  *
- * - `sizes`: number of request sizes, of `milli` thousandths each, ascending; `coming` of each will arrive.
- * - `holes`: number of GPUs with 0 to 1000 thousandths free. All sizes are multiples of `step`.
- * - `price`: of a request of each size, in thousandths; start value and result.
- * - `value`: of holes of 0 to 1000: the time of the best requests that fill it, less their prices.
+ * - `sizes`: number of request sizes. `milli` (sizes): their thousandths, ascending. `coming` (sizes): expected
+ *   arrivals.
+ * - `holes` (1001): number of GPUs by free thousandths. All sizes are multiples of `step`.
+ * - `price` (sizes): price of a request, in thousandths; start value and result.
+ * - `value` (1001): value of a hole: the time of the best requests that fit into it, less their prices.
  * - Scratch: `chance` has room for 1001 x sizes numbers, `flow` for 1001, `wanted` for sizes.
  */
 typedef struct {
@@ -29,12 +30,12 @@ typedef struct {
     double *wanted;
 } shp_cutting_stock;
 
-/* Write the `value` of 0 to 1000 free thousandths of memory with unlimited time, for `shapes` requests that take
- * `takes` (at least one) thousandths each and bring `gain`. */
+/* Write `value` (1001): the value of 0 to 1000 free thousandths of memory, as if GPU time were unlimited. There are
+ * `shapes` kinds of requests: each takes `takes` thousandths (at least one) and brings `gain`. */
 void shp_fill_memory(int64_t shapes, const int64_t *takes, const double *gain, double *value);
 
-/* Move the prices until the holes want as many requests of each size as will arrive, by the rounds `from` to `until` of
- * `rounds`. The last call, whose `until` is `rounds`, writes the `value` of holes. */
+/* Run the rounds `from` to `until` of `rounds`. Each moves the prices towards those at which the holes want as many
+ * requests of each size as will arrive. The last call, whose `until` is `rounds`, writes the `value` of holes. */
 void shp_settle_prices(const shp_cutting_stock *stock, int64_t from, int64_t until, int64_t rounds);
 
 #endif

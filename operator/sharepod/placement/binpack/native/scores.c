@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Wider vectors on processors that have them, where the loader can choose. They change no sum: every processor sums in
- * the lanes below. */
+/* Clones of a function for processors with wider vectors, where the loader can choose. They give the same sums,
+ * because each clone adds in the same LANES partial sums. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define VECTORS __attribute__((target_clones("avx2", "default")))
 #else
@@ -20,8 +20,8 @@
 
 enum { LANES = 8 }; /* number of partial sums; the number of shapes is a multiple of it */
 
-/* Sums over the GPUs of a node: copies of each shape that fit, time of the GPUs on which one copy fits, and the values
- * of the holes. Also the copies that fit the node's CPU. */
+/* Sums over the GPUs of a node. By shape: copies that fit (`fits`), time of the GPUs on which one copy fits
+ * (`suited`), and copies that fit the node's CPU (`by_cpu`). `hole_values`: the values of its holes. */
 struct node_sums {
     float *fits;
     float *suited;
@@ -54,7 +54,7 @@ static inline floats lesser(floats one, floats other) {
     return (floats)(((masks)one & less) | ((masks)other & ~less));
 }
 
-/* Return the whole part of a value that is not negative. */
+/* Return the whole part of each value. Values must not be negative. */
 static inline floats whole_part(floats value) {
     return __builtin_convertvector(__builtin_convertvector(value, masks), floats);
 }
@@ -68,10 +68,11 @@ static inline float lanes_of(floats parts) {
 
 /* --- Usable capacity ----------------------------------------------------------------------------------------- */
 
-static const float OPEN_AT = 0.5F; /* as in columns.py */
+static const float OPEN_AT = 0.5F; /* the same value as OPEN_AT in columns.py */
 
-/* One GPU: its free amounts, the counted time where a shape fits (`suited`), and its value as a hole, both by the part
- * of the arrivals that may join its tenants. `open`: 1 if copies of requests count on it, else 0. */
+/* One GPU: free time and memory in thousandths, the time that counts for each shape that fits (`suited`), and its
+ * value as a hole. `suited` and `hole` are multiplied by the part of the arrivals that may join its tenants. `open`: 1
+ * if copies of requests count on it, else 0. */
 struct gpu {
     float time;
     float memory;
@@ -98,10 +99,10 @@ static float hole_of(const shp_capacity *capacity, int64_t time, int64_t memory,
 }
 
 static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size, float worth) {
-    if (!capacity->per_memory) /* memory is proportional to time: the smaller of both decides */
+    if (!capacity->per_memory) /* memory is in proportion to time, so the smaller of both decides */
         time = memory = at_most(time, memory);
     if (size >= capacity->sizes)
-        /* a size first seen after the weights were computed: it counts as the first size until the next renewal */
+        /* a size first seen after the weights were computed has no table row: it counts as the first size until then */
         size = 0;
     return (struct gpu){.time = (float)time,
                         .memory = (float)memory,
@@ -111,13 +112,13 @@ static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t m
                         .open = worth >= OPEN_AT ? 1.0F : 0.0F};
 }
 
-/* Return the sums of one GPU for eight shapes, given how many copies of each fit on it. At most one copy of a shape
- * with several GPUs counts. */
+/* Return the requests of eight shapes that one GPU adds to the node's sum, given how many copies fit on the GPU. For
+ * a shape of several GPUs, a GPU is a part of one request. */
 static inline floats parts_of(const shp_capacity *capacity, int64_t at, floats fits) {
     return lesser(fits, load(capacity->of_one + at)) * load(capacity->parts + at);
 }
 
-/* Add the sums of one GPU, `sign` times. */
+/* Add one GPU to the sums of its node. `sign`: 1, or -1 to subtract it. */
 VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, struct gpu gpu, float sign) {
     const float *per_time = capacity->per_time;
     const float *per_memory = gpu.per_memory ? gpu.per_memory : per_time;
@@ -130,7 +131,8 @@ VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, 
     to->hole_values += sign * gpu.hole;
 }
 
-/* Return the CPU for requests without CPU: at least NO_CPU of usable_capacity.py, into which no other request fits. */
+/* Return the free CPU, at least NO_CPU of usable_capacity.py: enough for requests without CPU, and too little for
+ * any other. */
 static float least_cpu(float cpu) {
     const float none = 0x1p-10F;
     return cpu > none ? cpu : none;
@@ -142,13 +144,14 @@ VECTORS static void copies_by_cpu(float *copies, const shp_capacity *capacity, f
         *(floats *)(copies + at) = cpu / load(capacity->cpu + at);
 }
 
-/* Return the usable capacity of eight shapes, from their weights and the three terms. */
+/* Return the usable capacity of a node for eight shapes: the time of suited GPUs if one copy fits, and the value of
+ * all copies that fit. */
 static inline floats usable(floats weights, floats by_copies, floats by_cpu, floats fits, floats suited) {
     floats copies = whole_part(lesser(by_cpu, fits));
     return weights * (where(copies >= 1.0F, suited) + copies * by_copies);
 }
 
-/* Return the usable capacity of a node with these sums. */
+/* Return the usable capacity of a node with these sums, over all shapes. */
 VECTORS static float value_of(const shp_capacity *capacity, const struct node_sums *sums, int64_t model) {
     const float *weights = capacity->weights + model * capacity->shapes;
     floats total = all_of(0.0F);
@@ -158,7 +161,7 @@ VECTORS static float value_of(const shp_capacity *capacity, const struct node_su
     return lanes_of(total);
 }
 
-/* Return the part of its holes that a node's CPU can serve: the mean over equal parts of the demand. */
+/* Return how much of the value `holes` a node's free CPU can serve: the mean over the equal parts of the demand. */
 VECTORS static float served(const shp_capacity *capacity, float holes, float cpu) {
     if (!capacity->intensities)
         return holes;
@@ -209,7 +212,7 @@ static void start_from(struct node_sums *sums, const shp_capacity *capacity, int
     sums->hole_values = of_node[2 * shapes];
 }
 
-/* Return a GPU as it is after the request was placed on it. */
+/* Return the state of a GPU after the request would be placed on it. */
 static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                             int64_t at) {
     int64_t size = columns->size[at];
@@ -219,16 +222,16 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Values of the GPUs with the request's exclusion label to tenants with that label, in excess of their value to all
- * tenants. */
+/* Values, to tenants with the request's exclusion label, of the node's GPUs with that label, before and after the
+ * placement. Only the excess over their value to all tenants counts. */
 struct label_holes {
     float before;
     float after;
 };
 
 /* Return the value of the free part of a GPU with the request's exclusion label: the square of that part, times the
- * value of an idle GPU. So a request costs least on the fullest GPU with room, and the other GPUs become empty. An idle
- * GPU has no label and counts as any other hole, so it is never chosen first. */
+ * value of an idle GPU. So a request costs least on the fullest GPU with room, and other GPUs with the label become
+ * empty. An idle GPU has no label and counts as any other hole, so it is never chosen first. */
 static float of_label(const shp_capacity *capacity, int64_t time, int64_t memory) {
     float free = (float)at_most(time, memory) / (float)WHOLE_GPU;
     return capacity->hole_by_time[WHOLE_GPU] * free * free;
@@ -246,9 +249,9 @@ static void add_to_label(struct label_holes *to, const shp_columns *columns, con
                  others;
 }
 
-/* Return the gain for tenants with the label: the reduction of the part of their holes that the CPU serves. It is
- * computed as for a node with only idle GPUs. So an idle GPU, whose hole is larger, is no cheaper where CPU is short.
- * */
+/* Return the change of value, at most 0, of the GPUs with the label to its tenants, as far as the node's CPU serves
+ * them. All other GPUs of the node count as idle. So placing the request on an idle GPU, a larger hole, is no cheaper
+ * where CPU is short. */
 static float gain_to_label(const shp_columns *columns, const shp_capacity *capacity, const struct label_holes *label,
                            float cpu) {
     if (label->before == label->after)
@@ -257,7 +260,8 @@ static float gain_to_label(const shp_columns *columns, const shp_capacity *capac
     return served(capacity, idle - label->before + label->after, cpu) - served(capacity, idle, cpu);
 }
 
-/* One GPU of a node that changes from state `before` to state `after`. */
+/* Change of one GPU of a node from state `before` to state `after`. `sums`, `by_cpu`, `weights`: of its node, by
+ * shape. */
 struct move {
     const float *sums;
     const float *by_cpu;
@@ -290,8 +294,8 @@ VECTORS static float value_moved(const shp_capacity *capacity, const struct move
     return lanes_of(total);
 }
 
-/* Return the gain of usable capacity if the request goes to one GPU of a node. It includes the values of holes, as far
- * as the CPU serves them. */
+/* Return the change of a node's value, usually a loss, if the request goes to the GPU `at`: of its usable capacity,
+ * and of its holes as far as the CPU serves them. */
 static float gain_at(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const float *by_cpu, int64_t at) {
     struct move move = {.sums = capacity->sums + node * (2 * capacity->shapes + 1),
@@ -311,7 +315,8 @@ static int64_t rounded(const shp_capacity *capacity, float raw) {
     return (int64_t)rintf(raw / capacity->round_to);
 }
 
-/* Return the best of the passing GPUs, for a request of one GPU. GPUs with the same signature are scored once. */
+/* Return the best of the passing GPUs of a node, for a request of one GPU. GPUs with the same signature are scored
+ * once. */
 static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                            int64_t node, struct node_sums *sums, const int64_t *gpus, int64_t passing) {
     const int64_t *signature = columns->signature + node * columns->width;
@@ -336,7 +341,7 @@ static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capac
     return best;
 }
 
-/* Sort the GPUs so that the first `count` are the tightest, in order. GPUs that are equally tight are ordered by
+/* Sort the GPUs so that the first `count` are the GPUs with the least free time, in order. Equals are ordered by
  * signature, so that nodes of the same signature give the same result. */
 static void tightest_first(const int64_t *time, const int64_t *signature, int64_t *gpus, int64_t passing,
                            int64_t count) {
@@ -374,14 +379,16 @@ static shp_scored score_node(const shp_columns *columns, const shp_capacity *cap
     return (shp_scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
 }
 
-/* Return a tag that is equal for nodes of the same signature and the same number of passing GPUs. It is never 0. */
+/* Return a tag for the memo of a pass. It is equal for nodes of the same signature and number of passing GPUs, and
+ * never 0. */
 static uint64_t tag_of(const shp_columns *columns, int64_t node, int64_t passing) {
     uint64_t state = (uint64_t)columns->node_signature[node] ^ ((uint64_t)passing << 56);
     state *= UINT64_C(0x9e3779b97f4a7c15);
     return (state ^ (state >> 32)) | 1;
 }
 
-/* Return an estimate of the score. Nodes with a tight GPU come first; for several GPUs, nodes with little free time. */
+/* Return an estimate of the score, for a pass whose work is used up. Nodes with a nearly full GPU come first; for
+ * several GPUs, nodes with little free time. */
 static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const int64_t *gpus, int64_t passing) {
     const int64_t *time = columns->time + node * columns->width;
@@ -398,7 +405,8 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     return rounded(capacity, (capacity->hole_by_time[left] - capacity->hole_by_time[free]) * capacity->hole_weight);
 }
 
-/* Return the score by which nodes are ranked: the score of the request, then the fewest idle GPUs. */
+/* Return the score by which nodes are ranked: the score of the request; if `fewest_idle`, nodes with fewer idle GPUs
+ * come first among equals. */
 static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                       int64_t node, int64_t score) {
     if (!request->count)
@@ -406,7 +414,7 @@ static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, 
     return score * RANKS_BY_IDLE - (capacity->fewest_idle ? idle_gpus(columns, node) : 0);
 }
 
-/* Return the number of passing GPUs of the node. 1 if it takes a pod without GPUs. */
+/* Return the number of passing GPUs of a node. For a request without GPUs: 1 if the node takes it, else 0. */
 static inline int64_t passing(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
                               int64_t node, int64_t *gpus) {
     return request->count ? passing_gpus(columns, request, bounds, node, gpus) : node_passes(columns, request, node);
@@ -457,7 +465,7 @@ VECTORS static int64_t highest(const int64_t *restrict score, int64_t nodes) {
     return -1;
 }
 
-/* Return the same as `highest`, among the nodes whose scores were computed with the weights of this number. */
+/* Do what `highest` does, only among the nodes whose scores were computed by the weights of this number. */
 static int64_t highest_of(const shp_scores *scores, int64_t nodes, int64_t number) {
     int64_t best = -1, most = NO_PLACE;
     for (int64_t node = 0; node < nodes; node++) {

@@ -1,4 +1,4 @@
-/* Interface of `sharepod.placement.binpack.scores` to C: which nodes take a request, and the cost of each.
+/* Interface of `sharepod.placement.binpack.scores` to C: which nodes take a request, and the score of each.
  *
  * All arrays belong to the caller, are contiguous and outlive the call. Terms are defined in columns.py and
  * usable_capacity.py. cffi reads this file unprocessed: the only preprocessor lines are the guard and the include.
@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-/* The columns of columns.py. Node columns, of `nodes`: cpu, node_model, node_signature, changed_at, and room, which has
- * two numbers a node. GPU columns, of nodes x width: the others. */
+/* The columns, defined in columns.py. Of shape (nodes): cpu, node_model, node_signature, changed_at. Of shape
+ * (nodes, 2): room. Of shape (nodes, width): all others. */
 typedef struct {
     int64_t nodes;
     int64_t width;
@@ -44,7 +44,7 @@ typedef struct {
  *   counts.
  * - `time_by_cpu` (intensities, a multiple of eight): thousandths of a GPU that one thousandth of a core serves, for
  *   equal parts of the demand.
- * - `fewest_idle`: 1: of equal nodes the one with the fewest idle GPUs is taken; 0: the first.
+ * - `fewest_idle`: 1: among nodes with equal scores the one with the fewest idle GPUs is taken; 0: the first.
  * - `sums` (nodes x (2 shapes + 1)) and `value` (nodes): results of `shp_sum_gpus` for each node.
  */
 typedef struct {
@@ -78,10 +78,10 @@ typedef struct {
  * - `first_worth`: worth of a GPU with the request as its only tenant.
  * - `leaves`: part of any GPU's worth that remains with the request; `leaves_if_last`: the same of a GPU that has room
  *   for one interactive tenant.
- * - `takes`: for each size the thousandths of memory that the request takes.
- * - `interactive`: 1 if it goes only to GPUs with room for an interactive tenant.
- * - `model_mask` (by number) and `node_mask` (by node): null, or 1 where it may go.
- * - `keeps_off` (by combination of labels): null, or 1 where it may not go.
+ * - `takes` (sizes): thousandths of a GPU's memory that the request takes.
+ * - `interactive`: 1 if the request fits only GPUs with room for an interactive tenant.
+ * - `model_mask` (models) and `node_mask` (nodes): 1 where the request may go; null: everywhere.
+ * - `keeps_off` (combinations of labels): 1 where the request may not go; null: nowhere.
  */
 typedef struct {
     int64_t count;
@@ -102,15 +102,16 @@ typedef struct {
     const uint8_t *keeps_off;
 } shp_request;
 
-/* Scores of all nodes for one request class. By node: its score, INT64_MIN if it does not take the class; the signature
- * of its best GPU; the number of the weights with which the score was computed, 0 for an estimate. */
+/* Scores of all nodes for one request class, arrays of shape (nodes). `score`: INT64_MIN if the node does not take
+ * the class. `gpu`: signature of the node's best GPU. `weights`: number of the weights by which the score was computed;
+ * 0: an estimate. */
 typedef struct {
     int64_t *score;
     int64_t *gpu;
     int64_t *weights;
 } shp_scores;
 
-enum { SHP_MEMO = 512 }; /* entries for node signatures that were scored in a pass; a power of two */
+enum { SHP_MEMO = 512 }; /* number of node signatures whose score a pass remembers; a power of two */
 
 /* Score of a node signature, computed once per pass for all nodes with it. `tag` 0: the entry is empty. `gpu`:
  * signature of the best GPU. `tried`: number of scored GPUs. */
@@ -121,9 +122,9 @@ typedef struct {
     int64_t tried;
 } shp_scored;
 
-/* Pass over the nodes that changed after version `seen`, from position `node` on. `work`: the remaining work, in GPUs
- * times shapes. While it is negative, nodes get only an estimate. `memo` belongs to one request and capacity, and is
- * valid once `cleared` is set. */
+/* Pass over the nodes that have changed after version `seen`, from index `node` on. `work`: the remaining work, in
+ * GPUs x shapes. While it is negative, nodes get only an estimate. `memo` belongs to one request and capacity, and is
+ * valid once `cleared` is 1. */
 typedef struct {
     int64_t seen;
     int64_t node;
@@ -141,9 +142,9 @@ int64_t shp_passing(const shp_columns *columns, const shp_request *request, int6
 void shp_score(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, shp_pass *pass,
                int64_t pause, const shp_scores *scores, float *scratch, int64_t *gpus);
 
-/* Return the best node, the first of equals; -1 if none has a place. The best candidate is scored again until its score
- * has the present weights, or the work is used up. In the latter case the best node with present weights is
- * returned. */
+/* Return the best node, the first of equals; -1 if no node takes the request. The best candidate is scored again
+ * until its score has the present weights, or the work is used up. In the latter case the best node with present
+ * weights is returned. */
 int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *gpus);
 
@@ -151,10 +152,11 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
 void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, const int64_t *nodes, int64_t count,
                   float *scratch);
 
-/* Score all nodes by the free part of the fullest GPU that would be taken. */
+/* Score all nodes for Spread: by the free part of the fullest of the GPUs that the request would get. */
 void shp_most_free(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus);
 
-/* Score all nodes by the least promised part of the GPUs taken, GPUs in use first; then by the fewest idle GPUs. */
+/* Score all nodes for best effort: by the guaranteed time on the GPUs that the request would get, least first and
+ * idle GPUs last; then by the fewest idle GPUs. */
 void shp_least_promised(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus);
 
 #endif

@@ -23,7 +23,7 @@ ffi.set_source(
     sources=[str(source.relative_to(HERE.parents[4])) for source in SOURCES],
     include_dirs=[str(HERE)],
     depends=[str(path) for path in (*HEADERS, HERE / "columns.h", HERE / "filters.h", *SOURCES)],
-    # Without contraction and reordering, sums are the same on every machine.
+    # Without contraction and reordering of floating-point operations, sums are the same on every machine.
     extra_compile_args=[
         "-std=c11",
         "-O3",

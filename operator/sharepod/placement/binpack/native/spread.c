@@ -1,11 +1,11 @@
-/* Scores without an estimate of the demand. By most free room: for Spread and for the first member of a group. By least
- * promised time: for best effort.
+/* Scores without an estimate of the demand. `shp_most_free` is for Spread and for the first member of a group,
+ * `shp_least_promised` for best effort.
  *
  * Guarantees: writes `score` and `gpus` and nothing else. Allocates nothing.
  */
 #include "filters.h"
 
-/* Sort the costs so that the first `count` are the lowest, in order. */
+/* Sort the costs so that the first `count` are the lowest, in order. `found`: number of costs. */
 static void lowest_first(int64_t *costs, int64_t found, int64_t count) {
     for (int64_t place = 0; place < count; place++) {
         int64_t lowest = place;
