@@ -1,10 +1,10 @@
 """Agent of one node: the GPU inventory, the tenants, and the facts that go into the GPUNode's status.
 
-A driver (`cluster/` in mode `cluster`, `standalone.py` in mode `standalone`) calls `start`, then `take_stock`. After
-that the driver must keep these rules. It
+A driver (`cluster/` in mode `cluster`, `standalone.py` in mode `standalone`) supplies the rows of the ledger. It calls
+`start`, then `take_stock`. From then on the driver
 - calls `await agent.tenants.apply(rows)`, one call at a time, with the whole ledger whenever the ledger has changed;
 - may report the ledger's generation as applied once `apply` has returned;
-- waits on `agent.changed` and reads `agent.facts()` to report;
+- waits on `agent.changed`, then reads `agent.facts()` and reports them;
 - may set `agent.residue` and `agent.owner_of`, which find a tenant's remains and processes beyond its connections;
 - may set `agent.replaced`, which finds processes whose hook is not the mounted one.
 """
@@ -37,11 +37,11 @@ from .settings import AgentSettings
 log = structlog.get_logger(__name__)
 
 _COMPARE_AFTER_S = 0.05
-"""Seconds until changed facts are compared. Processes start and exit in bursts, and each comparison builds the status
-of every tenant."""
+"""Seconds from a change until the facts are compared with the last ones. Processes start and exit in bursts, and each
+comparison builds the status of every tenant."""
 _RELEASE_FIRST_S = 0.1
-"""Seconds between a release and the first extra reading for it. A share is reassigned only after one or two readings
-without a trace of the tenant. The pauses between these readings double up to the usual interval."""
+"""Seconds between a release and the first extra reading of the GPUs. A share is reassigned only after one or two
+readings without a trace of its tenant. The pauses between these readings double, up to the usual interval."""
 _COUNT_S = 2.0
 """Seconds between two counts of GPU time. If the agent is killed, the time since its last count is not metered."""
 _FLUSHED_S = 10.0
@@ -50,7 +50,8 @@ _COUNTED_S = 60.0
 """Seconds between two reports of consumption while no tenant is added or removed. Counters change all the time. At this
 interval a thousand nodes write 17 times a second."""
 _FIRST_READING_S = 1.0
-"""Longest time in seconds that tenants wait for the first reading of the GPUs. A working driver needs far less."""
+"""Seconds that the start waits for the first reading of the GPUs, if tenants can be served without it. A working driver
+needs far less."""
 
 
 _WITHOUT_USAGE = {
@@ -61,8 +62,7 @@ _WITHOUT_USAGE = {
     "reserved_seconds": None,
     "memory_mebibyte_seconds": None,
 }
-"""Values that replace the usage in a tenant's status. `held_seconds` is reduced to whether it is known, because that
-fact is no usage."""
+"""Values that replace the usage in a tenant's status for the comparison of `without_usage`."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class AgentFacts:
     agent_version: str
 
     def without_usage(self) -> AgentFacts:
-        """Return the same facts without usage, which changes all the time. A change of any other fact is reported at
-        once."""
+        """Return the facts without usage, which changes all the time. If they have changed, `changed` is set, so that
+        the change is reported at once."""
         return replace(self, tenants=tuple(map(_without_usage, self.tenants)))
 
 
@@ -103,28 +103,31 @@ class Agent:
         self.changed = asyncio.Event()
         """Set whenever `facts().without_usage()` has changed. A reporter clears it before it reads the facts."""
         self.residue: Residue = lambda tenant_id: None
-        """Returns, as text, the remains of a tenant beyond its connections, or None. May be replaced at any time."""
+        """Callback: returns, as text, what remains of a tenant on the node beyond its connections, or None. May be
+        replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
-        """Returns the tenant in whose Pod a process runs, or None. May be replaced at any time."""
+        """Callback: returns the id of the tenant in whose Pod a process runs, or None. May be replaced at any time."""
         self.replaced: Replaced = nothing_replaced
-        """Returns the processes of a tenant whose hook was replaced. May be replaced at any time."""
+        """Callback: returns the processes of a tenant whose hook was replaced. May be replaced at any time."""
         self.stands_by: Callable[[], bool] = lambda: False
-        """Returns True if another agent serves this node and this agent is its standby. May be replaced before
-        `start`."""
+        """Callback: returns True if another agent serves this node and this agent is its standby. May be replaced
+        before `start`."""
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
-        """For a standby: the reason for which it could not serve. None if it could."""
+        """For a standby: reason why it could not serve. None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
-        """Returns True if a standby agent waits to serve when this agent ends. May be replaced before `start`."""
+        """Callback: returns True if a standby agent waits to serve when this agent ends. May be replaced before
+        `start`."""
         self.taken_in: Callable[[], Collection[str]] = lambda: ()
-        """Returns the consumption series that the operator has stored in its accounts. May be replaced at any time."""
+        """Callback: returns the names of closed consumption series that the operator has added to its totals. May be
+        replaced at any time."""
         self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
         """Namespaces' GPU consumption as the GPUNode's status shows it, and the time of the count."""
         self._totals: Mapping[str, TenantTotals] = {}
-        """Reported totals of each tenant."""
+        """Totals of each tenant at the last report of consumption, by tenant id."""
         self._counting: asyncio.Task[None] | None = None
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, around=around)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
-        """GPUs of NVIDIA's device plugin that tenants may use."""
+        """GPUs of NVIDIA's device plugin, and which of them tenants may use."""
         self.plugin_pod_utilization = UtilizationMeter()
         """Utilization of the GPUs of plugin pods, by `namespace/name` and GPU UUID."""
         self._reading = Reading(gpus=(), processes=())
@@ -138,7 +141,7 @@ class Agent:
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
         self._releasing: frozenset[str] = frozenset()
-        """Tenants whose release waits for readings."""
+        """Ids of tenants in release: more readings are needed before their shares may be reassigned."""
         self._release_begun = asyncio.Event()
         self._release_readings = 0
         """Readings since the last release began."""
@@ -154,13 +157,12 @@ class Agent:
     async def take_stock(self, *, needed: bool = True) -> None:
         """Read the inventory once, then keep reading it in the background.
 
-        Call this before tenants are applied if possible, because tenants' processes are sent the memory that a context
-        takes on each GPU model.
+        If possible, call this before tenants are applied: a tenant's processes are sent the memory that a CUDA context
+        takes on each GPU model, which the inventory shows.
 
         Args:
-            needed: True: raise `InventoryError` if the first reading fails. False: wait one second at most; the agent
-                then
-            serves tenants without an inventory, and `unhealthy` returns the reason.
+            needed: True: raise `InventoryError` if the first reading fails. False: wait one second at most. The agent
+            then serves tenants without an inventory, and `unhealthy` returns the reason.
         """
         if needed:
             await self._read()
@@ -191,7 +193,7 @@ class Agent:
     def know_plugin_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
     ) -> None:
-        """Set the plugin pods that the kubelet reports, as `HeldGpus.know_pods` does."""
+        """Store what the kubelet reports about plugin pods. Arguments as for `HeldGpus.know_pods`."""
         self.held_gpus.know_pods(given, problem, offered)
         self._compare_soon()
 
@@ -211,7 +213,7 @@ class Agent:
         )
 
     def unhealthy(self) -> str | None:
-        """Return the reason for which the agent cannot do its work, for `/healthz`. None if it can."""
+        """Return the reason why the agent cannot do its work, for `/healthz`. None if it can."""
         if self._polling is None or self._polling.done():
             return "the inventory is not being read: the agent is starting or ending"
         stale = 3 * self.settings.inventory_interval_s + self.settings.nvml_timeout_s
@@ -230,7 +232,7 @@ class Agent:
                 )
                 if self._reading.fresh:
                     self._observe_plugin_pods()
-                # Until a ledger has been read, no process can be attributed to a tenant.
+                # without a ledger, no process can be attributed to a tenant, so none counts as foreign
                 self.foreign = attribution.foreign if self.tenants.known else {}
             except InventoryError as error:
                 if self._failure != str(error):
@@ -252,9 +254,8 @@ class Agent:
         return None if view is None else self._with_totals(view.status())
 
     def _with_totals(self, status: TenantStatus) -> TenantStatus:
-        """Return the status with the tenant's totals: the last reported totals or, once the tenant is drained, the
-        final totals.
-        """
+        """Return the tenant's status with its totals: the last reported totals, or the final totals once the tenant is
+        drained."""
         totals = self.tenants.totals_now(status.id) if status.drained else self._totals.get(status.id)
         if totals is None:
             return status
@@ -269,7 +270,7 @@ class Agent:
         )
 
     async def _count(self) -> None:
-        """Count GPU time, and store the count for the next agent."""
+        """Count GPU time at intervals, and store the count for the next agent, until cancelled."""
         loop = asyncio.get_running_loop()
         counted_at = flushed_at = -_COUNTED_S
         counted: frozenset[str] = frozenset()
@@ -292,7 +293,8 @@ class Agent:
             await asyncio.sleep(_COUNT_S)
 
     async def _pause(self) -> None:
-        """Wait for the next reading: shortly after a release has begun, then with growing pauses up to the interval."""
+        """Wait for the next reading: until the interval is over or a release begins. While tenants are in release, the
+        pauses start short and grow up to the interval."""
         if not self._releasing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(irregular(self.settings.inventory_interval_s, random.random())):  # noqa: S311
@@ -346,9 +348,10 @@ class Agent:
             self.changed.set()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return the inventory's GPUs. A GPU that has failed, or that a foreign process uses, is marked not shareable.
+        """Return the inventory's GPUs for the GPUNode. A GPU that has failed, or that a foreign process uses, is marked
+        not shareable.
 
-        A process on a GPU that the device plugin has given to its Pod is not foreign.
+        A process is not foreign on a GPU that the device plugin has given to its Pod.
         """
         gpus = []
         for gpu in map(self.held_gpus.mark, self._reading.gpus):
@@ -362,9 +365,8 @@ class Agent:
 
 
 async def unfit_for(settings: AgentSettings, inventory: Inventory) -> str | None:
-    """Return the reason for which an agent with these settings and this inventory could not serve: its hook or the
-    driver cannot be read. None if it could.
-    """
+    """Return the reason why an agent with these settings and this inventory could not serve: it cannot read its hook or
+    the driver. None if it could."""
     try:
         await asyncio.to_thread(settings.hook_file.read_bytes)
         await inventory.read()
@@ -376,7 +378,7 @@ async def unfit_for(settings: AgentSettings, inventory: Inventory) -> str | None
 
 @cache
 def agent_version() -> str:
-    """Return the version of the installed package."""
+    """Return the version of the installed package `sharepod`."""
     try:
         return version("sharepod")
     except PackageNotFoundError:

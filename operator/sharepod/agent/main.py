@@ -1,7 +1,8 @@
-"""Program `sharepod-agent`: opens the sockets of the tenants in the state directory, imports the rest, and runs
-`program`.
+"""Entry point of the program `sharepod-agent`: opens the sockets of the tenants in the state directory, imports the
+rest, and runs `program`.
 
-With `--apart`, as in the DaemonSet, a restarted container listens again before the slow imports.
+With `--apart`, as in the DaemonSet, the sockets are opened before the slow imports. So tenants' processes can connect
+again soon after the container has restarted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Event loop whose timers fire within microseconds, where the kernel has timerfd.
+"""Event loop whose timers fire within microseconds, by timerfd.
 
 asyncio's own selector waits for whole milliseconds, rounded up. So at each hand-off that a timer starts, a GPU would be
-idle for another 0.5 ms on average. The loop's wait is written in C (native/timed_wait.c), because every hand-off begins
-and ends with a wait. During the wait, the C code also
+idle for another 0.5 ms on average. The loop's wait for descriptors and timers is written in C (native/timed_wait.c),
+because every hand-off begins and ends with a wait. During the wait, the C code also
 - checks the signs of life of tenants' processes, some 200 times a second while tenants share a GPU (`SilenceWatch`);
 - carries out prepared hand-offs: it sends the next grant when the holder has drained (`LoopHandOffs`,
   native/hand_offs.c).
@@ -31,33 +31,33 @@ _EXACT_NS: int = _lib.SHP_EXACT_NS
 """Longest wait, in nanoseconds, that ends exactly when it is due: 20 ms. A longer wait may end 1 ms late, which is
 negligible for it and saves a system call."""
 _MOST = 64
-"""Most ready descriptors that one wait returns. The next wait first returns the descriptors that did not fit."""
+"""Most ready descriptors that one wait returns. The next wait returns the others first."""
 _NEVER_NS = 2**63 - 1
-"""Moment that stands for "no alarm": the largest signed 64-bit number."""
+"""Moment for "no alarm" and "no bound": the largest signed 64-bit number."""
 _BEATS_MOST: int = _lib.SHP_BEATS_MOST
-"""Most processes that the silence watch can watch at a time."""
+"""Most processes that the silence watch can watch at the same time."""
 _READ, _WRITE = ~select.EPOLLOUT, ~select.EPOLLIN
-"""Masks for epoll's events: what remains of them allows a read, or a write. Errors allow both."""
+"""Masks of epoll's events. An event that remains after the mask allows a read (`_READ`) or a write (`_WRITE`); errors
+allow both."""
 _CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK = 1, os.O_CLOEXEC | os.O_NONBLOCK
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _wait = _lib.shp_timed_wait
 _hand_on, _next_made = _lib.shp_hand_on, _lib.shp_next_made
 _WANTS: int = _lib.SHP_WANTS
-"""A prepared hand-off has two orders, one for a holder that wants more time and one for a holder that does not. This
-is the index of the first."""
+"""Index of the order that applies if the holder wants more time, among the two orders of a prepared hand-off."""
 _Result = TypeVar("_Result")
 
 
 class OnTimeSelector(selectors.EpollSelector):
-    """Selector that waits on a timerfd instead of for whole milliseconds. The timerfd is edge-triggered, so it is never
-    read."""
+    """Selector that waits on a timerfd instead of for whole milliseconds. The timerfd is registered edge-triggered, so
+    an expiry ends only one wait and need not be read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.silence_watch = _ffi.new("shp_silence_watch *")
-        """State that the wait reads: the alarm, and the tenants to check for signs of life."""
+        """Memory that the wait reads: the alarm, and the processes to check for signs of life."""
         self.hand_offs = LoopHandOffs()
         """Prepared hand-offs that the wait carries out."""
         self._poller = self.fileno()
@@ -73,7 +73,7 @@ class OnTimeSelector(selectors.EpollSelector):
         hand_offs = self.hand_offs
         if hand_offs.stale:
             hand_offs.prepare()
-        # The timeout is rounded up, because a timer that fired early would be set again for the rest.
+        # Rounded up: a timer that fired early would have to be set again for the rest.
         wait_ns = -1 if timeout is None else int(timeout * 1e9) + 1 if timeout > 0 else 0
         timer = self._timer if 0 < wait_ns < _EXACT_NS else -1
         count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.silence_watch, hand_offs.kept)
@@ -85,7 +85,7 @@ class OnTimeSelector(selectors.EpollSelector):
         ready: list[tuple[selectors.SelectorKey, int]] = []
         for place in range(count):
             found = self._found[place]
-            key = keys.get(found.descriptor)  # the timerfd has no key
+            key = keys.get(found.descriptor)  # only the timerfd has no key
             if key is not None:
                 events = found.events
                 wanted = (selectors.EVENT_READ if events & _READ else 0) | (
@@ -103,8 +103,8 @@ class OnTimeSelector(selectors.EpollSelector):
 
 
 class Order(NamedTuple):
-    """Order to the wait: send a grant to the next tenant's process once the holder has drained. It applies only if the
-    holder drains between `since` and `until` (CLOCK_MONOTONIC, nanoseconds)."""
+    """Order to the loop's wait: send a grant to the next tenant's process once the holder has drained. It applies only
+    if the holder drains between `since` and `until` (CLOCK_MONOTONIC, nanoseconds)."""
 
     socket: int
     """Descriptor of the socket of the next tenant's process."""
@@ -114,7 +114,8 @@ class Order(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Hand-off that the wait has carried out. Moments are CLOCK_MONOTONIC in nanoseconds."""
+    """Hand-off that the loop's wait has carried out. Moments are CLOCK_MONOTONIC in nanoseconds. `place`: number of the
+    GPU."""
 
     place: int
     wanting: bool
@@ -149,12 +150,12 @@ class LoopHandOffs:
     def claim(
         self, prepare: Callable[[], object], made: Callable[[Made], object], reported: Callable[[], object]
     ) -> bool:
-        """Register the callbacks. Return False if another component has already registered callbacks.
+        """Register the callbacks. Return False if callbacks are already registered.
 
         Args:
             prepare: Called before a wait if `stale` is set.
-            made: Called for each hand-off that was carried out.
-            reported: Called once after the calls of `made` that follow one wait.
+            made: Called after the wait, for each hand-off that it has carried out.
+            reported: Called once after the calls of `made`.
         """
         if self._prepare is not None:
             return False
@@ -197,7 +198,8 @@ class LoopHandOffs:
         self.kept.places[place].socket = -1
 
     def look(self) -> bool:
-        """Carry out the hand-offs whose holders have drained. Return True if there were any."""
+        """Check all holders now, and carry out the hand-offs of those that have drained. Return True if there were
+        any."""
         return bool(_hand_on(self.kept))
 
     def prepare(self) -> None:
@@ -218,7 +220,8 @@ class LoopHandOffs:
             self._guarded(self._reported)
 
     def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function. If it raises, drop all prepared hand-offs and report the error; the loop continues."""
+        """Call a callback. If it raises, drop all prepared hand-offs and pass the error to the loop's exception
+        handler. The loop continues."""
         try:
             call(*arguments)
         except Exception as error:
@@ -229,10 +232,10 @@ class LoopHandOffs:
 
 
 class LoopAlarm:
-    """Alarm: the loop calls one function at a set moment. To set the moment needs no system call and no new object.
+    """Alarm: the loop calls one function at a set moment. Setting the moment needs no system call and no new object.
 
     Args:
-        silence_watch: State of the silence watch that the loop's wait reads.
+        silence_watch: Memory that the loop's wait reads, with the moment of the alarm.
     """
 
     def __init__(self, silence_watch: Any) -> None:
@@ -240,16 +243,14 @@ class LoopAlarm:
         self._ring: Callable[[], object] | None = None
 
     def claim(self, ring: Callable[[], object]) -> bool:
-        """Register the function to call when the alarm is due. Return False if another component has already registered
-        one.
-        """
+        """Register the function to call when the alarm is due. Return False if one is already registered."""
         if self._ring is not None:
             return False
         self._ring = ring
         return True
 
     def release(self) -> None:
-        """Remove the function and clear the alarm."""
+        """Unregister the function and clear the alarm."""
         self._ring = None
         self.set(None)
 
@@ -266,20 +267,20 @@ class LoopAlarm:
 
 
 class SilenceWatch:
-    """Watch for silent tenants: tenants that hold and whose processes give no signs of life. The loop's wait checks
-    them without Python.
+    """Silence watch: finds tenants that hold a GPU and whose processes give no signs of life. The loop's wait does the
+    checks in C, so Python runs only when a tenant is silent.
 
     Args:
-        silence_watch: State that the loop's wait reads.
+        silence_watch: Memory that the loop's wait reads, with a table of the watched processes.
     """
 
     def __init__(self, silence_watch: Any) -> None:
         self._silence_watch = silence_watch
         self._watched: dict[str, tuple[int, Sequence[Beat]]] = {}
-        """For each tenant: (first place, its processes). The references keep the shared memory mapped to which the
-        processes write."""
+        """For each tenant: (its first place in the table, its processes). The references keep mapped the shared memory
+        to which the processes write."""
         self._free: dict[int, list[int]] = {}
-        """For each length of a gap between used places: the first places of such gaps."""
+        """Gaps between used places of the table: for each length, the first places of such gaps."""
         self._over: Callable[[int], None] | None = None
 
     @property
@@ -288,15 +289,15 @@ class SilenceWatch:
         return bool(self._watched)
 
     def keep(self, tenants: Mapping[str, Sequence[Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch exactly these tenants. Return True if they are watched. Return False if they have too many processes;
-        no tenant is watched then.
+        """Watch exactly these tenants. Return True if any is watched. Return False if they have too many processes for
+        the table; no tenant is watched then.
 
         Args:
-            tenants: Processes of each tenant, by tenant id. The tenant is silent if none of them gives a sign of life
-                for its patience.
+            tenants: Processes of each tenant, by tenant id. A tenant is silent if none of them gives a sign of life for
+            its patience (silence.py).
             due_ns: Moment of the first check (CLOCK_MONOTONIC, ns).
-            over: Called when a tenant is silent, with the moment at which the check was due. No tenant is watched after
-                that.
+            over: Called when a tenant is silent, with the moment at which the check was due. The watch of all tenants
+            has then ended.
         """
         self.end()
         self._over = over
@@ -308,9 +309,9 @@ class SilenceWatch:
         return bool(tenants)
 
     def put(self, tenant: str, beats: Sequence[Beat], over: Callable[[int], None]) -> bool:
-        """Watch one more tenant, or replace the processes of a watched tenant. Return False if there is no place; this
-        tenant is not watched then. Arguments as for `keep`. The next check is due when the patience with the first
-        tenant ends."""
+        """Watch one more tenant, or replace the processes of a watched tenant. Return False if the table has no room;
+        the tenant is then not watched. Arguments as for `keep`. The next check is made no later than the end of the
+        patience with this tenant."""
         if tenant in self._watched:
             self.drop(tenant)
         silence_watch, size, due = self._silence_watch, len(beats), 0
@@ -349,11 +350,11 @@ class SilenceWatch:
         self._free.setdefault(len(beats), []).append(first)
 
     def _place_for(self, size: int) -> int | None:
-        """Return the first of `size` adjacent free places. None if there are not as many."""
+        """Return the first of `size` adjacent free places of the table. None if there are not as many."""
         gaps = self._free.get(size)
         if gaps:
             return gaps.pop()
-        # no gap has this size, so move all tenants together
+        # No gap has this size: move all tenants together.
         if self._free and self._silence_watch.count + size > _BEATS_MOST:
             due, watched = self._silence_watch.due, self._watched.copy()
             self.end()
@@ -373,7 +374,7 @@ class SilenceWatch:
         self._free.clear()
 
     def silent(self) -> None:
-        """Stop the watch and call `over`, because a tenant is silent."""
+        """End the watch, and call `over`, because the wait has found a silent tenant."""
         over, due = self._over, int(self._silence_watch.due)
         self.end()
         if over is not None:
@@ -394,8 +395,8 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         self.alarm = LoopAlarm(selector.silence_watch)
         self.silence_watch = SilenceWatch(selector.silence_watch)
         self.hand_offs = selector.hand_offs
-        # This descriptor is never written. The wait reports it as ready when the alarm is due and when a tenant is
-        # silent.
+        # Descriptor that is never written. The wait reports it as ready when the alarm is due or a tenant is silent, so
+        # that the loop calls `_tell`.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._looked_after.descriptor = self._bell
         self.add_reader(self._bell, self._tell)

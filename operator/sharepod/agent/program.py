@@ -1,7 +1,8 @@
 """The agent's program: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
 
-While another agent serves the state directory, this one is its standby, with everything imported. With `--apart` the
-agent runs as two child processes, which a supervisor restarts when they are killed (`apart/pair.py`).
+While another agent serves the state directory, this agent waits as its standby, with everything imported, so that it
+can take over quickly. With `--apart` the agent runs as two child processes, which a supervisor restarts when they are
+killed (`apart/pair.py`).
 
 Exit status:
 - 0 after a signal;
@@ -53,16 +54,16 @@ log = structlog.get_logger(__name__)
 
 _SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread that reads NVML or a file yields the interpreter to the event loop (Python's default: 5
-ms). A hand-off of a GPU waits at most this long for such a thread."""
+ms). This bounds the time that a hand-off waits for such a thread."""
 
 _CHECK_S = 10.0
-"""Seconds between two checks of a standby agent."""
+"""Seconds between two checks of whether a standby agent could serve."""
 
 _PREREQUISITES = (InventoryError, StateDirError, TenantsFileError, OSError)
 
 
 def main(argv: Sequence[str], early: EarlySockets) -> int:
-    """Run the program; return its exit status. `early`: sockets that listen already."""
+    """Run the program; return its exit status. `early`: sockets that were opened before the imports."""
     parser = argparse.ArgumentParser(
         prog="sharepod-agent",
         description="Shares this node's GPUs among its tenants.",
@@ -102,7 +103,7 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
 
 
 def _run_apart(settings: AgentSettings, early: EarlySockets) -> int:
-    """Run the agent in two processes; return the exit status."""
+    """Run the agent as two supervised processes; return the exit status."""
     kept = {name: KeptDescriptor(*found) for name, found in early.of(settings.state_dir).items()}
     if kept:
         log.info("listened first", tenants=len(kept) - 1, state_dir=str(settings.state_dir))
@@ -142,8 +143,8 @@ def inventory_of(settings: AgentSettings) -> Inventory:
 async def run(
     settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT, control: socket.socket | None = None
 ) -> int:
-    """Run one agent from its start to a signal; return the exit status. `control`: socket that brings links to the
-    worker, if tenants are served by a worker."""
+    """Run one agent from its start until a signal; return the exit status. `control`: socket over which the supervisor
+    passes the privileged process a link to each new worker. None: this process serves the tenants itself."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -206,7 +207,7 @@ def _agent(
     asks: ApiReviews | None,
     stop: asyncio.Event,
 ) -> AnyAgent:
-    """Return the agent. With `control`, a worker serves the tenants of the agent."""
+    """Return the agent. With `control`, a worker in another process serves its tenants."""
     inventory = inventory_of(settings)
     if control is None:
         return Agent(settings, inventory, on_this_node(settings))
@@ -217,7 +218,8 @@ def _agent(
 
 
 def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] | tuple[None, None]:
-    """Return the guard of the metrics, and its client of the API server; None where access is open."""
+    """Return the check of readers' tokens for `/metrics`, and its client of the API server. None, None if every reader
+    is allowed."""
     if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
         return None, None
     from sharepod.kube import Connection  # standalone does not need the API client
@@ -230,7 +232,7 @@ def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] |
 async def _drive(agent: AnyAgent, succession: Succession, again: asyncio.Event, kept: KeptDescriptors) -> None:
     """Wait until no other agent serves, then run the driver of the agent's mode until cancelled."""
     if not succession.free():
-        kept.drop_all_but(())  # the serving agent has its own copies
+        kept.drop_all_but(())  # the serving agent keeps its own copies of these descriptors
         checking = asyncio.create_task(_keep_checking(agent))
         try:
             await succession.turn()

@@ -1,8 +1,8 @@
-"""Settings of the agent: one typed object, checked once at start.
+"""Settings of the agent: one typed object, which is checked once at the start.
 
 A value comes from the first source that has one: arguments, the environment (`SHAREPOD_AGENT_<FIELD>`), the YAML file
-that `SHAREPOD_AGENT_CONFIG` names (keys in snake_case, as here). An unknown key in the file is an error. The text below
-each field is the field's entry in `docs/settings.md` (`make docs`).
+that `SHAREPOD_AGENT_CONFIG` names (keys in snake_case, as here). An unknown key in the file is an error. The docstring
+of each field becomes its entry in `docs/settings.md` (`make docs`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sharepod.web.metrics_access import MetricsAccess
 ENV_PREFIX = "SHAREPOD_AGENT_"
 """Prefix of every setting's environment variable."""
 PACKAGED_HOOK = Path(__file__).parent / "hook" / "libsharepod.so"
-"""Hook that was built into this package."""
+"""The hook that is part of this package (`make shim`)."""
 
 
 def _absolute(path: Path) -> Path:
@@ -279,7 +279,7 @@ class AgentSettings(BaseSettings):
 
 
 class _ConfigFile(BaseSettings):
-    """Path of the YAML file, read from the environment."""
+    """Setting with the path of the YAML file, which comes from the environment only."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore")
 

@@ -31,7 +31,7 @@ _INTERVAL_S = 0.25
 
 
 class TenantsFileError(Exception):
-    """Tenants file that cannot be read or is not valid. The message names the place."""
+    """Error for a tenants file that cannot be read or is not valid. The message names the place of the fault."""
 
 
 class _TenantsFile(Model):
@@ -58,11 +58,11 @@ def load(path: Path) -> tuple[Tenant, ...]:
 
 
 async def run(agent: AnyAgent, again: asyncio.Event) -> None:
-    """Apply the tenants file of the settings, and again whenever it changes, until cancelled.
+    """Apply the tenants file that the settings name, and apply it again whenever it changes, until cancelled.
 
     Args:
         agent: The started agent.
-        again: Event that requests a read of the file now.
+        again: Set to have the file read at once.
 
     Raises `TenantsFileError` if the file is invalid at the start; later the tenants stay as they are. Raises
     `InventoryError` if there is no inventory at the start.

@@ -1,4 +1,5 @@
-"""Attachments: one view of the volumes and the claims by which tenants' directories are in pods of this node."""
+"""Attachments: one view of the CSI volumes and the claims by which pods of this node have tenants' directories
+mounted."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from .dra.prepared_claims import PreparedClaims
 
 
 class Attachments:
-    """Volumes and claims of one node, by tenant. Reads them, and records pods; attaches nothing."""
+    """Volumes and claims of one node, by tenant. This class reads them and records pods; the drivers attach and
+    detach."""
 
     def __init__(self, volumes: Volumes, claims: PreparedClaims) -> None:
         self._volumes = volumes
         self._claims = claims
 
     def attached(self, tenant_id: str) -> str | None:
-        """Return as text how the tenant's directory is attached; None if it is not."""
+        """Return as text, for a message, how the tenant's directory is attached to a pod. None if it is not."""
         published = self._volumes.published(tenant_id)
         if published:
             return f"its volume is still published at {published[0]}"
@@ -24,7 +26,8 @@ class Attachments:
         return f"its claim {prepared[0]} is still prepared" if prepared else None
 
     def run(self, tenant_id: str) -> Hashable:
-        """Return a value that changes with each attachment of the tenant; None if it was never attached."""
+        """Return a value that identifies the tenant's current run: it changes with each attachment. None if the tenant
+        was never attached."""
         if tenant_id not in self.tenants():
             return None
         return (self._volumes.pods(tenant_id), self._claims.times_prepared(tenant_id))
@@ -34,7 +37,7 @@ class Attachments:
         return self._volumes.pods(tenant_id) | self._claims.pods(tenant_id)
 
     def tenants(self) -> frozenset[str]:
-        """Return the ids of all tenants that are or were attached."""
+        """Return the ids of all tenants whose directories are attached to a pod, or were."""
         return self._volumes.tenants() | self._claims.tenants()
 
     def learn(self, tenant_id: str, pod_uid: str) -> None:

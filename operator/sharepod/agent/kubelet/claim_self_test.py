@@ -2,13 +2,14 @@
 that claim.
 
 A Pod of the DaemonSet sharepod-self-test-claim runs a program on this node, without privileges and under the node's
-default runtime. The Pod has a claim. SharePod's driver prepares the claim, the kubelet passes the names of its devices
-on, and the container runtime has to apply them. The agent inspects the program's process from outside.
+default runtime. The Pod has a claim. SharePod's driver prepares the claim, the kubelet passes the names of the claim's
+CDI devices to the container runtime, and the runtime must apply them. The agent inspects the program's process from
+outside.
 
 Guarantees:
 - A process is recognized by a mount of the self-test's directory at a special path. No tenant's pod can have such a
   mount.
-- If the container of a prepared claim does not start within `_START_WITHIN_S`, that is a verdict too.
+- If the container of a prepared claim does not start within `_START_WITHIN_S`, the verdict is `NOT_STARTED`.
 - A verdict stays valid for `_KEPT_S` after the end of its process. Without a prepared claim there is no verdict, and no
   process is inspected.
 """
@@ -34,7 +35,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""Seconds between two checks while the latest verdict is not a success, so that a repair soon takes effect."""
+"""Seconds between two checks while the latest verdict is not `ATTACHED`, so that a repair is soon noticed."""
 _KEPT_S = 300.0
 """Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _START_WITHIN_S = 120.0
@@ -84,10 +85,10 @@ class ClaimSelfTest:
     """Self-test of claims on one node. `run` keeps `verdict` up to date.
 
     Args:
-        state_dir: the agent's state directory, which has the directory of the self-test.
+        state_dir: the agent's state directory, in which the directory of the self-test lies.
         prepared_for_s: returns the seconds since a claim of the self-test was prepared; None without one.
         changed: called when the verdict has changed.
-        proc: the folder of the processes.
+        proc: where proc is mounted.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class ClaimSelfTest:
         self._proc = proc
         self._time = ReadingTime(THREAD_PER_S)
         self._judged_at = self._process_at = time.monotonic()
-        """Time of the last evidence, and time at which a process was last seen; at first, the agent's start."""
+        """Monotonic seconds: of the last check with evidence, and of the last check that found a process of the
+        self-test. At first, the agent's start."""
         self.verdict = ClaimsAttachReason.STARTING
 
     async def run(self) -> None:
@@ -115,10 +117,8 @@ class ClaimSelfTest:
             await asyncio.sleep(_LOOK_S if self.verdict is ClaimsAttachReason.ATTACHED else _FIRST_LOOKS_S)
 
     def look(self, now: float) -> ClaimsAttachReason | None:
-        """Return the worst verdict on the processes of the self-test. None if there is no evidence.
-
-        `now`: monotonic seconds.
-        """
+        """Return the worst verdict on the processes of the self-test, or `NOT_STARTED` if one should run by now. None
+        if there is no evidence. `now`: monotonic seconds."""
         prepared_for_s = self._prepared_for_s()
         if prepared_for_s is None:
             return None
@@ -136,7 +136,8 @@ class ClaimSelfTest:
         return ClaimsAttachReason.NOT_STARTED if waits else None
 
     def take(self, verdict: ClaimsAttachReason | None, now: float) -> None:
-        """Record the verdict of a check. `now`: monotonic seconds."""
+        """Record the result of a check by `look`. Without evidence, the former verdict stays valid for a while. `now`:
+        monotonic seconds."""
         if verdict is None:
             starting = self.verdict is ClaimsAttachReason.STARTING
             if now - self._judged_at < (_START_WITHIN_S if starting else _KEPT_S):

@@ -1,15 +1,14 @@
 """Integrity of the hook in tenants' processes: compares the preload file and the mapped hook by device and inode.
 
 A program can mount another file over /etc/ld.so.preload in its own mount namespace, or implement the hook's protocol
-itself. A path does not show this. The check therefore asks the kernel for the filesystem and the inode at the path.
+itself. Its paths then look unchanged, so the check compares which file is at the path, as Linux reports it.
 
 Guarantees:
 - No call reaches a filesystem of a tenant, because a path is resolved only in the kernel's dentry cache. A path that is
   not cached gives no verdict. Linux before 5.12 cannot restrict the look-up in this way, and asks the filesystem.
-- A process that blocks the kernel's answer, or has long listings (`reading_time`), delays only the verdicts on its own
-  tenant.
+- A process whose /proc files block or are long (`reading_time`) delays only the verdicts on its own tenant.
 - For a process that cannot be read, or has too many mappings, there is no verdict.
-- A process may have the hook of an earlier agent, if it was started with that hook.
+- The hook of an earlier agent is also accepted, because processes that were started with it keep it.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ SOUND_S = 10.0
 """Seconds for which a process with a good verdict is not checked again. Reading the mappings of a large process takes
 milliseconds, in which the process cannot map memory."""
 _AGAIN_S = 0.2
-"""Seconds between two checks of a process without a good verdict: the first check may have met it during execve."""
+"""Seconds between the two checks that a bad verdict needs: the first check may have met the process during execve."""
 _MAPS_MAX = 16 << 20
-"""Bytes of a process's mappings that are read: twice the size of 65,530 mappings, the kernel's default limit. Some
-distributions allow sixteen times as many."""
+"""Most bytes of a process's /proc/<pid>/maps that are read: twice the size of 65,530 mappings, Linux' default limit.
+Some distributions allow sixteen times as many; a process with more than is read gets no verdict."""
 
-# <linux/openat2.h>
+# Constants of <linux/openat2.h>
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
@@ -57,9 +56,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 OTHER_PRELOAD = f"sees another {PRELOAD_PATH} than the mounted file"
-"""Verdict on a process, as the part of a message that follows the pid."""
+"""Verdict on a process. A message continues with it after the pid."""
 NO_HOOK_MAPPED = "has connected as a hook does, and the hook is not among its mappings"
-"""Verdict on a process, as the part of a message that follows the pid."""
+"""Verdict on a process. A message continues with it after the pid."""
 
 
 @dataclass
@@ -68,7 +67,8 @@ class _Looks:
 
     running: Future[Mapping[int, str | None]] | None = None
     verdicts: dict[int, str | None] = field(default_factory=dict)
-    """For each pid: verdict on the process. None if it is good or not readable."""
+    """For each pid: the evidence that the process's hook was replaced. None if the process is good or cannot be
+    read."""
     looked_at: dict[int, float] = field(default_factory=dict)
     """Monotonic time of the last check of each process."""
 
@@ -80,8 +80,7 @@ class HookIntegrity:
         """Args:
         tenants_dir: folder of the tenants' directories.
         tenant_mounts: the same directories, as mounts of processes list them.
-        proc: the folder of the processes.
-        """
+        proc: where proc is mounted."""
         self._tenants_dir = tenants_dir
         self._mounts = tenant_mounts
         self._proc = proc
@@ -89,9 +88,10 @@ class HookIntegrity:
         self._time = ReadingTime(THREAD_PER_S)
 
     def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-        """Return the processes whose hook was replaced, by pid, with the evidence. No I/O.
+        """Return the evidence for each process whose hook was replaced, by pid. No I/O.
 
-        The answer comes from checks that earlier calls started; this call starts the next one.
+        The answer comes from checks that earlier calls started. This call starts the next check in a thread, if one is
+        due.
 
         Args:
             tenant_id: the tenant.
@@ -113,17 +113,17 @@ class HookIntegrity:
         if due and looks.running is None and self._time.left(tenant_id):
             looks.looked_at |= dict.fromkeys(due, now)
             looks.running = Future()
-            # A daemon thread, so that an unreadable process cannot keep the agent from exiting.
+            # a daemon thread, so that a process that cannot be read does not keep the agent from exiting
             threading.Thread(
                 target=self._look, args=(looks.running, tenant_id, due, frozenset(hooked)), name="hooks", daemon=True
             ).start()
         return {pid: verdict for pid, verdict in looks.verdicts.items() if verdict is not None}
 
     def forget_all_but(self, tenant_ids: Set[str]) -> None:
-        """Drop the checks of all other tenants."""
+        """Drop the results for all other tenants."""
         self._looks = {tenant_id: looks for tenant_id, looks in self._looks.items() if tenant_id in tenant_ids}
 
-    # ---- in the thread
+    # ---- in the checking thread
 
     def _look(self, answer: Future[Mapping[int, str | None]], tenant_id: str, pids: Set[int], hooked: Set[int]) -> None:
         verdicts: dict[int, str | None] = dict.fromkeys(pids)
@@ -147,7 +147,7 @@ class HookIntegrity:
         """Check one process once. Return the evidence that its hook was replaced. None if the process is good or cannot
         be read.
 
-        Raise `OSError` if the tenant's own files cannot be read.
+        Raise `OSError` if the hook's files in the tenant's directory cannot be read.
         """
         if self._preload_is_another(tenant_id, pid):
             return OTHER_PRELOAD
@@ -162,7 +162,7 @@ class HookIntegrity:
             return False
         try:
             found = _open_cached(root, PRELOAD_PATH)
-        except OSError:  # the file is missing, or its name is not in the kernel's cache
+        except OSError:  # the file is missing, or its name is not in the dentry cache
             return False
         finally:
             os.close(root)
@@ -180,21 +180,22 @@ class HookIntegrity:
                 maps = file.read(_MAPS_MAX)
         except OSError:  # the process has exited
             return False
-        read = 0 < len(maps) < _MAPS_MAX  # libraries come last
+        read = 0 < len(maps) < _MAPS_MAX  # no verdict on a cut listing, because libraries come last in it
         return read and bool(hooks) and not any(_maps_file(maps, *hook) for hook in hooks)
 
 
 def _open_cached(root: int, path: str) -> int:
-    """Open a path below `root` with O_PATH, by names in the kernel's cache, as a process with this root would.
+    """Open a path below the directory `root` with O_PATH, as a process with this root directory would. Only names in
+    the dentry cache are resolved.
 
-    Raise `OSError`: BlockingIOError if a filesystem would have to be asked.
+    Raise `OSError`: BlockingIOError if a name is not in the cache, so that a filesystem would have to be asked.
     """
     try:
         return _open_in_root(root, path, _RESOLVE_CACHED)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return _open_in_root(root, path, 0)  # Linux before 5.12 does not have the flag
+    return _open_in_root(root, path, 0)  # Linux before 5.12 lacks RESOLVE_CACHED
 
 
 def _open_in_root(root: int, path: str, more: int) -> int:
@@ -208,14 +209,15 @@ def _open_in_root(root: int, path: str, more: int) -> int:
 
 
 def _mount_of_descriptor(descriptor: int) -> str:
-    """Return the mount id of an open file, as in mountinfo. Reads only proc."""
+    """Return the mount id of an open file, as mountinfo has it. Reads only /proc, so no filesystem of a tenant is
+    asked."""
     lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:"))
 
 
 def _shown_in_maps(path: Path) -> tuple[bytes, bytes]:
-    """Return device and inode of a file as /proc/<pid>/maps lists them; for some filesystems they differ from stat.
-    Raise `OSError`."""
+    """Return device and inode of a file as /proc/<pid>/maps lists them. On some filesystems they differ from stat, so
+    the agent maps the file and reads its own listing. Raise `OSError`."""
     inode = str(path.stat().st_ino).encode()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
         own = Path("/proc/self/maps").read_bytes()
@@ -227,7 +229,8 @@ def _shown_in_maps(path: Path) -> tuple[bytes, bytes]:
 
 
 def _maps_file(maps: bytes, device: bytes, inode: bytes) -> bool:
-    """Return whether the content of a /proc/<pid>/maps lists an executable mapping of a file."""
+    """Return whether the content of a /proc/<pid>/maps lists an executable mapping of the file with this device and
+    inode."""
     wanted = b" " + device + b" " + inode + b" "
     at = maps.find(wanted)
     while at >= 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletIdentity:
-    """Object of some kind. As text: its namespace and name."""
+    """Identity of a Pod or a claim in a call of the kubelet. As text: namespace and name."""
 
     namespace: str
     name: str

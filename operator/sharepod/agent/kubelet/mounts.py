@@ -1,4 +1,4 @@
-"""Bind mounts of a directory into a pod, by mount(2), umount2(2) and the kernel's list of mounts.
+"""Bind mounts of a directory into a pod, by mount(2), umount2(2) and /proc/self/mountinfo.
 
 Guarantees:
 - A mount is read-only in every mount namespace that it reaches.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
-# <linux/mount.h>
+# Constants of <linux/mount.h>
 _MS_RDONLY = 1
 _MS_NOSUID = 2
 _MS_NODEV = 4
@@ -30,7 +30,8 @@ _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
 _STACKED_MAX = 32
-"""Most mounts on one point that `unmount` removes: far more than retries of the kubelet can stack, so the loop ends."""
+"""Most mounts on one point that `unmount` removes. Retries of the kubelet stack far fewer; the bound ends the loop if
+unmounting has no effect."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
@@ -42,16 +43,16 @@ class Mount:
     """Mount, as a line of /proc/self/mountinfo describes it."""
 
     root: str
-    """The directory of the filesystem that is mounted."""
+    """Path of the mounted directory within its filesystem."""
     point: Path
     """Path of the mount point."""
     options: frozenset[str]
     shared: bool
     """True if mounts below this mount propagate to other mount namespaces."""
     device: str = ""
-    """The filesystem, as `major:minor`."""
+    """Device number of the filesystem, as `major:minor`."""
     id: str = ""
-    """The kernel's number of the mount, unique among existing mounts."""
+    """Linux' number of the mount, unique among existing mounts."""
 
     @property
     def readonly(self) -> bool:
@@ -59,10 +60,8 @@ class Mount:
 
 
 def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
-    """Parse the lines of a mountinfo, in their order: if one point has several mounts, the last is on top.
-
-    See proc_pid_mountinfo(5).
-    """
+    """Parse the lines of a mountinfo (proc_pid_mountinfo(5)), in their order. If one point has several mounts, the last
+    of them covers the others."""
     found = []
     for line in lines:
         fields = line.rstrip("\n").split(" ")
@@ -112,7 +111,7 @@ def mount_of(path: Path) -> Mount | None:
 
 
 def _real(point: Path) -> Path:
-    """Return the path as the kernel lists it: symbolic links resolved, except one at its end."""
+    """Return the path as mountinfo lists a mount point: symbolic links resolved, except one as the last name."""
     return point.parent.resolve() / point.name
 
 
@@ -149,13 +148,14 @@ def bind_readonly(source: Path, target: Path, staging: Path) -> None:
 
 
 def unmount(target: Path) -> None:
-    """Unmount everything at `target`; a mount in use disappears with its last user. Raise `OSError`."""
+    """Unmount all mounts at `target`. A mount in use disappears for new users at once, and ends with its last user.
+    Raise `OSError`."""
     for _ in range(_STACKED_MAX):
         if mounted_at(target) is None:
             return
         if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
             number = ctypes.get_errno()
-            if number in (errno.EINVAL, errno.ENOENT):  # already unmounted
+            if number in (errno.EINVAL, errno.ENOENT):  # unmounted since it was listed
                 continue
             raise OSError(number, f"cannot unmount: {os.strerror(number)}", str(target))
     raise OSError(errno.EBUSY, f"more than {_STACKED_MAX} mounts on top of each other", str(target))

@@ -11,8 +11,8 @@ import socket
 from pathlib import Path
 
 _PATTERN = "gpu.nvidia.com*-reg.sock"
-"""Names of its sockets, which include its Pod's uid where the driver is upgraded without a gap. NVIDIA's driver of
-compute domains has another name and serves no GPUs."""
+"""Names of the registration sockets of NVIDIA's DRA driver for GPUs. If the driver is upgraded without a gap, they
+include its Pod's UID. NVIDIA's driver for compute domains has another name and serves no GPUs."""
 
 
 def nvidia_dra_socket(kubelet_root: Path) -> Path | None:
@@ -26,7 +26,7 @@ def _listens(path: Path) -> bool:
         asking.setblocking(False)
         try:
             asking.connect(str(path))
-        except BlockingIOError:  # its backlog is full
+        except BlockingIOError:  # a socket with a full backlog: a process listens
             return True
         except OSError:
             return False

@@ -1,9 +1,10 @@
-"""Plugin pods: pods with a whole GPU from NVIDIA's device plugin, as the kubelet's pod resources socket reports them.
+"""Plugin pods: pods to which NVIDIA's device plugin has given a whole GPU, as the kubelet's pod resources socket
+reports them.
 
 Guarantees:
 - PP1 last-word: while no kubelet listens, its last answer stays valid, because a kubelet that does not run allocates no
   GPU.
-- While a kubelet listens and does not answer, its last answer is valid for a minute.
+- While a kubelet listens and does not answer, its last answer stays valid for a minute, because it may allocate GPUs.
 - Devices of the plugin that are not whole GPUs (replicas of time slicing, MIG) are attributed to no pod. `problem`
   names them.
 - If the kubelet lists a GPU for two pods, the GPU is attributed to neither, and so to no holder.
@@ -29,29 +30,29 @@ from sharepod.api.pods.pod import GPU_RESOURCE_PATTERN
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
-"""Seconds between two requests, and so the longest delay until a pod's metrics begin."""
+"""Seconds between two requests to the kubelet. This bounds the delay until the metrics of a new pod begin."""
 HELD_INTERVAL_S = 1.0
-"""Seconds between two requests while tenants have GPUs of the device plugin. A GPU that a holder has lost is closed to
-tenants within this time plus the time of an answer."""
+"""Seconds between two requests while tenants use GPUs of the device plugin. If a holder loses its GPU, the GPU is
+closed to tenants within this time plus the time of an answer."""
 TIMEOUT_S = 5.0
-"""Timeout of one answer in seconds."""
+"""Seconds that the kubelet may take for one answer."""
 STANDS_S = 60.0
 """Seconds for which the last answer of a listening kubelet is valid: longer than a busy kubelet delays an answer."""
 _VENDOR = "nvidia.com/"
 _OF_PLUGIN = re.compile(GPU_RESOURCE_PATTERN)
-"""Resources of NVIDIA's device plugin. Other resources of `nvidia.com/` are no GPUs, such as network cards of its
-network operator, whose ids are PCI addresses."""
+"""Resources of NVIDIA's device plugin. Other resources under `nvidia.com/` are no GPUs: its network operator's are
+network cards, whose ids are PCI addresses."""
 _GPU_IDS = ("GPU-", "MIG-")
-"""Prefixes of the ids of GPUs and of their parts, whatever name an admin gives the resource."""
+"""Prefixes of the ids of GPUs and of their parts. An id identifies a GPU even if an admin has renamed the resource."""
 _SEVERAL = PluginPod("", "several pods")
-"""Placeholder for a GPU with several pods: no holder, in no namespace."""
+"""Stands for the pod of a GPU that is listed for several pods. It is in no namespace, so it is no holder."""
 _NAMED = 3
-"""Most devices that a message names."""
+"""Most device ids that a message names."""
 
 
 KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None, frozenset[str]], None]
-"""Callback that takes the pod of each GPU, why GPUs of the device plugin cannot be shared, and the GPUs that it
-offers."""
+"""Callback after each request. Arguments: the pod of each GPU (`given`), why GPUs of the device plugin cannot be shared
+(`problem`), and the GPUs that it offers (`offered`)."""
 
 
 class PluginPods:
@@ -78,7 +79,7 @@ class PluginPods:
 
     @property
     def problem(self) -> str | None:
-        """Why GPUs of the device plugin cannot be shared; None if they can."""
+        """Reason, for a message, why GPUs of the device plugin cannot be shared. None if they can."""
         if self.given is None:
             return (
                 f"the kubelet does not report the GPUs of pods ({self._failing or 'it was not asked yet'}); check "
@@ -95,7 +96,7 @@ class PluginPods:
 
     @property
     def offers(self) -> bool:
-        """True if NVIDIA's device plugin offers GPUs of the node to pods, whole or in parts, by the last answer."""
+        """True if, by the last answer, NVIDIA's device plugin offers GPUs of the node to pods, whole or in parts."""
         return bool(self.offered or self._not_whole)
 
     async def ask(self) -> None:
@@ -117,7 +118,7 @@ class PluginPods:
         self.offered = whole(offered.devices)
 
     def _expire(self, now: float) -> None:
-        """Invalidate the last answer if it is too old."""
+        """Drop the last answer if it is older than `STANDS_S`."""
         if self._asked_at is None or now - self._asked_at > STANDS_S:
             self.given = None
 
@@ -129,7 +130,8 @@ class PluginPods:
     async def _list(
         self,
     ) -> tuple[podresources.ListPodResourcesResponse | None, podresources.AllocatableResourcesResponse | None]:
-        """Return (devices of each pod, devices that exist for pods). None for an answer that cannot be read."""
+        """Return (devices of each pod, devices that the kubelet can allocate). None for an answer that cannot be
+        read."""
         async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
             pods = channel.unary_unary(
                 "/v1.PodResourcesLister/List",
@@ -149,9 +151,8 @@ class PluginPods:
 
 
 def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod]:
-    """Return, by UUID, the pod of each GPU. `_SEVERAL` for a GPU with more than one pod. Replicas of a GPU are left
-    out.
-    """
+    """Return the pod of each whole GPU, by UUID. `_SEVERAL` for a GPU with more than one pod. Replicas and parts of
+    GPUs are left out."""
     found: dict[str, PluginPod] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -164,7 +165,7 @@ def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod
 
 
 def not_whole(offered: Iterable[podresources.ContainerDevices]) -> tuple[str, ...]:
-    """Return the ids of the plugin's devices that are not whole GPUs."""
+    """Return the ids of the plugin's devices that are no whole GPUs: replicas of time slicing, and MIG parts."""
     return tuple(sorted(each for each in _ids(offered) if not is_gpu_uuid(each)))
 
 

@@ -7,13 +7,13 @@ mounted.
 Guarantees:
 - Every cgroup layout of kubelets is supported: cgroup v1 and v2, cgroupfs and systemd naming, any root.
 - If the agent shares the host's PID namespace, it sees all processes of the node.
-- To read a pod's processes takes a bounded part of the agent's time (`reading_time`). Each process is read only once.
+- Reading the mounts of a pod's processes takes a bounded part of the agent's time (`reading_time`).
 - A tenant can neither hide a process of a known pod nor make it count for another pod. It cannot move a process out of
   its pod's cgroup. In a cgroup path, the outermost cgroup with the form of a pod's name counts, whatever names the
   tenant gives inner cgroups.
 
-Reading all of /proc takes tens of milliseconds on a large node. It therefore runs in a thread, and only for tenants in
-release whose directory is detached, and for unknown pods.
+Reading all of /proc takes tens of milliseconds on a large node. It therefore runs in a thread, and only in two cases:
+for a tenant in release whose directory is detached, and to find the tenant of an unknown pod.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 SCAN_INTERVAL_S = 0.2
-"""Shortest time in seconds between two scans of /proc. Readings of the GPUs request scans, once a second while a
-process outlives its pod."""
+"""Shortest time between two scans of /proc, in seconds. While a process outlives its pod, each reading of the GPUs
+requests a scan, once a second."""
 STRANGER_INTERVAL_S = 10.0
-"""Seconds between two scans of /proc for the tenant of one unknown pod."""
+"""Seconds between two scans of /proc that search for the tenant of the same unknown pod."""
 _POD = re.compile(
     rb"(?:^|/)(?:pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})"
     rb"|(?:[^/]*-)?pod([0-9a-fA-F]{8}(?:_[0-9a-fA-F]{4}){3}_[0-9a-fA-F]{12}|[0-9a-f]{32})\.slice)(?=/|$)"
 )
-"""Cgroup of a pod in a path, with the UID of an ordinary or of a static pod. systemd allows no dash within the name of
-a slice: kubepods-burstable-pod<uid with _ for ->.slice."""
+"""Pattern of a pod's cgroup within a cgroup path. It finds the pod's UID, with dashes or, for a static pod, without. In
+a name of systemd the UID has underscores, because a slice's name may not contain dashes: kubepods-burstable-pod<uid
+with _ for ->.slice."""
 _OWNERS_MAX = 65_536
-"""Most processes whose tenant is remembered."""
+"""Most processes whose tenant is remembered; beyond it, the oldest entry is dropped."""
 
 
 def pod_of_cgroup(cgroup: bytes) -> str | None:
-    """Return the UID of the pod in the content of a /proc/<pid>/cgroup; None if there is none.
+    """Return the UID of the pod in the content of a /proc/<pid>/cgroup; None if the process is in no pod.
 
     The outermost cgroup with the form of a pod's name counts, because a pod's own processes can name inner cgroups.
     """
@@ -69,7 +70,7 @@ class ProcessScan:
     processes: Counter[str] = field(default_factory=Counter)
     """Number of processes of each tenant."""
     pods: set[tuple[str, str]] = field(default_factory=set)
-    """Pairs (tenant, pod) such that a process with the tenant's directory runs in the pod."""
+    """Pairs (tenant, pod): a process that has the tenant's directory mounted runs in the pod."""
 
 
 def scan_processes(
@@ -77,21 +78,21 @@ def scan_processes(
 ) -> ProcessScan:
     """Scan /proc for the processes of tenants. Raise `OSError` if it cannot be read.
 
-    Once a pod has used up its time, the mounts of its processes are not read, and its processes are attributed by their
-    pod.
+    Reading mounts is limited for each pod. Processes of a pod beyond the limit are attributed only by their cgroup.
 
     Args:
-        pods: UIDs of the known pods of each tenant in question.
-        mounts: the tenants' directories.
-        reading_time: time for the mounts of each pod's processes.
-        proc: the folder of the processes.
+        pods: For each tenant in question: UIDs of its known pods.
+        mounts: Tenants' directories, to recognize them among the mounts of a process.
+        reading_time: Limit on the time for reading mounts, for each pod.
+        proc: Where proc is mounted.
     """
     owners: dict[str, list[str]] = {}
     for tenant_id, uids in pods.items():
         for known in uids:
             owners.setdefault(known, []).append(tenant_id)
     seen: dict[str, frozenset[str]] = {}
-    """For each mount namespace: its tenants. A node has far more processes than mount namespaces."""
+    """For each mount namespace: the tenants whose directories it has. It is read once, because a node has far more
+    processes than mount namespaces."""
     scan = ProcessScan()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
@@ -113,7 +114,8 @@ def scan_processes(
 
 
 def _mount_namespace(name: str, proc: Path) -> str:
-    """Return the identity of a process's mount namespace. If it cannot be read, return a unique value."""
+    """Return the identity of a process's mount namespace. If it cannot be read, return the pid, which no other process
+    has."""
     try:
         return os.readlink(f"{proc}/{name}/ns/mnt")  # noqa: PTH115 - thousands of them
     except OSError:
@@ -121,16 +123,17 @@ def _mount_namespace(name: str, proc: Path) -> str:
 
 
 def _is_dead(stat: bytes) -> bool:
-    """Return whether the content of a /proc/<pid>/stat is that of a zombie, or empty. See proc_pid_stat(5).
+    """Return True if the content of a /proc/<pid>/stat (proc_pid_stat(5)) is that of a zombie without other threads, or
+    empty.
 
-    A process whose first thread has exited is listed as a zombie while its other threads still run.
+    A process whose first thread has exited is also listed as a zombie, while its other threads still run.
     """
     fields = stat.rpartition(b")")[2].split()
     return len(fields) < 18 or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
 
 
 def _start_of(stat: bytes) -> bytes:
-    """Return the start time of the process with this /proc/<pid>/stat; empty if it has exited."""
+    """Return the start time of a process from the content of its /proc/<pid>/stat. Empty if the process has exited."""
     fields = stat.rpartition(b")")[2].split()
     return fields[19] if len(fields) > 19 else b""
 
@@ -149,10 +152,9 @@ def _read(path: str) -> bytes:
 
 
 class PodResidue:
-    """Residue of released tenants that the agent has no connection to: the attached directory, then processes of its
-    pods.
+    """Finds what remains on the node of tenants in release: the attached directory, then processes of its pods.
 
-    A tenant has no residue only after a scan of /proc that began after its directory was detached (the agent's part of
+    A tenant counts as gone only after a scan of /proc that began after its directory was detached (the agent's part of
     LE5 released-means-gone in docs/design.md).
     """
 
@@ -162,19 +164,20 @@ class PodResidue:
         self._proc = proc
         self._time, self._scan_time = ReadingTime(LOOP_PER_S), ReadingTime(THREAD_PER_S)
         self._owners: dict[int, tuple[bytes, str, str | None]] = {}
-        """For each pid: (start time of the process, its tenant by its mounts, its pod). A process never changes its
-        pod."""
+        """For each pid: (start time of the process, its tenant by its mounts, its pod). The start time shows whether
+        the pid still belongs to the same process, which never changes its pod."""
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
         self._seen: dict[str, tuple[Hashable, int]] = {}
-        """For each tenant: (its run at the last scan, number of its processes then)."""
+        """For each tenant: (`Attachments.run` at the last scan, number of its processes then)."""
         self._strangers: dict[str, float] = {}
         """Loop time of the last scan for the tenant of an unknown pod, by the pod's UID."""
 
     def residue(self, tenant_id: str) -> str | None:
-        """Return the remains of the tenant as text; None if there are none. No I/O.
+        """Return what remains of the tenant, as text for a message. None if nothing remains. No I/O.
 
-        After the directory was detached, the first answers may be that the scan is still running.
+        An answer after the directory was detached waits for a scan; until then it reports that processes are being
+        looked for.
         """
         attached = self._attachments.attached(tenant_id)
         if attached is not None:
@@ -197,8 +200,8 @@ class PodResidue:
     def owner_of(self, pid: int) -> str | None:
         """Return the id of the tenant of a process, by its mounts, else by its pod. None if it has no tenant.
 
-        A process without a tenant's mount in an unknown pod may be attributed at the next call, because the other
-        processes of its pod are scanned until then.
+        A process without a tenant's mount in an unknown pod gets no tenant at first. This call requests a scan of the
+        pod's other processes, so a later call may attribute it.
         """
         known = self._attachments.tenants()
         started = _start_of(_read(f"{self._proc}/{pid}/stat"))
@@ -221,9 +224,8 @@ class PodResidue:
         return None
 
     def _by_mounts(self, pid: int, pod: str | None, known: Set[str]) -> str | None:
-        """Return the tenant whose directory a process has mounted. None if there is none, or if its pod has used up its
-        reading time.
-        """
+        """Return the tenant whose directory a process has mounted. None if there is no such tenant, or if the process's
+        pod has used up its reading time."""
         if not self._time.left(pod or ""):
             return None
         with self._time.charged(pod or ""):
@@ -236,7 +238,7 @@ class PodResidue:
         self._owners[pid] = (started, tenant_id, pod)
 
     async def run(self) -> None:
-        """Scan /proc for the requested tenants, at most each `SCAN_INTERVAL_S`, until cancelled."""
+        """Scan /proc whenever it was requested, at most every `SCAN_INTERVAL_S`, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -244,7 +246,7 @@ class PodResidue:
             await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def look(self) -> None:
-        """Scan once for all tenants requested since the last scan."""
+        """Scan once for all tenants for which `residue` has requested it since the last scan."""
         asked, self._asked = self._asked, set()
         runs = {
             tenant_id: self._attachments.run(tenant_id)

@@ -1,6 +1,7 @@
-"""Limit per pod on the processor time for reading /proc.
+"""Limit on the processor time that the agent spends on reading one pod's files in /proc.
 
-A pod controls how much the kernel lists for it: the length and number of its mounts, its mappings, its processes.
+A pod controls the length of these files by its mounts, mappings and processes, so it could otherwise keep the agent
+busy.
 
 Guarantees:
 - In t seconds, reading one pod takes at most `_BURST_S + per_s * t` seconds of processor time, plus one reading.
@@ -14,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOOP_PER_S = 0.001
-"""Seconds per second for readings on the event loop, which grants no GPU time while it reads."""
+"""Processor seconds per second that a pod gets for readings on the event loop, which grants no GPU time while it
+reads."""
 THREAD_PER_S = 0.01
-"""Seconds per second for readings in a thread. The mappings of an ordinary process take 3 ms every 10 s."""
+"""Processor seconds per second that a pod gets for readings in a thread. Reading the mappings of an ordinary process
+takes 3 ms, every 10 s."""
 _BURST_S = 0.05
-"""Seconds that may be used at once: the first readings of 50 processes."""
+"""Processor seconds that a pod may use at once: enough for the first readings of 50 processes."""
 _PODS_MAX = 4096
 """Most pods that are remembered: more than a node runs."""
 
@@ -29,7 +32,7 @@ class ReadingTime:
     Args:
         per_s: Seconds of processor time that a pod gets in each second.
         clock: Monotonic clock in seconds.
-        spent: Processor time of this thread in seconds.
+        spent: Returns the processor time of the calling thread in seconds.
     """
 
     def __init__(
@@ -43,10 +46,11 @@ class ReadingTime:
         self._clock = clock
         self._spent = spent
         self._paid_at: dict[str, float] = {}
-        """Time up to which each pod has used its allowance."""
+        """For each pod: moment at which its allowance, at `per_s`, has paid for all its readings. Later than now: the
+        pod has used more than it has got."""
 
     def left(self, pod: str) -> bool:
-        """Return whether a pod may be read now."""
+        """Return whether a pod may be read now: it has not used up its allowance and burst."""
         return self._paid_at.get(pod, 0.0) - self._clock() <= _BURST_S / self._per_s
 
     @contextmanager

@@ -4,7 +4,7 @@ The kubelet watches its folder `plugins_registry` for sockets, calls `GetInfo` o
 the registration. It registers a plugin again whenever it or the agent has restarted.
 
 Guarantees:
-- If a socket is removed (such as with a wiped plugin folder), it is created again within seconds.
+- A socket that is removed, for example because the plugin folder was wiped, is created again within seconds.
 - If the disk under the kubelet's folders is read-only, `problem` reports this, the agent retries, and keeps running.
 - A refusal by the kubelet is logged and becomes the plugin's `problem`.
 """
@@ -36,7 +36,7 @@ STOP_GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class KubeletPlugin:
-    """Plugin as the kubelet registers it. CSI and DRA distinguish their plugins by `type`, each by one name."""
+    """Plugin as the kubelet registers it. Plugins are told apart by type and name."""
 
     type: str
     """Type as the kubelet names it: `CSIPlugin` or `DRAPlugin`."""
@@ -47,16 +47,16 @@ class KubeletPlugin:
     versions: tuple[str, ...]
     """Versions of the plugin's interface."""
     effect: str
-    """Purpose of the plugin, for the messages of `problem`."""
+    """What the plugin serves, as messages of `problem` name it."""
     name: str
 
 
 CSI_PLUGIN = KubeletPlugin("CSIPlugin", "csi.sock", f"{CSI_DRIVER}-reg.sock", ("1.0.0",), "CSI volumes", CSI_DRIVER)
-"""The CSI driver. The kubelet reads the major number of its version."""
+"""The CSI driver. Of a CSI driver's version, the kubelet reads only the major number."""
 DRA_PLUGIN = KubeletPlugin(
     "DRAPlugin", "dra.sock", f"{CLAIM_DRIVER}-dra-reg.sock", ("v1.DRAPlugin",), "resource claims", CLAIM_DRIVER
 )
-"""The DRA driver. Kubelets serve version 1 since Kubernetes 1.34."""
+"""The DRA driver. Kubelets call version 1 of the interface since Kubernetes 1.34."""
 
 SCHEDULER_PLUGIN = KubeletPlugin(
     "DRAPlugin",
@@ -66,11 +66,11 @@ SCHEDULER_PLUGIN = KubeletPlugin(
     "resource claims that kube-scheduler allocates",
     SCHEDULER_DRIVER,
 )
-"""The DRA driver under a second name, for the devices that kube-scheduler allocates."""
+"""The same DRA driver under a second name, for claims whose devices kube-scheduler allocates."""
 
 
 class KubeletRegistration:
-    """Plugin and registration sockets of one plugin at one kubelet."""
+    """Registers one plugin with the node's kubelet: serves its plugin socket and its registration socket."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class KubeletRegistration:
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet does not call the plugin; None if it does."""
+        """Reason, for a message, why the kubelet does not call the plugin. None if it does."""
         if self._read_only is not None:
             return f"the kubelet cannot call the driver for {self._plugin.effect}: {self._read_only}"
         if self._refusal is not None:
@@ -191,18 +191,19 @@ def plugin_socket(root: Path, plugin: KubeletPlugin) -> Path:
 
 
 def warn_of_propagation(root: Path) -> None:
-    """Log why volumes may not reach pods, if there is a reason."""
+    """Log a warning if volumes may not reach pods, with the reason."""
     unseen = propagation_problem(pods_dir(root))
     if unseen is not None:
         log.warning("volumes may not reach pods", reason=unseen)
 
 
 def propagation_problem(pods: Path) -> str | None:
-    """Return why mounts under the kubelet's pods folder may not leave the agent's container; None if they do.
+    """Return the reason why mounts under the kubelet's pods folder may not leave the agent's container. None if they
+    do.
 
-    An agent in the kubelet's own mount namespace needs no propagation. From inside, this case looks like a container
-    without propagation, except that the host's first process has the same mount namespace. So that process is compared,
-    if it is visible.
+    An agent in the kubelet's own mount namespace needs no propagation. From inside, this looks like a container without
+    propagation. The difference is that process 1 of the host has the same mount namespace, so both are compared if
+    process 1 is visible.
     """
     on = mounts.mount_of(pods)
     if on is None or on.shared:

@@ -6,8 +6,8 @@ runtime. The container has the hook at the same paths as a tenant's container, a
 inspects the program's process from outside.
 
 Guarantees:
-- A process is recognized by its mount of the self-test's directory, which no tenant's pod can have. Its name is not
-  enough.
+- A process of the self-test is recognized by its mount of the self-test's directory, which no tenant's pod can have.
+  The name of its program is not enough.
 - Without such a process there is no verdict. A verdict stays valid for `_KEPT_S` after the end of its process.
 """
 
@@ -36,17 +36,18 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 _PROGRAM = b"sleep\n"
-"""Kernel's name of the self-test's program: only the mounts of such processes are read."""
+"""Name of the self-test's program in /proc/<pid>/comm. Mounts are read only of processes with this name."""
 _MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
-"""Path at which the Pod of the self-test by claim has the directory of the self-test, whatever its claim adds."""
+"""Mount point of the self-test's directory in the Pod of the self-test by claim. No claim adds a mount there, so it
+marks that Pod."""
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""Seconds between two checks until the first verdict, so that placement on a failing node stops soon."""
+"""Seconds between two checks until the first verdict, so that placement on a node without working hook stops soon."""
 _KEPT_S = 300.0
 """Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _DRIVER = re.compile(r"^(/dev/nvidia|/proc/driver/nvidia)|/(nvidia-smi$|libcuda\.so|libnvidia-ml\.so)")
-"""Mounts by which NVIDIA's runtime gives a container GPUs or the driver."""
+"""Pattern of the mount points by which NVIDIA's runtime gives a container GPUs or the driver."""
 
 _NOT_LOADED = (
     f"a program in a tenant's container does not load the hook that {PRELOAD_PATH} names, so shares would not be "
@@ -84,7 +85,8 @@ class EnvInjectionReason(ConditionReason):
 
 @dataclass(frozen=True, slots=True)
 class SelfTestVerdict:
-    """Verdict on one process of a self-test, or on all of them."""
+    """Verdict on one process of the self-test, or on all of them. `injected`: the container got GPUs or the driver
+    without asking SharePod."""
 
     hook_loads: bool
     injected: bool
@@ -94,10 +96,10 @@ class SelfTest:
     """Self-test of one node. `run` keeps `verdict` up to date.
 
     Args:
-        state_dir: the agent's state directory, which has the directory of the self-test.
-        accept_injection: the administrator accepts GPUs from the default runtime.
+        state_dir: the agent's state directory, in which the directory of the self-test lies.
+        accept_injection: True if the administrator accepts that the default runtime gives GPUs to containers.
         changed: called when the verdict has changed.
-        proc: the folder of the processes.
+        proc: where proc is mounted.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class SelfTest:
         self._proc = proc
         self._time = ReadingTime(THREAD_PER_S)
         self._seen_at = 0.0
-        """Monotonic seconds at which the process of the verdict was last seen."""
+        """Monotonic seconds of the last check that saw a process of the self-test."""
         self.verdict: SelfTestVerdict | None = None
 
     async def run(self) -> None:
@@ -128,7 +130,8 @@ class SelfTest:
         )
 
     def take(self, verdict: SelfTestVerdict | None, now: float) -> None:
-        """Record the verdict of a check. `now`: monotonic seconds."""
+        """Record the result of a check by `look`. Without a process, the former verdict stays valid for `_KEPT_S`.
+        `now`: monotonic seconds."""
         if verdict is None and self.verdict is not None and now - self._seen_at < _KEPT_S:
             return
         self._seen_at = now
@@ -179,18 +182,20 @@ class SelfTest:
 
 
 def programs(proc: Path, reading_time: ReadingTime) -> Iterator[tuple[int, bytes]]:
-    """Yield pid and mountinfo of each process with the name of the self-test's program."""
+    """Yield pid and mountinfo of each process whose program has the self-test's name. Callers check the mounts, because
+    any program may have that name."""
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if name.isdecimal() and _content(f"{proc}/{name}/comm") == _PROGRAM:
             pod = pod_of_cgroup(_content(f"{proc}/{name}/cgroup")) or ""
-            if reading_time.left(pod):  # any program may have this name, so reading is limited per pod
+            if reading_time.left(pod):  # any pod may run a program of this name, so its reading time is limited
                 with reading_time.charged(pod):
                     mountinfo = read_mountinfo(int(name), proc)
                 yield int(name), mountinfo
 
 
 def is_by_claim(tenant_mounts: TenantMounts, mountinfo: bytes) -> bool:
-    """Return whether a process belongs to the self-test by claim. `tenant_mounts`: of the state dir."""
+    """Return whether a process with this mountinfo belongs to the self-test by claim. `tenant_mounts`: of the agent's
+    state directory."""
     return SELF_TEST in tenant_mounts.named(mountinfo, _MARK)
 
 

@@ -1,15 +1,15 @@
 """Tenants by mount: the tenants' directories that a process has in its mount namespace.
 
-A container of a tenant has the tenant's directory as a mount, from a volume or a CDI device. The kernel lists the mount
-with the path of the directory within its filesystem.
+A container of a tenant has the tenant's directory as a mount, from a volume or a CDI device. /proc/<pid>/mountinfo
+lists the mount with the path of the directory within its filesystem.
 
 Guarantees:
 - Only a mount of a tenant's directory, or of a file in it, is evidence of a tenant. The path of the mount point alone
   is no evidence.
 - Only the mount points of tenants' containers count. A program that has the kubelet's folders mounted, with other pods'
   volumes in them, belongs to no tenant.
-- To read the mounts of one process takes bounded time: 10 ms in the kernel for `_BYTES_MAX`, and 0.2 ms here. No path
-  that a tenant can choose is decoded.
+- Reading the mounts of one process takes bounded time: for `_BYTES_MAX`, 10 ms in Linux and 0.2 ms here. No path that a
+  tenant can choose is decoded.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from . import mounts
 
 _POINTS = frozenset((Path(VOLUME_MOUNT_PATH), Path(PRELOAD_PATH)))
 _BYTES_MAX = 1 << 20
-"""Most bytes of a mountinfo that are read. A container's own mounts come first, mounts that a tenant adds come after
-them."""
+"""Most bytes of a mountinfo that are read. A container's own mounts come first, so mounts that a tenant adds cannot
+push them out."""
 
 _FIELDS_MAX = 1024
-"""Most bytes, in a tenant's mount, of the root below the tenant's id, and of the mount point."""
+"""Most bytes of a mountinfo line that are parsed, from the tenant's id to the mount point."""
 
 
 class TenantMounts:
-    """Tenants' directories under one folder, as mounts of processes list them."""
+    """The tenants' directories, recognized in mountinfo files of processes."""
 
     def __init__(self, root: PurePosixPath | None, device: str) -> None:
         """Args:
-        root: the folder of the tenants' directories, each named by the tenant's id, within its filesystem.
-        device: its filesystem, as `major:minor`.
-        """
+        root: path, within its filesystem, of the folder that contains the tenants' directories, each named by the
+        tenant's id. None: unknown, so that no mount is recognized. device: device number of that filesystem, as
+        `major:minor`."""
         self._root = root
         self._below = f" {device} {mounts.escaped(str(root)).rstrip('/')}/".encode(errors="surrogateescape")
-        """Text of a mountinfo before the tenant's id. Paths in mountinfo have no space, so no other field contains this
-        text."""
+        """Text of a mountinfo line directly before a tenant's id. It contains spaces, and mountinfo escapes spaces in
+        paths, so no path contains this text."""
 
     @classmethod
     def of(cls, tenants_dir: Path) -> TenantMounts:
-        """Return the directories under a folder that exists. Raise `OSError`."""
+        """Return the mounts of the tenants' directories under `tenants_dir`, which must exist. Raise `OSError`."""
         on = mounts.mount_of(tenants_dir)
         if on is None:
             return cls(None, "")
         return cls(PurePosixPath(on.root) / tenants_dir.resolve().relative_to(on.point), on.device)
 
     def is_preload(self, tenant_id: str, mountinfo: bytes, mount_id: str) -> bool:
-        """Return True if a mount in a mountinfo is the tenant's preload file, even if the file was replaced later."""
+        """Return whether the mount with this id in a mountinfo is the tenant's preload file. This also holds after the
+        file was replaced."""
         if self._root is None:
             return False
         file = re.escape(self._below + f"{tenant_id}/{PRELOAD_FILE}".encode())
         return re.search(rb"(?m)^%s \d+%s(?://deleted)? " % (mount_id.encode(), file), mountinfo) is not None
 
     def named(self, mountinfo: bytes, points: Collection[Path] = _POINTS) -> frozenset[str]:
-        """Return the ids of the tenants whose directories a mountinfo lists at these mount points."""
+        """Return the ids of the tenants whose directories a mountinfo lists at one of `points`."""
         found: set[str] = set()
         if self._root is None:
             return frozenset()
@@ -76,12 +77,12 @@ class TenantMounts:
         return frozenset(found)
 
     def of_process(self, pid: int, proc: Path) -> frozenset[str]:
-        """Return the ids of the tenants whose directories a process has mounted; none if it has exited."""
+        """Return the ids of the tenants whose directories a process has mounted. Empty if the process has exited."""
         return self.named(read_mountinfo(pid, proc))
 
 
 def read_mountinfo(pid: int, proc: Path) -> bytes:
-    """Return the beginning of a process's mountinfo; empty if the process has exited."""
+    """Return the first `_BYTES_MAX` bytes of a process's mountinfo. Empty if the process has exited."""
     try:
         descriptor = os.open(f"{proc}/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

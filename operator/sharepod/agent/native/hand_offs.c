@@ -1,8 +1,9 @@
-/* Hand-offs that are decided before the holder drains: no Python runs between its DRAINED and the next GRANT.
+/* Prepared hand-offs: the next grant is decided before the holder drains, so no Python runs between the holder's
+ * DRAINED frame and the next tenant's GRANT.
  *
  * Guarantees:
- * - A grant is sent only for a DRAINED that the codec of sharepod.protocol accepts, of the current grant, and within
- *   the window of its order.
+ * - A grant is sent only for a DRAINED of the holder's current grant that the codec of sharepod.protocol would accept,
+ *   and only within the window of its order.
  * - A DRAINED is removed from its socket only if its grant was sent, and each grant is sent at most once.
  */
 #include "hand_offs.h"
@@ -25,7 +26,8 @@ static int64_t monotonic(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Return whether the next packet of a socket is a DRAINED of that grant. The packet stays in the socket. */
+/* Return whether the next packet of a socket is a DRAINED of this grant. The packet stays in the socket, for Python
+ * to read if no grant is sent. */
 static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drained) {
     const struct shp_header *header = &drained->header;
     ssize_t size = recv(socket, drained, sizeof *drained, MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
@@ -34,7 +36,8 @@ static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drain
            !(drained->flags & ~(uint32_t)(SHP_DRAINED_WANT | SHP_DRAINED_IDLE)) && drained->grant_id == grant_id;
 }
 
-/* Send an order as sockets/peers.py sends a packet: with the sender's effective user, not the real one. */
+/* Send an order's grant, as sockets/peers.py sends a packet: a receiver with SO_PASSCRED gets the sender's effective
+ * user, not the real one. */
 static bool send_order(const shp_order *order) {
     union {
         struct cmsghdr header;

@@ -1,4 +1,5 @@
-/* Wait for descriptors or a moment, with checks for signs of life, without running Python in between. */
+/* The event loop's wait for descriptors or a moment. Silence checks and prepared hand-offs happen within it, so no
+ * Python runs for them. */
 #include "timed_wait.h"
 
 #include <errno.h>
@@ -13,10 +14,10 @@
 enum { EVENTS_MOST = 64, NS_IN_MS = 1000000 };
 
 static const int64_t NS_IN_S = 1000000000;
-/* Time for which the wait continues after a hand-off. The successor may need this processor at once; the agent's own
- * accounting can follow later. */
+/* Time for which the wait continues after a hand-off, before Python records it. The next tenant's process may need
+ * this processor at once, and the record can wait. */
 static const int64_t REST_NS = 100000;
-/* Longest time to the next check, because a program's report about the end of its work may be wrong. */
+/* Longest time between two checks of a tenant, because a program's report of when its work ends may be wrong. */
 static const int64_t PUT_OFF_NS = 20000000;
 
 static int64_t monotonic(void) {
@@ -32,7 +33,7 @@ static int milliseconds(int64_t ns) {
     return ms < INT_MAX ? (int)ms : INT_MAX;
 }
 
-/* Wait once, without checks. Arguments and result as for `shp_timed_wait`. */
+/* Wait once, without checks and hand-offs. Arguments and result as for `shp_timed_wait`. */
 static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most) {
     struct epoll_event events[EVENTS_MOST];
     int ms = milliseconds(timeout_ns);
@@ -40,7 +41,7 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
         struct itimerspec at = {
             .it_value = {.tv_sec = (time_t)(timeout_ns / NS_IN_S), .tv_nsec = (long)(timeout_ns % NS_IN_S)}};
         if (timerfd_settime(timer, 0, &at, NULL) == 0 && ms < INT_MAX)
-            ms++; /* the timer ends the wait; this timeout ends it if the timer fails */
+            ms++; /* the timer ends the wait; this later timeout only covers a timer that fails */
     }
     int count = epoll_wait(poller, events, most < EVENTS_MOST ? most : EVENTS_MOST, ms);
     if (count < 0)
@@ -50,8 +51,8 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
     return count;
 }
 
-/* Return the time of the process's last sign of life, at most now. The clock offset is slightly too large if some time
- * passed between the process's write and its reading. A time far in the future is not believed. */
+/* Return the time of a process's last sign of life, at most `now`. The sign may appear to be slightly in the future,
+ * because the clock offset is inexact; it then counts as given now. A time far in the future is ignored. */
 static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_t now) {
     uint64_t written = __atomic_load_n(&pulse->beat_at, __ATOMIC_RELAXED);
     int64_t at = (int64_t)(written + (uint64_t)beat->offset);
@@ -60,8 +61,8 @@ static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_
     return at > beat->since ? at : beat->since;
 }
 
-/* Return the time from which the process's silence counts: shortly before the end of its launched work, if it reports
- * that end. */
+/* Return the time from which the silence of a process matters: `ahead` before the end of its launched work. If it
+ * reports no end, INT64_MIN: always. */
 static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
     uint64_t ends_at = __atomic_load_n(&pulse->ends_at, __ATOMIC_RELAXED);
     if (__atomic_load_n(&pulse->grant_id, __ATOMIC_RELAXED) == 0 || ends_at == 0)
@@ -69,8 +70,8 @@ static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
     return (int64_t)(ends_at + (uint64_t)beat->offset - (uint64_t)beat->ahead);
 }
 
-/* Check all tenants. Return whether each of them gives signs of life or has unfinished work. The next check is due when
- * a tenant could be silent without work. */
+/* Check all watched tenants. Return true if none is silent, and set the next check: the earliest time at which a
+ * tenant could be silent and its work nearly over. */
 static bool all_alive(shp_silence_watch *silence_watch, int64_t now) {
     int64_t due = INT64_MAX;
     for (int i = 0; i < silence_watch->count;) {
@@ -103,7 +104,7 @@ static int64_t next_look(const shp_silence_watch *silence_watch) {
     return silence_watch->count > 0 && !silence_watch->silent ? silence_watch->due : INT64_MAX;
 }
 
-/* Make the check and ring the alarm, if they are due. Return whether Python must be woken. */
+/* Check the tenants and ring the alarm, if either is due. Return whether Python must be woken. */
 static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
     bool silent = next_look(silence_watch) <= now && !all_alive(silence_watch, now),
          rings = silence_watch->alarm <= now;
@@ -116,8 +117,7 @@ static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
     return silent || rings;
 }
 
-/* Wait, and check the tenants of `silence_watch`. Arguments and result as for `shp_timed_wait`, except that a signal
- * gives -EINTR. */
+/* Do what `shp_timed_wait` does, except that a signal gives -EINTR. */
 static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most,
                          shp_silence_watch *silence_watch, shp_hand_offs *hand_offs) {
     if (hand_offs->made > 0)
@@ -132,7 +132,8 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
             return count;
         bool only_timer = count == 1 && ready[0].descriptor == silence_watch->timer;
         if (count > 0 && !only_timer && shp_hand_on(hand_offs) > 0) {
-            count = wait_once(poller, -1, 0, ready, most - 1); /* the hand-offs have emptied some of these sockets */
+            count = wait_once(poller, -1, 0, ready, most - 1); /* poll again: the hand-offs have read from sockets
+                                                                * that were reported as ready */
             if (count < 0)
                 return count;
             int64_t rested = monotonic() + REST_NS;

@@ -11,7 +11,7 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADERS = HERE / "hand_offs.h", HERE / "timed_wait.h"
-"""A header comes before the headers that include it."""
+"""In this order, because the second header includes the first."""
 SOURCES = HERE / "hand_offs.c", HERE / "timed_wait.c"
 ROOT = HERE.parents[3]
 PROTOCOL = ROOT / "shim" / "include"

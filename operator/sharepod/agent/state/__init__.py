@@ -1,1 +1,2 @@
-"""Files that the agent keeps on its node: atomic replacement, tenants' directories, the handover to the next agent."""
+"""Files that the agent keeps on its node: tenants' directories, its locks, and the state that it leaves to the next
+agent."""

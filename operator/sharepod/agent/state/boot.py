@@ -1,4 +1,5 @@
-"""Identity of the node's current boot: records about processes and devices are valid for one boot only."""
+"""Identity of the node's current boot. The agent stores it with records about processes and devices, because these are
+valid for one boot only."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @cache
 def boot_id() -> str:
-    """Return the kernel's boot id; empty if it cannot be read."""
+    """Return Linux' boot id; empty if it cannot be read."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

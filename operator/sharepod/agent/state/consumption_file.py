@@ -1,4 +1,4 @@
-"""Consumption file: counters of the node's GPU time, for the next agent on this node.
+"""Consumption file: the counters of `ConsumptionMeter`, which the next agent on this node continues.
 
 Guarantees:
 - A file that cannot be read counts as missing: the meter begins new series, and nothing is counted twice.
@@ -24,7 +24,7 @@ Nanoseconds = Annotated[int, Field(ge=0)]
 
 
 class KeptTenant(Model):
-    """Tenant at its last count."""
+    """Metered tenant, as of its last count."""
 
     namespace: str
     gpus: dict[str, str]
@@ -33,21 +33,21 @@ class KeptTenant(Model):
     memory_mib: int
     exclusive: bool
     held_ns: Nanoseconds
-    """Held time in the tenant's account."""
+    """Time that the tenant had held, by its time account."""
     borrowed_ns: Nanoseconds
     at_ns: int
-    """Time of that count, by the node's monotonic clock."""
+    """Time of the last count, in nanoseconds of the node's monotonic clock."""
     since_ms: int = 0
-    """Time at which its totals were 0, in milliseconds since 1970; 0: written by an earlier version."""
+    """Time at which the totals were 0, in milliseconds since 1970; 0: an earlier version has written the file."""
     total_held_ns: Nanoseconds = 0
     total_borrowed_ns: Nanoseconds = 0
     total_reserved_ns: Nanoseconds = 0
     total_memory_mib_ns: Nanoseconds = 0
-    """Totals since then, of one GPU."""
+    """Totals since `since_ms`, summed over the tenant's GPUs."""
 
 
 class KeptSeries(Model):
-    """Counters of one namespace and model."""
+    """Series of counters of one namespace and GPU model."""
 
     name: str
     namespace: str
@@ -58,7 +58,7 @@ class KeptSeries(Model):
     reserved_ns: Nanoseconds = 0
     memory_mib_ns: Nanoseconds = 0
     used_ms: int = 0
-    """Time at which a tenant last had a row, in milliseconds since 1970."""
+    """Time of the last count with a tenant of this namespace and model, in milliseconds since 1970."""
     closed: bool = False
 
 
@@ -73,7 +73,7 @@ class KeptGpu(Model):
     stalled: Nanoseconds = 0
     unmetered: Nanoseconds = 0
     at_ns: int
-    """Time up to which they are counted, by the node's monotonic clock."""
+    """Time up to which the uses are counted, in nanoseconds of the node's monotonic clock."""
 
 
 class KeptConsumption(Model):
@@ -82,16 +82,17 @@ class KeptConsumption(Model):
     boot: str
     monotonic_ns: int
     wall_ms: int
-    """The two clocks at the time of the write."""
+    """Both clocks at the time of the write. After a reboot, the wall clock shows the time in between."""
     last_since_ms: int = 0
-    """The latest begin of a series."""
+    """Latest start of a series, in milliseconds since 1970. The next one starts later, so that no two are equal."""
     tenants: dict[str, KeptTenant] = Field(default_factory=dict)
     series: tuple[KeptSeries, ...] = ()
     gpus: dict[str, KeptGpu] = Field(default_factory=dict)
 
 
 def read_consumption(files: KeptFiles) -> KeptConsumption | None:
-    """Return an earlier agent's counters; None if there are none that can be read. Does I/O."""
+    """Return the counters that an earlier agent has stored. None if there are none, or if they cannot be read. Does
+    I/O."""
     try:
         return KeptConsumption.model_validate_json(files.read(FILE), extra="ignore")
     except FileNotFoundError:
@@ -102,7 +103,7 @@ def read_consumption(files: KeptFiles) -> KeptConsumption | None:
 
 
 def keep_consumption(files: KeptFiles, kept: KeptConsumption, *, durable: bool) -> None:
-    """Replace the file. `durable`: flush it to disk. Does I/O."""
+    """Store the counters for the next agent. `durable`: flush the file to disk. Does I/O."""
     try:
         files.replace(FILE, kept.model_dump_json(by_alias=True).encode(), durable=durable)
     except OSError as error:

@@ -1,20 +1,22 @@
-"""The agent's state directory: one directory per tenant, which its pod gets as a volume, and the hooks by their hash.
+"""The agent's state directory: one directory per tenant, which its pod gets as a volume, and the installed hooks, named
+by their hash.
 
     hooks/<sha256>.so
     tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` if that is set;
-        `.earlier-<n>.so`: hooks of earlier agents, with which processes of the tenant may have started
-    handover/<tenant-id>, which no pod sees
-    self-test/{libsharepod.so, ld.so.preload}, which the Pod of the self-test has in place of a tenant's directory
+    `.earlier-<n>.so`: hooks of earlier agents, with which processes of the tenant may have started
+    handover/<tenant-id>: the tenant's state for the next agent, which no pod sees
+    self-test/{libsharepod.so, ld.so.preload}: what the Pod of the self-test mounts instead of a tenant's directory
 
 Guarantees:
 - A file that a running pod may read changes only by rename.
 - A tenant's directory is created once and stays the same directory until it is removed, because mounts of it pin the
   inode.
 - A hook is removed only when no tenant's directory links to it.
-- A listening socket of a killed agent is used only if its file is still the file in the tenant's directory.
+- A listening socket that a killed agent has left is used only if the socket file in the tenant's directory is still its
+  own.
 
-No file here is flushed to disk. At its start the agent writes all of them again from the ledger, before any container
-that is restarted with the node gets its volume.
+No file here is flushed to disk, because a restart of the node does no harm: the agent first writes all of them again
+from the ledger, and only then do restarted containers get their volumes.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _PRELOAD = f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode()
 
 
 class StateDirError(Exception):
-    """State directory or hook that cannot be used. The message has the remedy."""
+    """Error for a state directory or hook that cannot be used. The message has the remedy."""
 
 
 class StateDir:
@@ -62,8 +64,7 @@ class StateDir:
         root: The directory.
         hook: Shared object of the hook, as installed with the agent.
         fail_open: True if pods run without limits when they cannot reach an agent.
-        kept: Descriptors that survive a kill of this agent.
-        """
+        kept: Descriptors of which the supervisor keeps copies, so that they survive a kill of this agent."""
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
         self._handovers = root / "handover"
@@ -72,7 +73,7 @@ class StateDir:
         self._installed: Path | None = None
         self._kept = kept
         self._heard: dict[str, tuple[int, str]] = {}
-        """Descriptor and file of each tenant's listening socket."""
+        """For each tenant with a listening socket: (its descriptor, the identity of its file)."""
 
     @staticmethod
     def serves(tenant_id: str) -> bool:
@@ -126,7 +127,7 @@ class StateDir:
         _allow(directory)
         self._link_hook(directory / HOOK_FILE)
         for earlier in directory.glob(_EARLIER_HOOK.format("*")):
-            earlier.unlink()  # the hook of the self-test's process is not compared with earlier files
+            earlier.unlink()  # not needed: the self-test accepts any hook file
         _write_once(directory / PRELOAD_FILE, _PRELOAD)
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
@@ -179,13 +180,12 @@ class StateDir:
             return error
 
     def write_limits(self, tenant_id: str, limits: str) -> None:
-        """Replace the limits file, which the hook obeys while no agent runs."""
+        """Replace the limits file. The hook reads from it what it may use while no agent runs."""
         _write_once(self.path(tenant_id) / LIMITS_FILE, limits.encode())
 
     def _usable(self, tenant_id: str, *, limited: bool) -> bool:
-        """Return True if the tenant's directory was complete before. `limited`: True if it must contain limits and the
-        hook.
-        """
+        """Return whether the tenant's directory was complete before. `limited`: True if it must contain limits and the
+        hook."""
         needed = (PRELOAD_FILE, HOOK_FILE, LIMITS_FILE) if limited else (PRELOAD_FILE,)
         return all((self.path(tenant_id) / name).exists() for name in needed)
 
@@ -198,14 +198,15 @@ class StateDir:
         self._heard[tenant_id] = (
             listener.fileno(),
             identity,
-        )  # kept first, so that at each moment there is a socket to pass on
+        )  # before `keep`, so that `heirlooms` always contains the tenant's socket
         self._kept.keep(tenant_socket.kept_name(tenant_id), listener.fileno(), identity)
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:
-        """Return the listening socket that a killed agent has left. None if the directory contains another socket.
+        """Return the tenant's listening socket that a killed agent has left. None if there is none, or if the socket
+        file in the directory is another socket's.
 
-        Used if the directory takes no new socket. The socket stays among the `heirlooms` at each moment, so that a
+        The caller uses it if the directory takes no new socket. Throughout, `heirlooms` contains the socket, so that a
         terminating agent can pass it on.
         """
         name = tenant_socket.kept_name(tenant_id)
@@ -227,7 +228,7 @@ class StateDir:
         return listener
 
     def unheard(self, tenant_id: str) -> None:
-        """Drop the kept descriptor of the tenant's socket."""
+        """Let the supervisor drop its copy of the tenant's listening socket, which is no longer served."""
         self._heard.pop(tenant_id, None)
         self._kept.drop(tenant_socket.kept_name(tenant_id))
 
@@ -237,7 +238,8 @@ class StateDir:
         self._kept.drop_all_but({name(each) for each in tenant_ids for name in names})
 
     def heirlooms(self) -> dict[str, KeptDescriptor]:
-        """Return the tenants' listening sockets, and the other descriptors that a killed agent has left, by name."""
+        """Return the descriptors to pass on to the next agent, by name: the tenants' listening sockets, and descriptors
+        of a killed agent that this one has not used."""
         heard = self._heard.items()
         return self._kept.untaken() | {tenant_socket.kept_name(each): KeptDescriptor(*found) for each, found in heard}
 
@@ -250,7 +252,8 @@ class StateDir:
         return Handover.made(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
 
     def heard(self, tenant_id: str, listener: socket.socket) -> bool:
-        """Return True if connections to the socket in the tenant's directory reach `listener`."""
+        """Return whether clients that connect at the tenant's directory reach `listener`. False if the socket file was
+        replaced or removed."""
         try:
             there = tenant_socket.identity(self._socket(tenant_id))
         except OSError:
@@ -279,12 +282,12 @@ class StateDir:
         return tuple(sorted(path.name for path in self._tenants.iterdir() if path.is_dir() and self.serves(path.name)))
 
     def path(self, tenant_id: str) -> Path:
-        """Return the path of a tenant's directory, whether it exists or not."""
+        """Return the path of a tenant's directory, which need not exist."""
         assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
         return self._tenants / tenant_id
 
     def handover(self, tenant_id: str) -> Path:
-        """Return the path of the tenant's handover file, whether it exists or not."""
+        """Return the path of a tenant's handover file, which need not exist."""
         assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
         return self._handovers / tenant_id
 
@@ -312,8 +315,8 @@ class StateDir:
 
 
 def hook_files(directory: Path) -> tuple[Path, ...]:
-    """Return the hooks with which processes of the tenant of this directory may have started; empty if the directory
-    does not exist."""
+    """Return the hooks with which processes of a tenant may have started: the present one and those of earlier agents.
+    `directory`: the tenant's; if it does not exist, return none."""
     present = directory / HOOK_FILE
     return (*([present] if present.exists() else ()), *directory.glob(_EARLIER_HOOK.format("*")))
 
@@ -323,13 +326,15 @@ def _handover_name(tenant_id: str) -> str:
 
 
 def _allow(directory: Path) -> None:
-    """Let every user enter the directory. The mode is changed only if needed: a read-only disk takes no change."""
+    """Let every user enter the directory. Its mode is changed only if needed, because a read-only disk refuses the
+    change."""
     if directory.stat().st_mode & 0o777 != 0o755:
         directory.chmod(0o755)
 
 
 def _write_once(target: Path, content: bytes) -> None:
-    """Write the file unless it already has this content, because a mount of the file pins its inode."""
+    """Write the file unless it already has this content. A replaced file would not reach containers that have mounted
+    the old one."""
     try:
         if target.read_bytes() == content:
             return

@@ -1,14 +1,15 @@
-"""Early sockets: the first process of a container listens for the tenants that the previous agent had served.
+"""Early sockets: the first process of an agent's container opens the listening sockets of the tenants that the previous
+agent had served.
 
-Connections wait in a socket's backlog until the agent has loaded its program and serves. So attempts to connect fail
-only until this process runs.
+Connections wait in a socket's backlog until the agent has imported its modules and serves. So attempts to connect fail
+only until this first process runs.
 
 Guarantees:
-- There is no slow import. No setting is read except the path of the state directory.
-- Nothing is done while another agent serves the state directory, or is its standby.
+- This module has no slow import, and reads only one setting: the path of the state directory.
+- No socket is opened while another agent serves the state directory, or is its standby.
 - A tenant whose directory has no socket gets none: its share may have been released.
-- A directory that takes no socket, or unreadable settings, are no error here. The agent listens later, and reports the
-  error.
+- A socket that cannot be created, or settings that cannot be read, are ignored here. The agent tries again later, and
+  reports the error.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ DEFAULT_STATE_DIR = "/var/lib/sharepod"
 
 
 class EarlySockets:
-    """Turn at a state directory, and listening sockets of its tenants. Empty without arguments.
+    """The serving agent's lock on a state directory, and listening sockets of its tenants. Without arguments: none.
 
     Args:
         state_dir: The state directory.
-        held: Descriptors by their names at the supervisor, each with its mark.
+        held: For each name that the supervisor uses for it: (descriptor, its mark; see `kept_descriptors`).
     """
 
     def __init__(self, state_dir: str = "", held: Mapping[str, tuple[int, str]] | None = None) -> None:
@@ -37,9 +38,8 @@ class EarlySockets:
         self._held = dict(held or {})
 
     def of(self, state_dir: Path) -> Mapping[str, tuple[int, str]]:
-        """Return the descriptors if they belong to this state directory; the caller owns them. Otherwise close them and
-        return none.
-        """
+        """Return the descriptors, by name, if they belong to this state directory; the caller then owns them. Otherwise
+        close them, and return an empty mapping."""
         if str(state_dir) != self._state_dir:
             for descriptor, _mark in self._held.values():
                 os.close(descriptor)
@@ -48,11 +48,12 @@ class EarlySockets:
 
 
 def listen(arguments: Sequence[str], environment: Mapping[str, str]) -> EarlySockets:
-    """Listen for the tenants of the state directory of a program with these arguments."""
+    """Open the tenants' sockets in the state directory of a program with these arguments and environment. Never
+    raises."""
     try:
         state_dir = _state_dir(arguments, environment)
         return EarlySockets(state_dir, _held(Path(state_dir)))
-    except Exception:  # the program will meet the error again, and report it
+    except Exception:  # the program will meet the same error, and report it
         return EarlySockets()
 
 
@@ -83,7 +84,7 @@ def _held(state_dir: Path) -> dict[str, tuple[int, str]]:
         return {}
     held = {turn_lock.KEPT_NAME: (turn, "")}
     for directory in directories:
-        with contextlib.suppress(OSError):  # the agent tries again, and reports the error
+        with contextlib.suppress(OSError):  # the agent tries again later, and reports the error
             listener, identity = tenant_socket.listen(directory)
             held[tenant_socket.kept_name(directory.name)] = (listener.detach(), identity)
     return held

@@ -22,14 +22,14 @@ from typing import Protocol
 
 
 class KeptFiles(Protocol):
-    """Files that an agent leaves to the next agent, by name. The methods do I/O, so they must be called from a
+    """Files by which an agent leaves state to the next agent, by name. The methods do I/O, so call them from a
     thread."""
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file. Raise `FileNotFoundError` if there is none, `OSError`."""
+        """Return the content of a file. Raise `FileNotFoundError` if the file does not exist, else `OSError`."""
 
     def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
-        """Replace a file, or create it. `durable`: flush it. Raise `OSError`."""
+        """Replace a file, or create it. `durable`: flush it to disk. Raise `OSError`."""
 
 
 class FolderFiles:
@@ -69,7 +69,7 @@ def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = Tr
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a free name in the folder of `path`; at the end, rename the file created there to `path`.
+    """Yield a free path in the folder of `path`. The block must create a file there, which is then renamed to `path`.
 
     Used for links, sockets and mapped files, which cannot be written by content. Nothing is flushed. If the block
     raises, the old file at `path` stays. Raise `OSError`.
@@ -85,7 +85,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Iterator[Path]:
-    """Yield a short path of the folder: the path of a Unix socket has at most 107 bytes. Raise `OSError`."""
+    """Yield a short path of the folder, for Unix sockets in it: their paths have at most 107 bytes. Raise `OSError`."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield Path(f"/proc/self/fd/{fd}")

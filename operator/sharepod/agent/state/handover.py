@@ -1,4 +1,5 @@
-"""Handover file: one tenant's memory by process, and its time account, for the next agent on this node.
+"""Handover file: the memory that each process of one tenant has, and the tenant's time account, for the next agent on
+this node.
 
 Guarantees:
 - ME5 written-first: bytes are recorded before they are credited to a client, and stay recorded until the agent knows
@@ -46,7 +47,7 @@ _account_values = attrgetter(*_ACCOUNT_FIELDS)
 _ACCOUNT_WORDS = struct.Struct(f"={len(_ACCOUNT_FIELDS)}q")
 _ACCOUNT = len(_ACCOUNT_FIELDS) + 1
 _VALUE_BITS = 48
-"""Value bits of a checked word: enough for the bytes of any GPU and the clock ticks since any boot."""
+"""Bits for the value in a word with a checksum: enough for the bytes of any GPU and the clock ticks since any boot."""
 _BYTES_MAX = 1 << 47
 """Largest plausible size in bytes, 128 TiB: more than any GPU has. A larger size is damage."""
 _SLOTS_MAX = 1 << 17
@@ -66,7 +67,7 @@ class Survivor:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """State of one tenant from an earlier agent."""
+    """State of one tenant that an earlier agent has left."""
 
     survivors: tuple[Survivor, ...] = ()
     untracked: tuple[int, ...] = ()
@@ -81,7 +82,8 @@ NOTHING_INHERITED = Inheritance()
 
 
 class Handover:
-    """Handover file of one tenant, open for writing. Only `open` does I/O: call it from a thread."""
+    """Handover file of one tenant, open for writing. The other methods only write to mapped memory; `open` and `made`
+    do I/O, so call them from a thread."""
 
     def __init__(
         self,
@@ -109,15 +111,15 @@ class Handover:
     ) -> tuple[Handover, Inheritance]:
         """Open the file of a tenant; return it with the state of an earlier agent.
 
-        If the disk cannot store the file, it is created in memory only, and a warning is logged. The supervisor then
-        gets a copy of the descriptor.
+        If the disk cannot store the file, create it in memory only, and log a warning. The supervisor then keeps a copy
+        of its descriptor for the next agent.
 
         Args:
             path: the file.
             gpus: UUIDs of the tenant's GPUs.
-            slots: number of processes to have room for.
+            slots: least number of processes to have room for.
             kept: descriptors that survive a kill of this agent.
-            name: name of the memory among `kept`.
+            name: name of this tenant's in-memory file among `kept`.
         """
         descriptor, slots, left = cls.made(path, gpus, slots, kept=kept, name=name)
         return cls.adopt(descriptor, gpus, slots, left), left
@@ -134,11 +136,12 @@ class Handover:
         """Return the file of `made`, open for writing. Closes the descriptor.
 
         Args:
-            descriptor: of the file.
+            descriptor: descriptor of the file.
             gpus: UUIDs of the tenant's GPUs.
             slots: number of processes that it has room for.
-            left: its state.
-            start_of: start time of a process by its pid, None if it has exited; by default as this process sees it.
+            left: state to write into the file.
+            start_of: returns the start time of a process by its pid, None if it has exited. Default: `start_time`,
+            which needs the node's PID namespace.
         """
         try:
             handover = cls(mmap.mmap(descriptor, _size(gpus, slots)), gpus, slots, start_of)
@@ -151,9 +154,10 @@ class Handover:
     def made(
         cls, path: Path, gpus: Sequence[str], slots: int, *, kept: KeptDescriptors = NOTHING_KEPT, name: str = ""
     ) -> tuple[int, int, Inheritance]:
-        """Create the file of a tenant again, with the state of an earlier agent. Return its descriptor, its number of
-        slots, and that state. Arguments as for `open`."""
-        in_memory = kept.take(name)  # newer than the file, as the earlier agent's disk could not store the file
+        """Create a tenant's file again, with the state that an earlier agent has left. Return its descriptor, its
+        number of slots, and that state. Arguments as for `open`."""
+        # An in-memory file is newer than the file on disk, because the earlier agent's disk could not store it.
+        in_memory = kept.take(name)
         if in_memory is None:
             left = read(path, gpus)
         else:
@@ -165,7 +169,7 @@ class Handover:
             with files.replacing(path) as fresh:
                 descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 try:
-                    # A full disk fails here, instead of with a signal at a later write.
+                    # This reserves the space: a full disk fails here, instead of with a signal at a later write.
                     os.posix_fallocate(descriptor, 0, _size(gpus, slots))
                     cls.adopt(os.dup(descriptor), gpus, slots, left).close()
                 except OSError:
@@ -224,7 +228,8 @@ class Handover:
         self._words[_GREETED] = 1
 
     def keep_account(self, state: AccountSnapshot) -> None:
-        """Record the tenant's time account: write the account that is not valid, then make it the valid account."""
+        """Record the tenant's time account: write the account that is not valid, then make it the valid one. So a kill
+        in between leaves the former account valid."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
         content = _ACCOUNT_WORDS.pack(*_account_values(state))
@@ -245,7 +250,7 @@ class Handover:
         self._write(slot, pid)
 
     def _write(self, at: int, value: int) -> None:
-        """Write a word with its checksum, at once."""
+        """Write a word and its checksum by a single store, so that a kill cannot separate them."""
         self._words[at] = value | _check(value, at) << _VALUE_BITS
 
     def _restore(self, left: Inheritance) -> None:
@@ -262,7 +267,7 @@ class Handover:
 
 
 def read(path: Path, gpus: Sequence[str]) -> Inheritance:
-    """Return an earlier agent's state of a tenant on these GPUs, with its processes that still run."""
+    """Return the state that an earlier agent left of a tenant on these GPUs, reduced to processes that still run."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -281,7 +286,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     *account, checksum = words[begin : begin + _ACCOUNT]
-    survivors: dict[int, Survivor] = {}  # a process has one slot, even if the file has more
+    survivors: dict[int, Survivor] = {}  # by pid: a process has one slot, even if a damaged file has several for it
     for at in range(first, len(words), width):
         if words[at] == 0:  # the slot is free, as most slots are
             continue
@@ -303,7 +308,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
 
 
 def _size(gpus: Sequence[str], slots: int) -> int:
-    """Return the bytes of a file."""
+    """Return the size of a file in bytes."""
     return 8 * (_HEAD + len(gpus) + 2 * _ACCOUNT + slots * (2 + len(gpus)))
 
 
@@ -322,9 +327,8 @@ def _possible(sizes: Sequence[int]) -> bool:
 
 
 def _check(value: int, at: int) -> int:
-    """Return a 15-bit checksum of a value and its position in the file. It is 0 for the value 0, so that a new file is
-    valid.
-    """
+    """Return a 15-bit checksum of a value and its position in the file. For the value 0 it is 0, so that a new file,
+    all zeros, is valid."""
     return (value * (0x9E3779B97F4A7C15 + 2 * at) & 0xFFFFFFFFFFFFFFFF) >> 49
 
 
@@ -335,13 +339,14 @@ def _checked(word: int, at: int) -> int | None:
 
 
 def _sum(content: bytes) -> int:
-    """Return a checksum, as one signed word."""
+    """Return a checksum of the content, as one signed 64-bit word."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 @cache
 def _layout() -> int:
-    """Return a digest of the layout, which changes with the account's fields."""
+    """Return a digest that identifies the layout of the file. It changes with the account's fields, so that a file of
+    another version counts as empty."""
     return _digest(["handover 3", *_ACCOUNT_FIELDS])
 
 

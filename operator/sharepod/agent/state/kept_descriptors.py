@@ -1,13 +1,13 @@
 """Kept descriptors: open files that survive a kill of the agent, because its supervisor holds copies.
 
-A listening socket cannot be created again where the state directory is read-only, and memory without a file is lost
-with its process. The supervisor holds copies of both for the next agent, which inherits them by fork.
+A listening socket cannot be created again where the state directory is read-only, and an in-memory file is lost with
+its process. The supervisor holds copies of both for the next agent, which inherits them by fork.
 
 Guarantees:
 - The supervisor only keeps descriptors open: it reads no content, and waits only for its child and the child's
   messages.
 - A name has one descriptor. A new descriptor replaces the former one.
-- Without a supervisor nothing is kept, and nothing else differs.
+- Without a supervisor no descriptor is kept, and all else works the same.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pydantic import ConfigDict, TypeAdapter
 log = structlog.get_logger(__name__)
 
 _MESSAGE_MAX = 1024
-"""Bytes of a message: a name and a mark, each far shorter."""
+"""Most bytes of a message. It has a name and a mark, which are far shorter."""
 _Message = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
 _SEND_S = 1.0
-"""Seconds that a message may wait for the supervisor, which has no other work."""
+"""Seconds that sending a message may wait for the supervisor, which does nothing else."""
 
 
 @dataclass(frozen=True)
 class KeptDescriptor:
-    """Descriptor with a mark by its owner."""
+    """Descriptor with a mark, a text by which its owner recognizes what it belongs to."""
 
     fd: int
     mark: str
 
 
 class KeptDescriptors:
-    """Agent's side: descriptors of the previous agent, and the socket by which descriptors are kept. Any thread may
+    """Agent's side: the inherited descriptors of the previous agent, and the socket to the supervisor. Any thread may
     call it.
 
     Args:
@@ -54,24 +54,22 @@ class KeptDescriptors:
         self._supervisor = supervisor
 
     def keep(self, name: str, fd: int, mark: str = "") -> None:
-        """Let the supervisor keep a copy of `fd` under `name`, instead of an earlier descriptor. `mark`: text that is
-        returned with it.
-        """
+        """Let the supervisor keep a copy of `fd` under `name`, in place of an earlier descriptor of that name. `mark`:
+        text that the next agent gets with it."""
         self._forget(name)
         self._send(_kept_message(name, mark), [fd])
 
     def take(self, name: str) -> KeptDescriptor | None:
-        """Return the previous agent's descriptor under `name`; the caller owns it. A second call returns None. The
-        supervisor still keeps its copy.
-        """
+        """Return the inherited descriptor `name`; the caller then owns it, and a second call returns None. The
+        supervisor still keeps its copy."""
         return self._found.pop(name, None)
 
     def there(self, name: str) -> KeptDescriptor | None:
-        """Return the previous agent's descriptor under `name`, without taking it."""
+        """Return the inherited descriptor `name` without taking it; None if there is none."""
         return self._found.get(name)
 
     def drop(self, name: str) -> None:
-        """Drop the descriptor under `name`."""
+        """Close the inherited descriptor `name`, and let the supervisor drop its copy."""
         self._forget(name)
         self._send({"drop": name})
 
@@ -81,7 +79,7 @@ class KeptDescriptors:
             self.drop(name)
 
     def adopt(self, name: str, found: KeptDescriptor) -> None:
-        """Add a descriptor that another agent passed on to the inherited ones. Owns the descriptor."""
+        """Add a descriptor that another agent has passed on to the inherited ones. This object then owns it."""
         self.keep(name, found.fd, found.mark)
         self._found[name] = found
 
@@ -105,16 +103,16 @@ class KeptDescriptors:
             return
         try:
             _send(self._supervisor, message, descriptors)
-        except OSError as error:  # the supervisor has exited, and this process will exit too
+        except OSError as error:  # the supervisor has exited; this process will exit too
             log.warning("the supervisor does not answer", error=str(error), **message)
 
 
 NOTHING_KEPT = KeptDescriptors()
-"""Descriptors of an agent without a supervisor: none."""
+"""For an agent without a supervisor: keeps no descriptor."""
 
 
 class DescriptorShelf:
-    """Supervisor's side: the descriptors by name, at first `held`. Call `connect` before each fork."""
+    """Supervisor's side: the kept descriptors by name. `held`: those to begin with. Call `connect` before each fork."""
 
     def __init__(self, held: Mapping[str, KeptDescriptor] | None = None) -> None:
         self._held = dict(held or {})
@@ -140,7 +138,7 @@ class DescriptorShelf:
         """
         assert self._ours is not None
         assert self._childs is not None
-        self._childs.close()  # the child then has the only copy, so its exit ends the messages
+        self._childs.close()  # the child then has the only copy, so this socket reports its exit
         return self._ours
 
     def messages(self) -> socket.socket:
@@ -149,7 +147,7 @@ class DescriptorShelf:
         return self._ours
 
     def take_in(self) -> bool:
-        """Handle all messages that have arrived. Return False at the end of the messages."""
+        """Handle all messages that have arrived. Return False once the child has closed its end."""
         assert self._ours is not None
         return take_in(self._ours, self._follow)
 
@@ -165,14 +163,14 @@ class DescriptorShelf:
         before = self._held.pop(name, None)
         if before is not None:
             os.close(before.fd)
-        for fd in descriptors:  # `descriptors` is empty if this process has no free descriptor
+        for fd in descriptors:  # `descriptors` is empty if this process had no free descriptor to receive one
             os.set_inheritable(fd, False)
             self._held[name] = KeptDescriptor(fd, message["mark"])
 
 
 def take_in(way: socket.socket, follow: Callable[[Mapping[str, str], Collection[int]], None]) -> bool:
-    """Handle all messages that have arrived. Return False at the end of the messages. Raise `ValueError` for an invalid
-    one."""
+    """Handle all messages that have arrived at the socket `way`, by `follow`. Return False once the other end is
+    closed. Raise `ValueError` for an invalid message."""
     while True:
         try:
             packet, descriptors, _flags, _address = socket.recv_fds(way, _MESSAGE_MAX, 1)
@@ -192,7 +190,7 @@ def take_in(way: socket.socket, follow: Callable[[Mapping[str, str], Collection[
 
 
 def send_kept(way: socket.socket, name: str, kept: KeptDescriptor) -> None:
-    """Send a copy of a descriptor, for `take_in` at the other end. Raise `OSError`."""
+    """Send a copy of a descriptor over the socket `way`, for `take_in` at the other end. Raise `OSError`."""
     _send(way, _kept_message(name, kept.mark), [kept.fd])
 
 

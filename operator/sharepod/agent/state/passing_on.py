@@ -1,14 +1,15 @@
-"""Passing on: a terminating agent sends its listening sockets to the standby agent.
+"""Passing on: a terminating agent sends its listening sockets to the standby agent, so that no attempt of a client to
+connect fails.
 
-Connections wait in the sockets' backlogs until the next agent serves: no attempt to connect fails.
+Connections wait in the sockets' backlogs until the standby serves.
 
 The serving agent listens at `<state directory>/successor.sock`, which only the agent's user may open. A standby agent
-stays connected. Each message has a name, a descriptor and its mark, which identifies a tenant's socket (see
-`kept_descriptors`). When the connection closes, the serving agent has ended.
+stays connected to it, and knows by the end of the connection that the serving agent has ended. Each message has a name,
+a descriptor and the mark of the descriptor, which identifies a tenant's socket (see `kept_descriptors`).
 
 Guarantees:
-- Passing on is optional. An agent of an earlier version, or a killed agent, passes nothing on; nor does an agent whose
-  state directory supports no Unix sockets. The next agent then creates its own sockets.
+- Passing on is optional. An agent of an earlier version or a killed agent sends no sockets; neither does an agent whose
+  state directory supports no Unix sockets. The next agent then creates its own.
 - The event loop keeps running. Standby agents that read nothing delay the end of the serving agent by at most `_SEND_S`
   in total.
 - A received socket is used only if its mark shows that it is still the tenant's socket (see `StateDir.inherit`).
@@ -32,20 +33,20 @@ log = structlog.get_logger(__name__)
 
 _SOCKET = "successor.sock"
 _SEND_S = 1.0
-"""Seconds within which a standby agent must read all messages; its loop has no other work. A standby that is stopped or
-waits for a disk delays the end of the serving agent by at most this time."""
+"""Seconds within which a standby agent must read all messages. Its loop has no other work, so only a standby that is
+stopped or waits for a disk takes as long."""
 _AGAIN_S = 0.005
-"""Seconds between two attempts to send to a standby with a full socket."""
+"""Seconds between two attempts to send to a standby whose socket buffer is full."""
 _RETRY_S = 0.25
-"""Seconds between two attempts to connect to the agent that serves."""
+"""Seconds between two attempts of a standby to connect to the serving agent."""
 _WAITING_MAX = 8
 """Most standby agents at one time: two while one is replaced."""
 _PASSED_MAX = 4096
-"""Most descriptors that are accepted from another agent: more than a node has tenants."""
+"""Most descriptors that a standby accepts: more than a node has tenants."""
 
 
 class PassingOn:
-    """Serving agent's side. `close` it once no tenant is served."""
+    """Serving agent's side. Call `close` once no tenant is served."""
 
     def __init__(self, state_dir: Path) -> None:
         self._loop = asyncio.get_running_loop()
@@ -69,7 +70,7 @@ class PassingOn:
         await asyncio.gather(*(_send_all(waiting, heirlooms) for waiting in self._waiting))
 
     def close(self) -> None:
-        """Notify the standby agents that this agent no longer serves."""
+        """Close the connections, by which the standby agents know that this agent no longer serves."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -85,7 +86,8 @@ class PassingOn:
             if len(self._waiting) >= _WAITING_MAX:
                 self._forget(self._waiting[0])
             self._waiting.append(waiting)
-            self._loop.add_reader(waiting, self._forget, waiting)  # a standby sends nothing, so it has exited
+            # A standby sends nothing, so its socket becomes readable only when the standby has exited.
+            self._loop.add_reader(waiting, self._forget, waiting)
 
     def _forget(self, waiting: socket.socket) -> None:
         self._loop.remove_reader(waiting)
@@ -111,7 +113,7 @@ class Awaiting:
         self._passed: dict[str, KeptDescriptor] = {}
 
     async def look(self, seconds: float) -> None:
-        """Wait this many seconds, or until the serving agent has ended."""
+        """Wait this many seconds, or until the serving agent has closed the connection. Connect first if necessary."""
         now = self._loop.time()
         if self._way is None and now >= self._next_attempt:
             self._next_attempt = now + _RETRY_S
@@ -122,7 +124,8 @@ class Awaiting:
         self._ended.clear()
 
     def close(self, *, serves: bool) -> None:
-        """Adopt the received descriptors if this agent now serves."""
+        """Stop. `serves`: True if this agent now serves; it then adopts the received descriptors, otherwise they are
+        closed."""
         if self._way is not None:
             self._take_in()
         self._disconnect()
@@ -140,7 +143,7 @@ class Awaiting:
         try:
             with files.short_path(self._state_dir) as directory:
                 way.connect(str(directory / _SOCKET))
-        except OSError:  # the serving agent has an earlier version, or ends now
+        except OSError:  # the serving agent has an earlier version, or is about to exit
             way.close()
             return
         self._way = way

@@ -5,9 +5,9 @@ Guarantees:
   that the lock survives a kill of one process while another process of the agent may still serve.
 - The next standby serves as soon as the serving agent has ended, however it ended. If that standby is stopped at that
   time, another standby serves two seconds later.
-- If another process of a terminating agent may still serve, the lock is released only when the supervisor exits, which
-  exits last.
-- A terminating agent knows whether there is a standby (which then holds `next.lock`).
+- If another process of a terminating agent may still serve, only the supervisor's exit releases the lock, because the
+  supervisor exits last.
+- A terminating agent knows whether there is a standby, because a standby holds `next.lock`.
 - A terminating agent can pass its listening sockets on to standby agents (`passing_on`).
 """
 
@@ -30,16 +30,17 @@ from .passing_on import Awaiting, PassingOn
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.01
-"""Seconds between two checks whether the serving agent has ended. They are part of the time without an agent."""
+"""Seconds between two checks of the next standby whether the serving agent has ended. They add to the time without an
+agent."""
 _LATE_S = 1.0
-"""Seconds between two checks by the other standbys whether the next standby serves. It needs a hundredth of this
+"""Seconds between two checks of the other standbys whether the next standby serves, which takes it a hundredth of this
 time."""
 _LOG_S = 60.0
 """Seconds between two log lines about waiting."""
 
 
 class Succession:
-    """Turn of one agent at a state directory. A context manager: at its end the next agent serves.
+    """Turn of one agent at serving a state directory. It is a context manager; after its end the next agent can serve.
 
     Args:
         state_dir: The state directory; it is created if it is missing.
@@ -60,12 +61,13 @@ class Succession:
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
         self._looks_at = 0.0
-        """Loop time at which a standby that is not next checks again whether any agent serves."""
+        """Loop time of the next check whether any agent serves, by a standby that is not next."""
         self._seen_free = False
         self.stands_by = False
         """True while another agent serves."""
         self.left_to_supervisor = False
-        """True if the turn ends with the supervisor, and not with this process."""
+        """True if the lock must stay until the supervisor exits, because another process of this agent may still
+        serve."""
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +76,7 @@ class Succession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.left_to_supervisor:
-            turn_lock.released(self._serving)  # the lock is released for the supervisor too
+            turn_lock.released(self._serving)  # also for the supervisor's copy of the descriptor
         os.close(self._serving)
         os.close(self._next)
         if self._passing_on is not None:
@@ -85,7 +87,8 @@ class Succession:
         return self._take_turn()
 
     async def turn(self) -> None:
-        """Stand by until no other agent serves. Of several standbys one is next; the others wait behind it."""
+        """Stand by until no other agent serves. Of several standbys one holds `next.lock` and takes over; the others
+        wait behind it."""
         self.stands_by = True
         began, logged_at = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
@@ -119,7 +122,8 @@ class Succession:
         return False
 
     def _next_is_late(self, now: float) -> bool:
-        """Return True if no agent served at two checks although a standby is next. That standby may be stopped."""
+        """Return True if two checks in a row found no serving agent, although a standby is next. That standby may be
+        stopped, so this one may take its turn."""
         if now < self._looks_at:
             return False
         self._looks_at = now + _LATE_S

@@ -1,4 +1,5 @@
-"""Files of shared tenants, opened for several tenants at a time."""
+"""Open files of shared tenants, as one call of `TenantDirectories.open_all` requests and returns them for several
+tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .handover import Handover, Inheritance
 
 @dataclass(frozen=True)
 class FilesWanted:
-    """Shared tenant whose directory must be complete and whose files must be opened."""
+    """Request for the files of one shared tenant, whose directory is completed first."""
 
     tenant_id: str
     limits: str
@@ -26,13 +27,13 @@ class TenantFiles:
 
     handover: Handover
     left: Inheritance
-    """State of an earlier agent."""
+    """State that an earlier agent has left."""
     listener: socket.socket
     unwritten: OSError | None = None
-    """Error of the disk for a change of the directory that an earlier agent had completed; None if the disk took the
-    change."""
+    """Error if the disk could not store a change of the directory, which an earlier agent had completed. None if it
+    could."""
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close the handover file and the socket."""
         self.handover.close()
         self.listener.close()

@@ -1,6 +1,7 @@
-"""Tenant's listening socket: its file, and the identity that distinguishes it from a successor at the same path.
+"""Listening socket of a tenant: its file, and the identity of the file, which shows whether another socket has replaced
+it.
 
-Has no slow imports: the first process of a container listens before it loads the rest.
+This module has no slow imports, because the first process of a container listens before it imports the rest.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from . import files
 FILE = "agent.sock"
 """Name of the socket in the tenant's directory."""
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-"""Tenant ids that are safe as the name of a directory."""
+"""Pattern of tenant ids that are safe as the name of a directory."""
 _NAME_MAX = 107
-"""Most bytes of a Unix socket's name."""
+"""Most bytes of the path of a Unix socket."""
 _BACKLOG = 128
 """Connections that may wait to be accepted: processes of one pod that start at the same moment."""
 
@@ -48,9 +49,9 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
 
 @contextlib.contextmanager
 def _named_by_tenant(directory: Path) -> Iterator[Path]:
-    """Yield a path of the directory that is short enough for a socket's name, and that no other tenant has. The
-    privileged process identifies the tenant of a connection by the socket's name. A path does not fit with an id of
-    more than some 70 characters."""
+    """Yield a path of the directory that is short enough for a socket, and different for each tenant: the privileged
+    process finds the tenant of a connection by the socket's path. Only with an id of more than some 70 characters, the
+    path does not contain the id."""
     with files.short_path(directory.parent) as parent:
         folder = parent / directory.name
         if len(os.fsencode(folder / f".{FILE}.new")) <= _NAME_MAX:
@@ -61,11 +62,11 @@ def _named_by_tenant(directory: Path) -> Iterator[Path]:
 
 
 def identity(path: Path) -> str:
-    """Return device and inode of a file. Raise `OSError`."""
+    """Return device and inode of a file as text. Raise `OSError`."""
     status = path.stat(follow_symlinks=False)
     return f"{status.st_dev}:{status.st_ino}"
 
 
 def kept_name(tenant_id: str) -> str:
-    """Return the name of a tenant's socket among the descriptors of the supervisor."""
+    """Return the name under which the supervisor keeps a tenant's socket."""
     return f"socket {tenant_id}"

@@ -1,6 +1,6 @@
-"""Locks of the agent that serves a state directory, and of its next standby.
+"""Locks by which one agent serves a state directory, and one standby is next.
 
-Has no slow imports: the first process of a container takes its turn before it loads the rest.
+This module has no slow imports, because the first process of a container takes the lock before it imports the rest.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 SERVING, NEXT = "agent.lock", "next.lock"
 """Files of the locks in the state directory."""
 KEPT_NAME = "turn"
-"""Name of the serving agent's lock among the descriptors of the supervisor."""
+"""Name under which the supervisor keeps the descriptor of the serving agent's lock."""
 
 
 def opened(path: Path) -> int:
-    """Return a descriptor of a lock's file, which is created if it is missing. Raise `OSError`."""
+    """Return a descriptor of a lock file, which is created if it is missing. Raise `OSError`."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.ENOSPC):
             raise
-        # a file that an earlier agent has created is sufficient for a lock
+        # On a read-only or full disk, open the file that an earlier agent has created: a lock needs no write.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -37,5 +37,5 @@ def taken(descriptor: int) -> bool:
 
 
 def released(descriptor: int) -> None:
-    """Release a lock, for each process that has a copy of the descriptor."""
+    """Release a lock, for all processes that share its descriptor."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)

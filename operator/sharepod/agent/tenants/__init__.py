@@ -1,1 +1,2 @@
-"""Tenants of the node: the registry of applied rows, each tenant's runtime, and the results of readings."""
+"""Tenants of the node: the registry of applied rows, the runtime of each tenant, and what readings of the GPUs show
+about each."""

@@ -1,4 +1,5 @@
-"""One applied row of the node's ledger, with its tenant's runtime state; checks of a row; the file `limits`."""
+"""Entry of the registry: one applied row of the node's ledger with its tenant's state. Also checks of a row, and the
+content of the file `limits`."""
 
 from __future__ import annotations
 
@@ -16,41 +17,43 @@ from .served import ServedTenant
 
 @dataclass
 class Entry:
-    """Applied row and the tenant's runtime state."""
+    """Applied row, and the state of its tenant."""
 
     row: Tenant
     rules: FindingRules
     served: ServedTenant | None = None
-    """Runtime of a shared tenant; None if its row cannot be served or was Releasing when the agent started."""
+    """Runtime of a shared tenant. None if its row cannot be served, or was already Releasing when the agent started."""
     directory: Path | None = None
-    """The directory that the tenant's pod mounts; None if there is none to publish."""
+    """The directory to mount into the tenant's pod; None if there is none."""
     unservable: str | None = None
-    """Why the row cannot be served; None if it is served."""
+    """Why the row cannot be served, as text; None if it can."""
     unwritten: bool = False
-    """True while the disk has not stored the whole directory of the tenant. The row is applied, and will be applied
-    again."""
+    """True while the disk has not stored the whole directory of the tenant. The tenant is served, and the row is
+    applied again until the disk has."""
     left_behind: str | None = None
-    """Remains of a tenant in release, by the last reading; None if there are none, or not read yet."""
+    """What remains of a tenant in release, as text, by the last reading. None if nothing does, or if no reading has
+    shown it yet."""
     drained: bool = False
-    """Nothing of the released tenant is left. Never reset."""
+    """True once nothing of the released tenant is left. Never reset."""
     seen: TenantProcesses = field(default_factory=TenantProcesses)
     """Processes of the tenant by the last reading."""
 
     @property
     def settled(self) -> bool:
-        """True if applying the same row again would change nothing."""
+        """True if the row is fully applied, so that applying it again would change nothing."""
         if self.unwritten:
             return False
         return bool(self.directory is not None or self.unservable or self.left_behind or self.drained)
 
     @property
     def serving(self) -> ServedTenant | None:
-        """Runtime of a tenant that is not in release; None for any other."""
+        """Runtime of the tenant if its row is Reserved; None for a tenant in release."""
         return self.served if self.row.state is TenantState.RESERVED else None
 
     @property
     def enforced(self) -> bool | None:
-        """True if the tenant's share is enforced; None if not known, or if the tenant is not served."""
+        """True if the tenant's share is enforced, False if a finding shows that it is not. None if unknown, or if the
+        tenant is not served."""
         if self.serving is None:
             return None
         if any(self.rules.stands(reason) for reason in BYPASSES):
@@ -76,7 +79,7 @@ def limits_text(row: Tenant) -> str:
 
 
 def not_servable(row: Tenant) -> str | None:
-    """Return why a row cannot be served, with the field; None if it can."""
+    """Return why a row cannot be served, as text that names the field. None if it can."""
     if not StateDir.serves(row.id):
         return f"id {row.id!r} is not a name of letters, digits, dots, dashes and underscores"
     for gpu in row.gpus:
@@ -90,5 +93,5 @@ def not_servable(row: Tenant) -> str | None:
 
 
 def pod_of(row: Tenant) -> str:
-    """Return namespace/name of the row's pod, or of its claim if the row names no pod. The log shows it as `pod`."""
+    """Return namespace/name of the row's pod, or of its claim if the row names no pod. Log lines show it as `pod`."""
     return f"{row.namespace}/{row.workload}"

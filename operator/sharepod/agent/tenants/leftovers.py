@@ -1,8 +1,9 @@
-"""Directories of tenants without a row: removed once nothing of the tenant is left.
+"""Leftovers: directories of tenants whose rows were removed. They are deleted once nothing of the tenant is left on the
+node.
 
 Guarantees:
-- A directory is removed only after `residue` has found nothing of its tenant, because mounts of running pods pin it.
-- A failed removal is retried at the next sweep.
+- A directory is deleted only after `residue` has found nothing of its tenant, because running pods may have it mounted.
+- A failed deletion is retried at the next sweep.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Leftovers:
-    """Ids of tenants that have no row any more and whose directories still exist."""
+    """Tenants that have no row any more and whose directories still exist."""
 
     def __init__(self, state: TenantDirectories) -> None:
         self._state = state
@@ -35,15 +36,16 @@ class Leftovers:
         self._ids.update(tenant_ids)
 
     async def keep(self, tenant_id: str) -> None:
-        """Keep the directory of a tenant whose row is back, and wait for a running removal."""
+        """Take a tenant off the list, because its row is back. Wait for a running deletion, which may be of its
+        directory."""
         self._ids.discard(tenant_id)
         await self.wait()
 
     def sweep(self, residue: Callable[[str], str | None]) -> None:
-        """Start removing the directories of tenants of which nothing is left; do nothing while a removal runs.
+        """Start deleting the directories of tenants of which nothing is left. Do nothing while a deletion runs.
 
         Args:
-            residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
+            residue: Returns, by tenant id, what remains of the tenant beyond its connections, as text, or None.
         """
         if not self._ids or (self._removing is not None and not self._removing.done()):
             return
@@ -53,7 +55,7 @@ class Leftovers:
             self._removing = asyncio.create_task(self._remove(free), name="remove-tenants")
 
     async def wait(self) -> None:
-        """Wait for a running removal."""
+        """Wait for a running deletion."""
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
 

@@ -2,7 +2,8 @@
 for the next agent.
 
 Guarantees:
-- A tenant's account is read before the account is removed. The count is in a file before the account's file is removed.
+- A tenant's time account is counted before it is removed. The count is stored before the file of the account is
+  removed.
 - Counting delays no hand-off by more than some 0.6 ms, with as many tenants as a ledger has room for.
 """
 
@@ -46,14 +47,14 @@ class TenantMetering:
             self._meter.restore(kept)
 
     def set_models(self, reading: Reading, entries: Iterable[Entry]) -> None:
-        """Set the GPUs' models from a reading."""
+        """Set the models of the GPUs from a reading, also for the given tenants, which are already metered."""
         self._models = {gpu.uuid: gpu.model for gpu in reading.gpus}
         for entry in entries:
             self._meter.update(entry.row, self._models, self._tokens.account_of(entry.row.id))
 
     async def begin(self, rows: Iterable[Tenant]) -> None:
-        """Meter rows that are new to this agent from now on. The work takes several turns of the loop. Each GPU's
-        account is advanced once for all its rows, because this takes time in proportion to its tenants."""
+        """Start to meter rows that are new to this agent, yielding to the loop after each set of GPUs. Rows on the same
+        GPUs are handled together, because advancing the GPU's account takes time in proportion to its tenants."""
         by_gpus: dict[tuple[str, ...], list[Tenant]] = {}
         for row in rows:
             by_gpus.setdefault(row.gpus, []).append(row)
@@ -64,32 +65,32 @@ class TenantMetering:
             await asyncio.sleep(0)
 
     def update(self, row: Tenant, entry: Entry) -> None:
-        """Meter a row with its new content from now on. `entry`: the entry with the former content. The caller must
-        call this before the entry changes."""
+        """Meter a tenant by the new content of its row from now on. `entry`: its entry, still with the former content;
+        so call this before changing the entry."""
         self._enter((*row.gpus, *entry.row.gpus))
         self._meter.update(row, self._models, self._tokens.account_of(row.id))
 
     def take_up(self, tenant_id: str) -> None:
-        """Begin to count from the account of a tenant that is served now."""
+        """Start to count a tenant that is served now, at the present state of its time account."""
         self._meter.take_up(tenant_id, self._tokens.usage(tenant_id))
 
     def end(self, entry: Entry) -> None:
-        """Stop metering a tenant. Call this before its account is removed."""
+        """Stop metering a tenant. Call this before its time account is removed."""
         self._enter(entry.row.gpus)
         self._meter.end(entry.row.id, self._tokens.account_of(entry.row.id))
 
     def end_all_but(self, tenant_ids: Collection[str]) -> None:
-        """End the tenants whose rows were removed while no agent ran."""
+        """Stop metering all other tenants: their rows were removed while no agent ran."""
         for tenant_id in self._meter.tenants:
             if tenant_id not in tenant_ids:
                 self._meter.end(tenant_id, None)
 
     async def count(self, entries: Mapping[str, Entry], taken_in: Collection[str]) -> None:
-        """Advance the count to now, in several turns of the loop.
+        """Count all GPUs and tenants up to now, yielding to the loop in between.
 
         Args:
             entries: The registry's rows, which may change during the count.
-            taken_in: Series that the operator has added to its accounts.
+            taken_in: Names of closed series that the operator has added to its totals; they are dropped.
         """
         known = dict.fromkeys(self._models)
         for uuid in known:
@@ -102,7 +103,7 @@ class TenantMetering:
         self._meter.forget(taken_in)
 
     async def keep(self, *, durable: bool) -> None:
-        """Store the count for the next agent. `durable`: also for an agent after a power cut."""
+        """Store the count for the next agent. `durable`: flush it, so that it survives a power cut."""
         await asyncio.to_thread(keep_consumption, self._files, self._meter.kept(), durable=durable)
 
     def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
@@ -111,7 +112,7 @@ class TenantMetering:
         return self._meter.gpu_books(uuid)
 
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Return all series as the GPUNode's status has them, and the time of the count."""
+        """Return all series in the form of the GPUNode's status, and the time of the last count."""
         return self._meter.consumption(), self._meter.metered_at
 
     def totals(self) -> Mapping[str, TenantTotals]:

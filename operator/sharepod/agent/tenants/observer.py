@@ -1,4 +1,5 @@
-"""Observer of the tenants: attributes processes on the GPUs, feeds findings, and decides when a tenant is drained.
+"""Observer of the tenants: evaluates each reading of the GPUs. It attributes processes to tenants, feeds the rules of
+findings, and decides when a tenant is drained.
 
 Guarantees:
 - A reading that repeats an earlier one (`fresh` is False) changes no finding and drains no tenant.
@@ -34,30 +35,30 @@ from .served import ServedTenant
 
 FINDINGS_FILE = "findings.json"
 _AT_ONCE = 2
-"""Tenants whose part of a reading is evaluated in one step. Each takes some 0.1 ms (benchmarks/handoff.py), and 0.3 ms
-more if a sample shows it busy."""
+"""Tenants that are evaluated before the observer yields to the loop. Each takes some 0.1 ms (benchmarks/handoff.py),
+and 0.3 ms more if a sample shows it busy."""
 
 log = structlog.get_logger(__name__)
 
 Residue = Callable[[str], str | None]
-"""Tenant id -> remains of the tenant that the agent has no connection to (a published volume, processes in its cgroup),
-as text, or None. Quick: no I/O that can hang."""
+"""Function: tenant id -> what remains of the tenant beyond its connections, as text (a published volume, processes in
+its cgroup), or None. It must be quick: no I/O that can hang."""
 
 OwnerOf = Callable[[int], str | None]
-"""Pid (in the agent's PID namespace) -> id of the tenant whose pod the process runs in, or None if there is none."""
+"""Function: pid (in the agent's PID namespace) -> id of the tenant in whose pod the process runs, or None."""
 
 Replaced = Callable[[str, Set[int], Set[int]], Mapping[int, str]]
-"""Takes a tenant id, the pids of its processes on its GPUs, and the subset whose connection came from the hook. Returns
-the processes whose hook was replaced, with the evidence. Quick: no I/O that can hang."""
+"""Function of a tenant id, the pids of its processes on its GPUs, and the subset whose connection came from the hook.
+Returns, by pid, the evidence for each process whose hook was replaced. It must be quick: no I/O that can hang."""
 
 
 def nothing_replaced(tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-    """Return no process. Used by an agent that mounts nothing into its tenants' processes."""
+    """Return no process. For an agent that mounts no hook into its tenants' processes, so that none can be replaced."""
     return {}
 
 
 class _KeptFindings(BaseModel):
-    """File `findings.json`: present findings of each tenant, by id."""
+    """Content of the file `findings.json`: present findings of each tenant, by tenant id."""
 
     model_config = ConfigDict(extra="ignore")
     findings: dict[str, tuple[Finding, ...]] = {}
@@ -65,7 +66,7 @@ class _KeptFindings(BaseModel):
 
 @dataclass
 class _TimeMeters:
-    """Meters of the busy time of one tenant on one GPU."""
+    """Meters of one tenant's busy time on one GPU, compared with its turns."""
 
     beyond_turns: BeyondTurnsMeter = field(default_factory=BeyondTurnsMeter)
     surcharge: SurchargeMeter = field(default_factory=SurchargeMeter)
@@ -75,10 +76,10 @@ class Observer:
     """Observer of all tenants of a node.
 
     Args:
-        files: Files that an agent leaves to the next: `contexts.json` and `findings.json`.
+        files: Files for the next agent; this class stores `contexts.json` and `findings.json`.
         thresholds: Thresholds of the findings.
-        usage: Tenant id -> token time of a tenant that is being served.
-        turns: Tenant id -> turns of the last seconds of such a tenant.
+        usage: Returns the token time of a served tenant, by tenant id.
+        turns: Returns the turns of a served tenant in the last seconds, by tenant id.
         surcharge: Called with a tenant's id and the nanoseconds for which its kernels ran beyond its charged time.
         end_process: Kills a process of a tenant.
     """
@@ -93,9 +94,9 @@ class Observer:
         end_process: EndProcess = end_here,
     ) -> None:
         self.utilization = UtilizationMeter()
-        """Utilization of each tenant's GPUs and of each GPU (tenant id empty), by the driver."""
+        """Utilization by the driver, for each (tenant id, GPU UUID). An empty tenant id stands for the whole GPU."""
         self.killed: Counter[FindingReason] = Counter()
-        """Killed processes, by the finding that was the cause."""
+        """Number of killed processes, by the finding that was the cause."""
         self._usage = usage
         self._turns = turns
         self._surcharge = surcharge
@@ -106,13 +107,13 @@ class Observer:
         self._files = files
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._resumed: dict[str, tuple[Finding, ...]] = {}
-        """An earlier agent's findings of tenants that this one has not met yet."""
+        """Findings of an earlier agent, of tenants that this agent has not entered yet."""
         self._models: dict[str, tuple[str, str]] = {}
-        """Model and driver version by GPU UUID, from the last reading."""
+        """(model, driver version) by GPU UUID, from the last reading."""
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read an earlier agent's findings and estimates."""
+        """Read the findings and the estimates of context sizes that an earlier agent has stored."""
         await asyncio.to_thread(self._contexts.load)
         await asyncio.to_thread(self._load_findings)
 
@@ -122,7 +123,8 @@ class Observer:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def rules_of(self, tenant_id: str) -> FindingRules:
-        """Return new rules for a tenant, the first time with the findings of an earlier agent."""
+        """Return new rules of findings for a tenant. The first rules of a tenant start with the findings of an earlier
+        agent."""
         return FindingRules(self._thresholds, self._resumed.pop(tenant_id, ()))
 
     def set_models(self, reading: Reading) -> None:
@@ -130,7 +132,7 @@ class Observer:
         self._models = {gpu.uuid: (gpu.model, reading.driver) for gpu in reading.gpus}
 
     def context_kib(self, uuid: str) -> int:
-        """Return the KiB that a process's context takes on a GPU; 0 while not known."""
+        """Return the KiB that a process's CUDA context takes on a GPU; 0 while unknown."""
         return self._contexts.kib(*self._models[uuid]) if uuid in self._models else 0
 
     def observe(
@@ -148,14 +150,14 @@ class Observer:
         Args:
             present: Returns the current entries, which may change between two steps.
             reading: The reading.
-            residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
-            owner_of: Pid -> id of the tenant whose pod it runs in, or None.
-            replaced: Tenant id, its processes -> the processes whose hook was replaced.
+            residue: See `Residue`.
+            owner_of: See `OwnerOf`.
+            replaced: See `Replaced`.
         """
         entries = present()
         clients = {
             pid: tenant_id
-            # reversed, so that the first tenant wins if several have connected to the process
+            # in reverse order, so that the first tenant wins if a process has connected to several
             for tenant_id, entry in reversed(list(entries.items()))
             if entry.served is not None
             for pid in entry.served.processes.pids
@@ -208,7 +210,7 @@ class Observer:
             self._contexts.observe(gpu.model, reading.driver, gpu.uuid, samples)
 
     def _keep(self, findings: dict[str, tuple[Finding, ...]]) -> None:
-        """Start writing new findings and estimates for the next agent, unless a write is running."""
+        """Start storing findings and estimates for the next agent if they have changed, unless a write is running."""
         changed = findings != self._findings
         if (changed or self._contexts.changed) and (self._saving is None or self._saving.done()):
             self._findings = findings
@@ -249,8 +251,8 @@ class Observer:
         self.utilization.observe(now, busy, kept)
 
     def _observe_time(self, now: float, entry: Entry) -> None:
-        """Compare the tenant's busy time, as the driver reports it, with its turns. Surcharge busy time beyond the
-        charged time; for a tenant with several GPUs, the largest value."""
+        """Compare the tenant's busy time, as the driver reports it, with its turns. Charge it for busy time beyond its
+        charged time; with several GPUs, for the largest value."""
         row, usage = entry.row, self._usage(entry.row.id)
         busy_s = {
             uuid: seconds
@@ -305,7 +307,8 @@ class Observer:
 
 
 def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:
-    """Record the remains of a tenant in release. `drained` is never reset."""
+    """Record what remains of a tenant in release, by the last reading. If nothing does, set `drained`, which is never
+    reset."""
     if entry.row.state is not TenantState.RELEASING or entry.drained:
         return
     clients = len(entry.served.processes) if entry.served is not None else 0

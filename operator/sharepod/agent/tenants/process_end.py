@@ -10,18 +10,18 @@ import signal
 from collections.abc import Callable
 
 EndProcess = Callable[[str, int, Callable[[int], bool]], bool]
-"""Kills a process of a tenant. Arguments: tenant id, pid, predicate whether the process that has a pid now is the
-tenant's. Returns whether it was killed, or is being killed."""
+"""Function that kills a process of a tenant. Arguments: tenant id, pid, and a predicate by pid: True if the process
+with this pid is the tenant's. Returns True if the process was killed, or is being killed."""
 
 
 def end_here(_tenant_id: str, pid: int, is_the_tenants: Callable[[int], bool]) -> bool:
-    """Kill a process if it is the tenant's; return whether it was killed.
+    """Kill a process if it is the tenant's. Return True if it was killed.
 
     Args:
-        _tenant_id: the tenant.
+        _tenant_id: the tenant; not needed here.
         pid: the process, in the agent's PID namespace.
-        is_the_tenants: predicate whether the process that has a pid now is the tenant's. It is called once a pidfd
-        holds the process: the signal reaches that process or none.
+        is_the_tenants: predicate: True if the process with this pid is the tenant's. It is called after a pidfd was
+        opened, so the signal reaches the checked process or none.
     """
     try:
         descriptor = os.pidfd_open(pid)

@@ -2,7 +2,7 @@
 
 Guarantees:
 - `apply` is the only way to change tenants. When it returns, exactly the given rows are applied.
-- Clients of a tenant whose row is Releasing are refused. Its processes are watched until nothing of the tenant is left.
+- A tenant whose row is Releasing gets no more clients. Its processes are watched until nothing of it is left.
 - The directory of a tenant whose row was removed stays until nothing of the tenant is left.
 - A row that cannot be served, or a directory that cannot be written, affects no other row.
 """
@@ -45,20 +45,20 @@ _CHECKPOINT_S = 0.2
 """Seconds between two checkpoints of a time account, and so the most that a killed agent loses of the account. A
 checkpoint writes a few words of mapped memory."""
 _CHECKPOINTS_AT_ONCE = 12
-"""Accounts written in one turn of the loop: some 0.2 ms. This is the longest delay of a hand-off by checkpoints, for
-any number of tenants. With four accounts per turn, half of the turn was the loop's overhead."""
+"""Accounts written before yielding to the loop: some 0.2 ms, the longest delay of a hand-off by checkpoints, for any
+number of tenants. With only four, half of the time was the loop's overhead."""
 
 _OPENED_AT_ONCE = 16
-"""Tenants whose files are opened by one call. With one tenant per call, an agent with 240 tenants takes four times as
-long to serve them after an upgrade. With more than 16 nothing is gained, and the first tenants wait longer."""
+"""Tenants whose files are opened by one call to a thread. With one tenant per call, an agent with 240 tenants takes
+four times as long to serve them after an upgrade. More than 16 save nothing, and the first tenants wait longer."""
 
 _RELEASING = "this pod's share of the GPU is being released; the pod can use the GPU no longer"
-"""Text for clients of a tenant in release."""
+"""Text that clients of a tenant in release are sent."""
 
 
 class UntakenRowsError(OSError):
-    """Rows whose files the state directory cannot store. Every row was tried: all rows that can be applied are applied,
-    and tenants in release are no longer served."""
+    """Error for rows whose files the state directory cannot store. Every other row is applied, and tenants in release
+    are no longer served."""
 
 
 class TenantRegistry:
@@ -94,10 +94,10 @@ class TenantRegistry:
         )
         self._checkpointing: asyncio.TimerHandle | None = None
         self._checkpoints_due: list[str] = []
-        """Tenants whose accounts are still to be written in the current round."""
+        """Tenants whose accounts are still to be written in the current round of checkpoints."""
         self._metering = TenantMetering(around.files, self._tokens)
         self._refusals: Counter[ClientRefusal] = Counter()
-        """Refused clients of former tenants."""
+        """Number of refused clients of tenants that are no longer served, by reason."""
 
     async def start(self) -> None:
         """Prepare the state directory and the hook. Raises `StateDirError`."""
@@ -107,7 +107,7 @@ class TenantRegistry:
         log.info("hook installed", file=str(self._settings.hook_file), sha256=digest)
 
     async def close(self) -> None:
-        """Close every socket. Directories stay: pods outlive the agent."""
+        """Close all sockets and store the count. Tenants' directories stay, because their pods outlive the agent."""
         await self._leftovers.wait()
         await self._observer.close()
         if self._checkpointing is not None:
@@ -153,7 +153,7 @@ class TenantRegistry:
                 self._known = True
                 self._state.unheard_all_but(wanted)
                 self._leftovers.add(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
-            await self._metering.keep(durable=False)  # the stored rows then have their new content
+            await self._metering.keep(durable=False)  # the count of the former rows is then in the file
         self._changed()
         if failed:
             tenant_id, first = next(iter(failed.items()))
@@ -161,7 +161,7 @@ class TenantRegistry:
             raise UntakenRowsError(first.errno, text, first.filename) from first
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
-        """Grant time only on these GPUs from now on. None: on all GPUs."""
+        """Grant time only on these GPUs from now on, given by UUID. None: on all GPUs."""
         self._tokens.set_open(gpus)
 
     @property
@@ -170,13 +170,13 @@ class TenantRegistry:
         return self._known
 
     def directory(self, tenant_id: str) -> Path | None:
-        """Return the directory to publish to the tenant's pod; None if the tenant is unknown, Releasing or cannot be
+        """Return the directory to mount into the tenant's pod. None if the tenant is unknown, Releasing or cannot be
         served."""
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.directory
 
     def unservable(self, tenant_id: str) -> str | None:
-        """Return why a row cannot be served, or None."""
+        """Return why a tenant's row cannot be served, as text. None if it can, or is not applied."""
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.unservable
 
@@ -196,7 +196,7 @@ class TenantRegistry:
 
     @property
     def releasing(self) -> frozenset[str]:
-        """Tenants in release, of which something may be left."""
+        """Ids of tenants in release that are not drained."""
         return frozenset(
             entry.row.id
             for entry in self._entries.values()
@@ -205,12 +205,12 @@ class TenantRegistry:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Tenants of which nothing should be left: in release, or without a row."""
+        """Ids of tenants that should have left the node: in release, or without a row."""
         return self.releasing | self._leftovers.ids
 
     def clients(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return for each served tenant its connected processes, and those whose connection came from the hook. Tenants
-        without connected processes are left out."""
+        """Return, for each served tenant with connected processes: the pids of these processes, and the pids whose
+        connection came from the hook."""
         return {
             entry.row.id: (tuple(entry.serving.processes.pids), tuple(entry.serving.hooked))
             for entry in self._entries.values()
@@ -222,35 +222,37 @@ class TenantRegistry:
         return tuple(view.status() for view in self.views())
 
     def gpu_busy_ratio(self, uuid: str) -> float | None:
-        """Return the part of the last 10 s in which any kernel ran on a GPU, by the driver. None if not known."""
+        """Return the part of the last 10 s in which any kernel ran on a GPU, by the driver. None if unknown."""
         return self._observer.utilization.ratio(("", uuid))
 
     def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
-        """Return a GPU's time by use, in nanoseconds, since an agent first saw the GPU; None before a ledger is
+        """Return a GPU's time by use, in nanoseconds, since an agent first saw the GPU. None before a ledger is
         known."""
         return self._metering.gpu_books(uuid) if self._known else None
 
     def turns_on(self, uuid: str, since: int) -> tuple[list[LoggedTurn], int]:
-        """Return the turns on a GPU since a moment of the monotonic clock, as `Tokens.turns_on` does."""
+        """Return the turns on a GPU that ended after `since`, see `Tokens.turns_on`."""
         return self._tokens.turns_on(uuid, since)
 
     def co_runs(self, uuid: str) -> CoRuns:
-        """Return how tenants co-run on a GPU."""
+        """Return the number of co-runners of a GPU, and how often co-running has ended there, by reason."""
         return self._tokens.co_runs(uuid)
 
     async def count(self, taken_in: Collection[str] = ()) -> None:
-        """Advance the count of GPU time to now; do nothing before a ledger is known. `taken_in`: series that the
-        operator has added to its accounts."""
+        """Count GPU time up to now. Before a ledger is known, do nothing. `taken_in`: names of closed series that the
+        operator has added to its totals."""
         if self._known:
             await self._metering.count(self._entries, taken_in)
 
     async def keep_count(self, *, durable: bool) -> None:
-        """Store the count of GPU time for the next agent; do nothing before a ledger is known. `durable`: flushed."""
+        """Store the count of GPU time for the next agent. Before a ledger is known, do nothing. `durable`: flush it to
+        disk."""
         if self._known:
             await self._metering.keep(durable=durable)
 
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Return the count by namespace and model as the GPUNode's status has it, and the time of the count."""
+        """Return the consumption by namespace and model in the form of the GPUNode's status, and the time of the last
+        count."""
         return self._metering.consumption()
 
     def totals(self) -> Mapping[str, TenantTotals]:
@@ -264,29 +266,29 @@ class TenantRegistry:
 
     @property
     def hand_offs(self) -> Histogram:
-        """Time from reading a returned token to having sent the next grant."""
+        """Durations of hand-offs: from reading the frame that returned a token until the next grant was sent."""
         return self._tokens.hand_offs
 
     @property
     def refusals(self) -> Counter[ClientRefusal]:
-        """Refused clients of all tenants since the start, by reason."""
+        """Number of refused clients of all tenants since the start, by reason."""
         return sum((e.served.refusals.counts for e in self._entries.values() if e.served), self._refusals.copy())
 
     @property
     def killed(self) -> Counter[FindingReason]:
-        """Processes of tenants that were killed since the start, by finding."""
+        """Number of processes that were killed since the start, by the finding that was the cause."""
         return self._observer.killed
 
     def set_models(self, reading: Reading) -> None:
-        """Set the GPUs' models from a reading. Call this before the first client comes: each client is sent the memory
-        that its contexts take."""
+        """Set the models of the GPUs from a reading. Call this before the first client connects if possible, because
+        each client is sent the memory that its CUDA contexts take on the model."""
         for gpu in reading.gpus:
             self._tokens.set_sharing(gpu.uuid, self._settings.sharing_of(gpu.uuid, gpu.model))
         self._observer.set_models(reading)
         self._metering.set_models(reading, self._entries.values())
 
     def begin_reading(self) -> None:
-        """Start a reading of the inventory: the next reading for `observe` begins no earlier than now."""
+        """Notify the tenants that a reading of the inventory begins now, for `observe`."""
         for entry in self._entries.values():
             if entry.served is not None:
                 entry.served.begin_reading()
@@ -299,9 +301,9 @@ class TenantRegistry:
         tenants.
 
         Args:
-            residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
-            owner_of: Pid -> id of the tenant whose pod it runs in, or None.
-            replaced: Tenant id, its processes -> the processes whose hook was replaced.
+            residue: See `observer.Residue`.
+            owner_of: See `observer.OwnerOf`.
+            replaced: See `observer.Replaced`.
         """
         steps = self._observer.observe(
             lambda: self._entries, reading, residue=residue, owner_of=owner_of, replaced=replaced
@@ -317,7 +319,7 @@ class TenantRegistry:
     # ---- inside
 
     async def _apply_row(self, row: Tenant) -> bool:
-        """Apply a row. Return True if its tenant must still be served and its files are not open yet."""
+        """Apply a row. Return True if its tenant is shared and its files still have to be opened by `_serve_all`."""
         entry = self._entries.get(row.id)
         if entry is not None and entry.row == row and entry.settled:
             return False
@@ -346,8 +348,8 @@ class TenantRegistry:
         return False
 
     async def _serve_all(self, rows: Sequence[Tenant]) -> dict[str, OSError]:
-        """Open the files of shared tenants and start their runtimes, batch by batch. The next batch is opened while the
-        last batch starts. Return the disk's errors, by tenant."""
+        """Open the files of shared tenants and start their runtimes, in batches. The next batch is opened in a thread
+        while the last one starts. Return the disk's errors, by tenant."""
         failed: dict[str, OSError] = {}
         parts = [rows[begin : begin + _OPENED_AT_ONCE] for begin in range(0, len(rows), _OPENED_AT_ONCE)]
         openings = (asyncio.create_task(self._opened(part), name="open") for part in parts)
@@ -379,7 +381,8 @@ class TenantRegistry:
         self._enter(row, files.unwritten, served)
 
     def _enter(self, row: Tenant, untaken: OSError | None, served: ServedTenant | None = None) -> None:
-        """Enter a served tenant. Raise `untaken`, the disk's error, unless it is None."""
+        """Add the entry of a tenant that can be published. `untaken`: the disk's error while completing its directory,
+        which is then raised."""
         self._entries[row.id] = Entry(
             row,
             self._observer.rules_of(row.id),
@@ -392,7 +395,7 @@ class TenantRegistry:
             raise untaken
 
     def _started(self, row: Tenant, files: TenantFiles) -> ServedTenant:
-        """Start the tenant's runtime from an earlier agent's state. Owns the files."""
+        """Start the runtime of a tenant, from the state that an earlier agent has left. The runtime owns the files."""
         left = files.left
         try:
             served = ServedTenant(

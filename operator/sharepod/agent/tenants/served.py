@@ -1,7 +1,9 @@
-"""Runtime of one shared tenant: its socket, its clients, its hints page; dispatches frames to token and memory.
+"""Runtime of one shared tenant: its socket, its clients (connected processes), its hints page. It dispatches clients'
+frames to the token and the memory ledgers.
 
 Guarantees:
-- A client is served only once the agent watches its process. So the credits of a process are free as soon as it exits.
+- A client is served only once the agent watches its process by a pidfd. So the credits of a process are free as soon as
+  it exits.
 - At most `connections_max` processes and connections are served. A further process is refused and retries.
 - Clients cannot use up the descriptors that the agent needs for its own work (`_DESCRIPTORS_KEPT`).
 - After `stop` no client is served. Processes are watched until `close`.
@@ -40,7 +42,7 @@ from sharepod.timeshare import AccountSnapshot
 log = structlog.get_logger(__name__)
 
 _DESCRIPTORS_KEPT = 64
-"""Descriptors that are not used for clients, so that the agent can still open files and reach the API server."""
+"""Descriptors that clients may not use up, so that the agent can still open files and reach the API server."""
 
 
 class ServedTenant:
@@ -52,9 +54,9 @@ class ServedTenant:
         tokens: The node's token scheduler.
         settings: Settings of the agent.
         changed: Called when the tenant's processes or their state have changed.
-        budget: The node's budget of frames.
+        budget: The node's budget of processor time for frames.
         handover: File with the tenant's state for the next agent; owned.
-        left: State of an earlier agent.
+        left: State that an earlier agent has left.
         peers: Source of the identities of processes behind connections.
 
     Raises `OSError` if the processes that an earlier agent left cannot be watched.
@@ -76,14 +78,15 @@ class ServedTenant:
         self.row = row
         self._peers: Peers = peers or NodePeers()
         self._unidentified = 0
-        """Connections whose process is being identified."""
+        """Number of accepted connections whose process is still being identified."""
         self.processes = PeerProcesses(self._exited)
         self.greeted_ever = left.greeted
         """True once any hook of the tenant has connected, to this agent or an earlier one."""
         self._measured_from = -math.inf if left.greeted else math.inf
-        """Loop time from which the whole window of `TimeUsage.held_milli` is after the connection of the first hook."""
+        """Loop time at which a hook has been connected for the whole window of `TimeUsage.held_milli`, so that the
+        value counts."""
         self._hooked: set[int] = set()
-        """Pids of processes that have sent Hello as users of the GPU. A connection without Hello, or an observer, does
+        """Pids of processes that have sent Hello as users of a GPU. A connection without Hello, or of an observer, does
         not count."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
         self._tokens = tokens
@@ -93,17 +96,17 @@ class ServedTenant:
         self._users: set[HookConnection] = set()
         """Connections that have completed Hello and may use a GPU."""
         self._closed_connections: deque[HookConnection] = deque()
-        """Closed connections whose token and memory have not been settled yet."""
+        """Closed connections whose token and memory have not been released yet."""
         self.context_kib: Callable[[str], int] = lambda uuid: 0
-        """KiB that each process's context takes on a GPU, by UUID; 0 if not known yet."""
+        """Returns the KiB that a CUDA context takes on a GPU, by UUID; 0 if unknown."""
         self._unaware: set[int] = set()
-        """Pids of processes that connected before the context's size was known, and so reserve no memory for the
-        context."""
+        """Pids of processes that connected before the size of contexts was known, and so reserve no memory for
+        theirs."""
         self._handover = handover
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self.refusals = RefusalLog(row.id, self._loop.time)
-        """Refused clients of this tenant."""
+        """Counts and logs the refused clients of this tenant."""
         try:
             for survivor in left.survivors:
                 self._watch(survivor)
@@ -138,11 +141,11 @@ class ServedTenant:
         self.memory.begin_reading()
 
     def observe(self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], exhaustive: bool) -> None:
-        """Evaluate the driver's figures of the tenant's processes.
+        """Pass the driver's figures of the tenant's processes to the memory ledgers.
 
         Args:
             memory_of: Bytes in use, by GPU UUID and pid.
-            unread: GPUs without figures.
+            unread: UUIDs of GPUs without figures.
             exhaustive: True if a process that is not listed for a GPU uses nothing there.
         """
         self.memory.observe(memory_of, unread=unread, absent=self.processes.pids if exhaustive else ())
@@ -153,8 +156,8 @@ class ServedTenant:
             self._handover.keep_account(self._tokens.snapshot(self.row.id))
 
     def stop(self, reason: str | None) -> None:
-        """Close the socket and all clients, which are sent `reason` unless it is None. Processes are watched until
-        `close`."""
+        """Close the socket and all clients. `reason`: text that they are sent first; None: none. Processes are watched
+        until `close`."""
         if self._listener is None:
             return
         self._listener.close()
@@ -196,8 +199,8 @@ class ServedTenant:
         return frozenset(self._hooked)
 
     def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
-        """Return, by pid, the bytes on a GPU beyond the process's credits, for processes that reserve nothing for their
-        contexts. `by_pid`: bytes by the driver."""
+        """Return samples of the size of a context, by pid: the bytes that a process uses on a GPU beyond its credits.
+        Only processes that reserve nothing for their contexts give a sample. `by_pid`: bytes by the driver."""
         self._unaware &= self.processes.pids
         return {pid: by_pid[pid] - self.memory.credited(gpu, pid) for pid in self._unaware if by_pid.get(pid)}
 
@@ -221,12 +224,12 @@ class ServedTenant:
 
     @property
     def measured(self) -> bool:
-        """True once the tenant has had a hook for the whole averaging window of its usage."""
+        """True once a hook has been connected for the whole averaging window of the tenant's usage."""
         return self._loop.time() >= self._measured_from
 
     @property
     def grace_ms(self) -> int:
-        """Milliseconds that closing the gate may take."""
+        """Milliseconds within which a client must close its gate and drain."""
         return self._settings.grace_ms
 
     @property
@@ -235,7 +238,7 @@ class ServedTenant:
         return self._hints.fd
 
     def on_hello(self, client: HookConnection) -> None:
-        """Add a client that has completed Hello to the tenant's users, unless it is an observer."""
+        """Record that a client has completed Hello: it is now a user of the GPUs, unless it is an observer."""
         if client.observes:
             return
         self._users.add(client)
@@ -331,7 +334,7 @@ class ServedTenant:
         client.close()
 
     def _admit(self, sock: socket.socket) -> None:
-        """Accept a connection, or refuse it. Raises `OSError` if its process cannot be watched."""
+        """Admit a new connection, or refuse it. Raises `OSError` if its process cannot be watched."""
         pid = self._peers.pid(sock)
         if len(self._connections) + self._unidentified >= self._settings.connections_max or self._has_no_place(pid):
             self._turn_away(sock, pid or 0)
@@ -346,13 +349,12 @@ class ServedTenant:
             self._take_in(sock, peer)
 
     def _has_no_place(self, pid: int | None) -> bool:
-        """Return True if a further process would exceed `connections_max`. A process that lost its connection keeps its
-        place.
-        """
+        """Return True if serving the process `pid` would exceed `connections_max`. A process that lost its connection
+        keeps its place."""
         return pid is not None and len(self.processes) >= self._settings.connections_max and pid not in self.processes
 
     def _identified(self, sock: socket.socket, peer: Peer | None) -> None:
-        """Accept a connection whose process had to be identified first."""
+        """Admit or refuse a connection whose process has been identified. `peer`: None if it could not be."""
         self._unidentified -= 1
         if peer is None:
             sock.close()
@@ -378,8 +380,7 @@ class ServedTenant:
 
     def _turn_away(self, sock: socket.socket, pid: int) -> None:
         """Refuse a connection with a reason, so that the hook launches nothing and retries. Without a reason the hook
-        would assume that the agent is away and launch by its own clock, concurrently with the tenant's other processes.
-        """
+        would assume that the agent is away, and launch by its own clock while other processes of the tenant run."""
         text = (
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
@@ -390,9 +391,8 @@ class ServedTenant:
         sock.close()
 
     def _exited(self, pid: int) -> None:
-        """Free the token and the credits of a process that has exited. Its connection is closed, because a child
-        process may still have the socket.
-        """
+        """Free the token and the credits of a process that has exited. Also close its connection: a child process may
+        still hold the socket open."""
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
         self._hooked.discard(pid)
@@ -401,9 +401,8 @@ class ServedTenant:
         self._changed()
 
     def _connection_closed(self, client: HookConnection) -> None:
-        """Enqueue a closed connection. Its token and memory are settled in slices, because a thousand connections may
-        close at once.
-        """
+        """Queue a closed connection. Its token and memory are released in slices, because a thousand connections may
+        close at once."""
         self._closed_connections.append(client)
         if len(self._closed_connections) == 1:
             self._settle_closed()
@@ -420,8 +419,8 @@ class ServedTenant:
             self._loop.call_soon(self._settle_closed)
 
     def _connected(self) -> None:
-        """Report to the token scheduler whether processes are connected, and whether the tenant may co-run. It may
-        co-run if its row does not forbid it and all its processes sample their progress."""
+        """Update the token scheduler: whether a process of the tenant is connected, and whether the tenant may co-run.
+        It may if its row allows it and all its processes sample their progress."""
         allowed = self.row.co_running is not CoRunningPolicy.DENY
         concurrent = allowed and all(user.samples_progress for user in self._users)
         self._tokens.set_connected(self.row.id, connected=bool(self._users), concurrent=concurrent)
@@ -441,5 +440,5 @@ class ServedTenant:
 
 
 def uuid_bytes(gpu: str) -> bytes:
-    """Return the 16 bytes of a GPU's UUID as NVML prints it."""
+    """Return a GPU's UUID, which NVML prints as text, as 16 bytes."""
     return UUID(gpu.removeprefix("GPU-")).bytes

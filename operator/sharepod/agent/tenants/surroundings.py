@@ -1,7 +1,7 @@
-"""Surroundings of the tenants: the registry's access to its node.
+"""Surroundings of the tenants: interfaces by which the registry reaches the node's files and processes.
 
-A process with the node's rights has direct access (`on_this_node`); the worker has access through the privileged
-process.
+A process with the node's rights uses them directly (`on_this_node`). The worker, which has no such rights, reaches them
+through the privileged process.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .process_end import EndProcess, end_here
 
 
 class TenantDirectories(Protocol):
-    """Tenants' directories, see `StateDir`. All methods except `path`, `unheard` and `unheard_all_but` do I/O: call
-    them from a thread, one at a time."""
+    """Tenants' directories, see `StateDir` for each method. All methods except `path`, `unheard` and `unheard_all_but`
+    do I/O: call them from a thread, one at a time."""
 
     def prepare(self) -> str:
         """Create the directories, install the hook; return its SHA-256. Raise `StateDirError`."""
@@ -39,13 +39,13 @@ class TenantDirectories(Protocol):
         """Complete directories of shared tenants and open their files. Return files or errors in the same order."""
 
     def unheard(self, tenant_id: str) -> None:
-        """Drop the kept descriptor of a tenant's socket."""
+        """Drop the supervisor's copy of a tenant's socket."""
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Drop all descriptors that a killed agent has left, except these tenants'."""
 
     def shut(self, tenant_id: str) -> None:
-        """Remove socket and limits."""
+        """Remove a tenant's socket and limits, so that no new process of it starts."""
 
     def remove(self, tenant_id: str) -> None:
         """Remove a tenant's directory."""
@@ -59,17 +59,17 @@ class TenantDirectories(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Access of the registry to its node."""
+    """Interfaces by which the registry reaches its node."""
 
     directories: TenantDirectories
     files: KeptFiles
-    """Files that an agent leaves to the next."""
+    """Files by which an agent leaves state to the next agent."""
     peers: Peers
     end_process: EndProcess
 
 
 def on_this_node(settings: AgentSettings) -> Surroundings:
-    """Return the access that a process with the node's rights has."""
+    """Return direct access, for a process with the node's rights."""
     return Surroundings(
         directories=StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open),
         files=FolderFiles(settings.state_dir),

@@ -32,11 +32,12 @@ class ShareView:
     waited_ns: int
     """Total time that the tenant has waited, up to now."""
     alone_in_flight: float | None
-    """Part of the time with work in flight while the tenant holds the GPU alone, 0 to 1; None if not known."""
+    """Part of the time, 0 to 1, in which the tenant has work in flight while it holds the GPU alone. None if
+    unknown."""
     throttled: int
     """Number of times that its processes were throttled because they sent too many frames."""
     denied_allocations: Mapping[str, int]
-    """Requests for memory that were refused because of the limit."""
+    """Number of requests for memory that were refused because of the limit, by GPU UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +48,21 @@ class TenantView:
     processes: int
     """Processes that are connected or that the driver reports on the tenant's GPUs."""
     memory_used: Mapping[str, int]
-    """Bytes in use by GPU UUID; of an Exclusive tenant, as the driver reports them. Empty once the tenant is
-    released."""
+    """Bytes in use, by GPU UUID. For an Exclusive tenant, as the driver reports them. Empty for a tenant in release."""
     usage: TimeUsage | None
     """Token time; None unless the tenant is being served."""
     connected: bool
     """True if any hook of the tenant has ever connected."""
     measured: bool
-    """False while the averaging window of `usage` begins before the tenant's first hook connected."""
+    """False while the averaging window of `usage` contains time before the tenant's first hook connected, so that
+    `usage` is too low."""
     enforced: bool | None
-    """True if its share is enforced; None if not known."""
+    """True if the tenant's share is enforced, False if not; None if unknown."""
     findings: tuple[Finding, ...]
     drained: bool
     """True once nothing of a released tenant is left."""
     left_behind: str | None
-    """Remains of a tenant in release, as text; None if there are none, or not read yet."""
+    """What remains of a tenant in release, as text. None if nothing does, or if no reading has shown it yet."""
 
     _served: ServedTenant | None
     _tokens: Tokens
@@ -88,17 +89,18 @@ class TenantView:
         )
 
     def usage_ratio(self, uuid: str) -> float | None:
-        """Return the part of the last 10 s in which the tenant held a GPU; of an Exclusive tenant, in which the GPU was
-        busy. None if not known."""
+        """Return the part of the last 10 s in which the tenant held a GPU. For an Exclusive tenant, the part in which
+        the GPU was busy. None if unknown."""
         return self.usage.held_milli / 1000 if self.usage is not None else self.busy_ratio(uuid)
 
     def busy_ratio(self, uuid: str) -> float | None:
-        """Return the part of the last 10 s in which kernels of the tenant ran, by the driver. None if not known."""
+        """Return the part of the last 10 s in which kernels of the tenant ran on a GPU, by the driver. None if
+        unknown."""
         return self._utilization.ratio((self.row.id, uuid))
 
     def busy_seconds(self, uuid: str) -> float | None:
-        """Return for how many seconds kernels of the tenant ran since the agent first saw the tenant. None if not
-        known."""
+        """Return the seconds for which kernels of the tenant have run on a GPU since the agent first saw the tenant.
+        None if unknown."""
         return self._utilization.seconds((self.row.id, uuid))
 
     def share(self) -> ShareView | None:

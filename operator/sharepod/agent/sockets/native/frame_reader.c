@@ -1,9 +1,10 @@
-/* Reading of a tenant's clients: finds the readable sockets, reads them, and recognises the frames about time.
+/* Reads the connections of a tenant's clients: finds the readable ones, reads their packets, and recognises the
+ * frames about time (WANT, DRAINING, DRAINED), so that Python need not parse these.
  *
  * Guarantees:
  * - The codec of sharepod.protocol accepts each recognised frame, with the same values.
  * - Whatever a client sends, nothing is read or written beyond the structs.
- * - Descriptors that a client sends are dropped by the kernel: recv has no buffer for them.
+ * - Descriptors that a client sends are closed by Linux, because recv has no buffer for them.
  */
 #include "frame_reader.h"
 
