@@ -198,7 +198,7 @@ class LoopHandOffs:
         self.kept.places[place].socket = -1
 
     def look(self) -> bool:
-        """Check all holders now, and carry out the hand-offs of those that have drained. Return True if there were
+        """Check all holders now, and carry out the hand-offs whose holders have drained. Return True if there were
         any."""
         return bool(_hand_on(self.kept))
 

@@ -1,1 +1,1 @@
-"""Placement: decides on which GPUs a SharePod goes. Pure: no I/O, no clock."""
+"""Placement: chooses the node and the GPUs of each request for a share. Pure: no I/O, no clock."""

@@ -1,10 +1,10 @@
-"""Spread next to replicas: ranks the nodes that already run replicas of an owner, such as a ReplicaSet, by cost.
+"""Spread over nodes that already run replicas of the request's owner, such as a ReplicaSet: ranks these nodes by cost.
 
 Guarantees:
 - `best` returns the same place as `choices.best` with the costs `SPREAD` over the nodes with replicas.
-- A decision reads only nodes with replicas. It recomputes only nodes that changed since the owner's last decision, and
-  filters only nodes that can still be the best.
-- At most `_MAX_NODES` nodes are kept over all owners, not counting the owner of the present decision.
+- A decision reads only nodes with replicas. It computes costs again only for nodes that have changed since the owner's
+  last decision, and filters only nodes that can still be the best.
+- Costs of at most `_MAX_NODES` nodes are kept, summed over all owners but the present one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .state.cluster import Cluster
 from .state.types import Assignment, PlacementRequest
 
 _MAX_NODES = 100_000
-"""Most nodes that are kept, summed over all owners and numbers of GPUs: some 30 MB. The owners whose last decision is
-oldest are dropped first."""
+"""Most nodes whose costs are kept, summed over all owners and numbers of GPUs: some 30 MB. The owners whose last
+decision is oldest are dropped first."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,9 @@ class _Order:
     - `names`: all of these nodes, including nodes that are unknown now.
     - `least`: by node, a lower bound of its cost by `SPREAD`.
     - `heap`: the nodes ordered by that bound, with outdated entries.
-    - `seen`: the number of the last change of the cluster that the entries include.
-    - `there`: for each node of the columns, whether it has replicas. Computed when the columns were last rebuilt.
+    - `seen`: number of changes of the cluster up to which the entries are current.
+    - `there`: mask of the nodes with replicas, by index in the columns. `started_over`: the rebuild of the columns to
+      which it belongs.
     """
 
     names: set[str] = field(default_factory=set)
@@ -49,8 +50,8 @@ class _Order:
 
 
 class BesideReplicas:
-    """Nodes with replicas of each owner for which a request with policy Spread was decided. The cluster reports every
-    change of a node."""
+    """Ordered nodes with replicas of each owner, for requests with policy Spread. It subscribes to the cluster's
+    changes."""
 
     def __init__(self, cluster: Cluster, columns: Columns) -> None:
         self._cluster = cluster
@@ -61,12 +62,13 @@ class BesideReplicas:
         cluster.subscribe(self._touch)
 
     def nodes(self, request: PlacementRequest) -> npt.NDArray[np.bool_] | None:
-        """Return a mask of the columns' nodes that have replicas of the request's owner. None if no node has any. The
-        columns must be settled."""
+        """Return a mask of the nodes with replicas of the request's owner, by index in the columns. None if no node has
+        any. Call `Columns.settle` before."""
         return order.there if (order := self._order(request)) is not None else None
 
     def best(self, request: PlacementRequest) -> Assignment | None:
-        """Return the place of least cost on nodes with replicas."""
+        """Return the place of least cost on nodes with replicas of the request's owner. None if these nodes have
+        none."""
         order = self._order(request)
         if order is None:
             return None
@@ -94,7 +96,8 @@ class BesideReplicas:
         self._changed[name] = self._version
 
     def _order(self, request: PlacementRequest) -> _Order | None:
-        """Return the up-to-date nodes with replicas of the request's owner. None if there are none."""
+        """Return the order of the nodes with replicas of the request's owner, with all changes so far. None if no node
+        has any."""
         owner = request.owner
         if owner is None or not self._cluster.replicas_on(owner):
             return None
@@ -121,7 +124,7 @@ class BesideReplicas:
     def _changed_since(self, order: _Order, replicas: Collection[str]) -> list[str]:
         """Return the nodes with replicas, now or at the owner's last decision, that have changed since that decision.
 
-        The number of steps is the smaller of two numbers: such nodes, and changes since then.
+        It goes through the nodes with replicas or through the changes, whichever are fewer.
         """
         if self._version - order.seen > len(order.names) + len(replicas):
             return [name for name in {*order.names, *replicas} if self._changed.get(name, 0) > order.seen]

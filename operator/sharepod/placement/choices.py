@@ -31,8 +31,8 @@ def best(places: Iterable[Candidate], request: PlacementRequest, policy: Policy)
 def cheapest(
     node: NodeAccount, passing: Sequence[GpuAccount], request: PlacementRequest, policy: Policy
 ) -> Sequence[GpuAccount]:
-    """Choose the GPUs of one node. Replicas of a Spread request go to different GPUs first. Then the distance between
-    the GPUs precedes their cost."""
+    """Choose among the passing GPUs of one node. A Spread request first prefers GPUs without replicas of its owner.
+    Then short distances between the GPUs count, then their cost."""
     count = request.gpu.count
     if len(passing) <= count:
         return passing
@@ -54,8 +54,8 @@ def nearest(
 
 
 def assignment(node: str, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Assignment:
-    """Return the assignment. A tenant has the same memory on all of its GPUs, so a share without `memory` gets the
-    amount for the smallest GPU."""
+    """Return the assignment of these GPUs. A tenant has the same memory on all of them, so a share without `memory`
+    gets the amount for the smallest GPU."""
     ordered = sorted(gpus, key=lambda gpu: (gpu.index, gpu.state.uuid))
     memory = min(request.gpu.memory_on(gpu.state.memory) for gpu in ordered)
     return Assignment(node=node, gpus=tuple(gpu.state.uuid for gpu in ordered), memory=Bytes(memory))

@@ -8,7 +8,8 @@ Guarantees (docs/design.md defines PL1 to PL5):
 - PL2 rules-in-Python: a place that breaks a filter is never chosen, whatever its score.
 - Deciding changes nothing. The same history of the cluster and the same request give the same answer.
 - Members of an affinity group that runs go to the group's GPUs or wait.
-- GPUs of the head-of-queue reservation go to its tenant, or to a request of higher priority that fits nowhere else.
+- GPUs of the head-of-queue reservation go to the tenant for which they are reserved, or to a request of higher priority
+  that fits nowhere else.
 - PL3 true-refusals: see `filters/explain.py`.
 """
 
@@ -39,8 +40,8 @@ from .together import place_on, places_together
 QueueKey = tuple[int, int, str, str, str]
 
 _OVERDUE = -1
-"""Standing, in the order of the head of the queue, of a request that has waited too long: before all other requests of
-its priority."""
+"""Stands for the standing of an overdue request in `head_key`: less than any standing, so the request comes before all
+others of its priority."""
 
 
 def queue_key(request: PlacementRequest) -> QueueKey:
@@ -49,8 +50,8 @@ def queue_key(request: PlacementRequest) -> QueueKey:
 
 
 def head_key(key: QueueKey, *, overdue: bool) -> QueueKey:
-    """Return the sort key of head-of-queue reservations: the queue's key, except that overdue requests come first
-    within their priority, oldest first."""
+    """Return the sort key by which the head of the queue is chosen: the queue's key, except that overdue requests come
+    first within their priority, oldest first."""
     return (key[0], _OVERDUE, *key[2:]) if overdue else key
 
 
@@ -78,7 +79,8 @@ class Engine:
         return self.find(request) or find_holder(self.cluster, request) or self.place(request)
 
     def find(self, request: PlacementRequest) -> Assignment | None:
-        """Decide as `place` does, but return None for a refusal: its explanation takes most of the time."""
+        """Decide as `place` does, but return None for a refusal. This saves the explanation, which takes most of the
+        time."""
         if not request.siblings:
             return self._find_alone(request)
         alone = self._find_alone(request)
@@ -99,8 +101,8 @@ class Engine:
             wanted = set(request.gpu.uuids)
             named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
             return best(candidates(named, request), request, policy)
-        # 2. If the namespace excludes others from as many GPUs as it may, only GPUs that already have the request's
-        #    exclusion label are left.
+        # 2. If the namespace already excludes others from as many GPUs as it may, the request may only go to GPUs that
+        #    have its exclusion label.
         label = label_key(request.namespace, request.gpu.labels.exclusion)
         if label is not None and not cluster.excluded.has_room_for(request):
             return best(candidates(cluster.known(cluster.nodes_excluding(label)), request), request, policy)
@@ -113,15 +115,16 @@ class Engine:
         open_to = [item for item in kept if item.tenant != request.tenant and _lets_pass(item, request)]
         if not open_to:
             return self._by_policy(request, policy)
-        # 5. GPUs that are reserved for a tenant of lower priority, or of its own namespace, come last.
+        # 5. Last come GPUs with a reservation that lets the request pass: for a tenant of lower priority, or open to
+        #    its namespace.
         elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in open_to) - 1), policy)
         return elsewhere or best(candidates(cluster.known(item.node for item in open_to), request), request, policy)
 
     def serves(self, request: PlacementRequest, nodes: Iterable[str]) -> bool:
-        """Return whether one of these nodes takes the request, without choosing the best.
+        """Return whether one of these nodes takes the request, without choosing the best place.
 
-        The answer is exact if, since the refusal, no other node has gained room and the request's affinity group is
-        unchanged.
+        If the nodes are all that have gained room since the request was refused, and its affinity group is unchanged,
+        the answer holds for the whole cluster.
         """
         if request.siblings:
             return places_together(self.cluster, self.cluster.known(nodes), request) is not None
@@ -131,16 +134,14 @@ class Engine:
         return any(True for _ in candidates(self.cluster.known(nodes), request))
 
     def reserve(self, request: PlacementRequest, assignment: Assignment) -> None:
-        """Reserve the places that `find` returned. Raises `PlacementError` as `Cluster.reserve` does.
-
-        Also updates the columns, so that the next decision need not do so.
-        """
+        """Reserve the places that `find` returned. Raises `PlacementError` as `Cluster.reserve` does. Also update the
+        columns now, so that the next decision is faster."""
         for one, place in zip((request, *request.siblings), (assignment, *assignment.siblings), strict=True):
             self.cluster.reserve(assignment.node, place.reservation(one))
         self.packing.settle()
 
     def _by_policy(self, request: PlacementRequest, policy: Policy) -> Assignment | None:
-        """Return the best place outside the head-of-queue reservation."""
+        """Return the best place on unreserved GPUs, ranked by the policy. None if there is none."""
         cluster, packing = self.cluster, self.packing
         if policy is MOST_FREE:
             return self._first(packing.most_free(request), request, policy)
@@ -179,7 +180,7 @@ class Engine:
 
 
 def _lets_pass(reservation: HeadReservation, request: PlacementRequest) -> bool:
-    """Return whether the request, of a tenant other than the owner of the reservation, may use the reserved GPUs."""
+    """Return whether a request of another tenant may use the GPUs of this reservation."""
     if reservation.open_to == request.namespace:
         return reservation.priority <= request.priority
     return reservation.priority < request.priority

@@ -6,8 +6,8 @@ docs/design.md). `Cluster.reserve_for_head` applies a reservation; the caller de
 Guarantees:
 - A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the
   request may not have now because of the cap on excluded GPUs are not reserved.
-- Of all such nodes, the node is chosen whose tenants are expected to end first. Among equals it is the node with the
-  least amount to free, then the first by name.
+- Among such nodes, the node is chosen where enough tenants are expected to end first. Among equals it is the node with
+  the least amount to free, then the first by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .state.types import PlacementRequest, label_key
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 
 SecondsLeft: TypeAlias = Callable[[TenantId, Row], float]
-"""Returns the seconds until a tenant is expected to end."""
+"""Function: returns the seconds until a tenant is expected to end (see run_times.py)."""
 
 
 def _unknown(_tenant: TenantId, _row: Row) -> float:
@@ -39,10 +39,10 @@ def _unknown(_tenant: TenantId, _row: Row) -> float:
 def find_head_reservation(
     cluster: Cluster, request: PlacementRequest, left: SecondsLeft = _unknown
 ) -> HeadReservation | None:
-    """Choose the GPUs of one node whose tenants are expected to leave room for this request first.
+    """Choose the GPUs on which enough tenants are expected to end first to make room for this request, all on one node.
 
-    Returns None if no node could take the request even then. A request whose affinity group runs can only have the
-    group's GPUs.
+    Returns None if no node could take the request even without tenants. A request whose affinity group runs can only
+    have the group's GPUs.
     """
     places = affinity_places(cluster, request)
     checks = (*gpu_filters.static(request), *gpu_filters.within_cap(request))
@@ -67,7 +67,7 @@ def find_head_reservation(
 
 
 def is_attainable(cluster: Cluster, request: PlacementRequest, reservation: HeadReservation) -> bool:
-    """Return whether the reserved GPUs can still serve the request later.
+    """Return whether the reserved GPUs could still take the request later.
 
     False if the node is cordoned, a GPU has failed, or the request's affinity group runs on other GPUs.
     """
@@ -88,13 +88,14 @@ def _node_usable(node: NodeAccount, request: PlacementRequest) -> bool:
 
 
 def _gpu_usable(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
-    """Return whether the GPU passes the request's lasting filters `checks` once enough of its tenants have left."""
+    """Return whether the GPU takes the request once enough of its tenants have left. `checks`: the request's filters
+    that no tenant changes."""
     return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
 
 
 def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
-    """Return the amount that tenants must free before the request fits: thousandths of the GPU's time plus thousandths
-    of its memory."""
+    """Return how much the GPU's tenants must free before the request fits: thousandths of its time plus thousandths of
+    its memory. At most 0: it fits."""
     asked = request.gpu
     exclusion = {label_key(request.namespace, asked.labels.exclusion)}
     anti_affinity = label_key(request.namespace, asked.labels.anti_affinity)
@@ -109,7 +110,7 @@ def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
 
 
 def _free_in(gpu: GpuAccount, request: PlacementRequest, left: SecondsLeft) -> float:
-    """Return the seconds until enough of the GPU's tenants are expected to have ended."""
+    """Return the seconds until enough of the GPU's tenants are expected to have ended for the request to fit."""
     to_free = _to_free(gpu, request)
     if to_free <= 0 or left is _unknown:
         return 0.0
@@ -122,5 +123,6 @@ def _free_in(gpu: GpuAccount, request: PlacementRequest, left: SecondsLeft) -> f
 
 
 def _freed(row: Row, gpu: GpuAccount) -> int:
-    """Return the part of the GPU that a tenant frees: thousandths of its time plus of its memory."""
+    """Return how much of the GPU a tenant frees when it ends: thousandths of its time plus thousandths of its
+    memory."""
     return row.request_milli + row.memory * WHOLE_GPU // (gpu.state.memory or 1)

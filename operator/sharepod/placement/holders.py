@@ -1,8 +1,9 @@
-"""Holders: decides where new holders must take whole GPUs from NVIDIA's device plugin, so that a request gets a place.
+"""Holders: decides where new holders (Pods of the operator) should take whole GPUs from NVIDIA's device plugin, so that
+a request gets a place.
 
 Guarantees:
-- A new holder is requested only where it makes a place, whichever of the node's free GPUs the kubelet assigns. A node
-  is skipped if the plugin offers GPUs that the agent does not report.
+- A new holder is requested only where it makes a place, whichever of the node's free GPUs the kubelet assigns. So a
+  node is skipped if the plugin offers GPUs that the agent does not report.
 - A tenant that waits for a pending holder gets no other holder.
 - Pods that wait for whole GPUs have precedence: the GPUs of a node that they could use are left to them.
 - A node has no more held GPUs than its label `sharepod.dev/max-held-gpus` allows. A label that is no number counts as
@@ -25,12 +26,12 @@ from .state.needs import integer
 from .state.types import NewHolder, NodeState, PlacementRequest, PodNeeds, Resources
 
 DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
-"""Name of a GPU of NVIDIA's device plugin among a node's resources."""
+"""Resource by which NVIDIA's device plugin offers the GPUs of a node."""
 
 
 def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None:
-    """Choose where new holders would make a place: the node that needs the fewest holders, then the node with the
-    fewest free GPUs.
+    """Choose the node where new holders would make a place for the request: the node that needs the fewest holders,
+    among equals the node with the fewest free GPUs. None if there is none.
 
     The kubelet chooses among the free GPUs, so all of them must suit. A request for certain GPUs, and a request whose
     affinity group runs, cannot be served this way.
@@ -61,9 +62,9 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
 
 
 def wanted_whole(cluster: Cluster, node: NodeAccount, free: int) -> int:
-    """Count the GPUs that pods waiting for whole GPUs could use on a node with `free` GPUs.
+    """Return how many GPUs of a node with `free` GPUs are wanted by pods that wait for whole GPUs.
 
-    A pod counts on each node that it could run on by selector, affinity, taints and requests. Other rules of
+    A pod counts on each node where its selector, affinity, tolerations and requests would let it run. Other rules of
     kube-scheduler (pod affinity, spreading, volumes) are not checked.
     """
     state = node.state
@@ -79,26 +80,26 @@ def _could_run(state: NodeState, room: Resources, needs: PodNeeds) -> bool:
 
 
 def _most_held(node: NodeAccount) -> int:
-    """Return the most GPUs of a node that holders may have at a time."""
+    """Return the most GPUs of a node that holders may have at a time: by the node's label, else all."""
     label = node.state.labels.get(MAX_HELD_LABEL) if node.state is not None else None
     return len(node.gpus) if label is None else integer(label) or 0
 
 
 def left_to_give(node: NodeAccount) -> int:
-    """Count the GPUs that the device plugin has not assigned to a pod. GPUs of pending holders whose Pod does not count
-    on the node yet are subtracted."""
+    """Return the number of GPUs that the device plugin can still assign. GPUs for pending holders whose Pods are not
+    counted yet are subtracted."""
     uncounted = sum(holder not in node.pods for holder in node.holders)
     return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - uncounted
 
 
 def _offers_unknown(node: NodeAccount) -> bool:
-    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet could then assign a GPU
-    that fell off the bus."""
+    """Return whether the device plugin offers more GPUs than the agent reports. The kubelet could then assign a holder
+    a GPU that does not work."""
     offered = node.state.allocatable.extended.get(DEVICE_PLUGIN_RESOURCE, 0) if node.state is not None else 0
     return offered > len(node.gpus)
 
 
 def _would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:
-    """Return whether the GPU passes once a holder has it."""
+    """Return whether the GPU, which the plugin still has, would take the request once a holder has it."""
     fits = all(check.passes(gpu) for check in (*gpu_filters.static(request), *gpu_filters.within_cap(request)))
     return fits and gpu.state.available and not gpu.tenants

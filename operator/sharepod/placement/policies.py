@@ -22,8 +22,8 @@ Cost = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Costs of one placement policy. `gpu` ranks the GPUs of one node, of which the engine takes the cheapest. `node`
-    ranks nodes, each with the GPUs that would be taken there."""
+    """Costs by one placement policy. `gpu`: cost of one GPU; the engine takes the cheapest of a node. `node`: cost of a
+    node with the GPUs that would be taken there."""
 
     gpu: Callable[[GpuAccount, PlacementRequest], Cost]
     node: Callable[[NodeAccount, Sequence[GpuAccount], PlacementRequest], Cost]
@@ -52,21 +52,21 @@ def _memory_share(gpu: GpuAccount, size: int) -> int:
 
 
 def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
-    """Return the thousandths of time and of memory that would be left after this request."""
+    """Return the thousandths of time and of memory that the request would leave free on a GPU."""
     memory = gpu.free_memory - request.gpu.memory_on(gpu.state.memory)
     return gpu.free_milli - request.gpu.request_milli, _memory_share(gpu, memory)
 
 
 def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Return the cost of best fit: the rest that would be left. A rest without use (time without memory, or memory
-    without time) counts twice. A GPU without tenants comes last."""
+    """Return the cost of a GPU by best fit: what the request would leave free. A rest without use (time without memory,
+    or memory without time) counts twice. A GPU without tenants comes last."""
     time, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, time + abs(time - memory), time)
 
 
 def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Return the sum of `_leftover` over the GPUs, then the node's number of idle GPUs, the fewest first. So whole
-    nodes stay free for large requests."""
+    """Return the cost of a node by best fit: the sum of `_leftover` over the GPUs. Among equals, the node with the
+    fewest idle GPUs comes first, so that whole nodes stay free for large requests."""
     costs = [_leftover(gpu, request) for gpu in gpus]
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
 
@@ -78,8 +78,8 @@ PACK_WHOLE = Policy(lambda gpu, request: (), lambda node, gpus, request: (node.i
 
 
 def _least_promised(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Return the cost for best effort, which uses time that other tenants leave idle: GPUs with tenants first, then
-    least promised time, then least free memory."""
+    """Return the cost of a GPU for best effort, which uses time that other tenants leave idle: GPUs with tenants come
+    first, then GPUs with the least guaranteed time, the fewest tenants, and the least free memory."""
     _, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, WHOLE_GPU - gpu.free_milli, gpu.tenants, memory)
 
@@ -97,7 +97,7 @@ def _most_free(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Return the cost of the fullest of the GPUs."""
+    """Return the cost of a node: the cost of the fullest of the GPUs that would be taken."""
     return max(_most_free(gpu, request) for gpu in gpus)
 
 
@@ -114,8 +114,8 @@ def _spread(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _spread_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Return the cost of Spread: the replicas of the same owner on these GPUs, then on the node, then the fullest of
-    the GPUs."""
+    """Return the cost of a node by Spread: the replicas of the owner on the GPUs that would be taken, then on the node,
+    then the cost of the fullest of these GPUs."""
     together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))
 
@@ -124,7 +124,7 @@ SPREAD = Policy(_spread, _spread_of_all)
 
 
 def least_spread(node: NodeAccount, request: PlacementRequest) -> Cost:
-    """Return a lower bound of the cost by `SPREAD` on this node. It is cached until the node's rows or GPUs change."""
+    """Return a lower bound of the node's cost by `SPREAD`. It is cached until the node's rows or GPUs change."""
     owner = request.owner or ""
     least = node.derived.get(owner)
     if least is None:

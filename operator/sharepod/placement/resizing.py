@@ -4,7 +4,7 @@ Guarantees:
 - A tenant keeps its share until the change is decided. Only a raise needs room, and its GPUs must be outside the
   head-of-queue reservation.
 - A lower request is never refused, not even on a GPU that is over-committed.
-- Less memory is refused only below the tenant's last observed usage, which cannot be taken from it.
+- Less memory is refused only if it is below the tenant's last observed usage, because used memory cannot be taken back.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def resize(
         raise PlacementError(f"request {request_milli} and limit {limit_milli} thousandths are no share")
     asked = GpuRequest(request_milli=request_milli, limit_milli=limit_milli, memory=memory)
     capacities = [node.gpus_by_uuid[uuid].state.memory for uuid in row.gpus if uuid in node.gpus_by_uuid]
-    # The memory of a GPU that is not in the inventory is unknown: the granted bytes stay.
+    # the memory of a GPU that is not in the inventory is unknown, so the granted bytes stay
     amount = memory if memory is not None else min(map(asked.memory_on, capacities), default=row.wanted.memory)
     wanted = replace(row.wanted, request_milli=request_milli, limit_milli=limit_milli, memory=amount)
     refusal = _refuse(node, row, wanted, in_use)
@@ -57,10 +57,10 @@ def resize(
 
 
 def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Refusal | None:
-    """Return why `wanted` cannot replace `row`; None if it can."""
+    """Return why `wanted` cannot replace `row`. None if it can."""
     more_time = wanted.request_milli - row.request_milli
     more_memory = wanted.memory - row.memory
-    # 1. Refuse a lowering that is not possible, and a change that has obstacles other than missing room.
+    # 1. Refuse changes for which room does not matter: of a SharePod that is ending, or to less memory than it uses.
     if row.wanted.releasing:
         advice = "Create a new SharePod with the share that it should have."
         return _refusal(row, Outlook.NEVER, [Obstacle("Ending", "SharePod", 1, "the SharePod is ending")], advice)

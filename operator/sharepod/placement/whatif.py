@@ -1,14 +1,14 @@
 """Advice for a waiting request: which tenant would have to move, or which tenants would have to end. Pure.
 
 Guarantees:
-- If the advice is followed and nothing else changes, the engine places the request. Following it means that the named
-  tenants have ended, or that the named tenant runs on the named node.
-- The set is minimal. If tenants of the request's own namespace suffice, the smallest such set is named, otherwise the
-  smallest set of all tenants.
+- If the named tenants end, or the named tenant moves to the named node, and nothing else changes, the engine places the
+  request.
+- The set of tenants that would have to end is minimal. If tenants of the request's own namespace suffice, it is the
+  smallest set of them, otherwise the smallest set of all tenants.
 - Tenants of other namespaces are counted, never named.
 - Work is bounded: with more than `_MOST_TENANTS` tenants there is no advice.
-- Both searches yield None after each step, so that a caller can do other work, and the answer last. The answer is valid
-  at that moment, even if the cluster has changed between two steps.
+- Both searches are generators, so that the caller can do other work between their steps. They yield None after each
+  step, and the answer last. The answer is valid at that moment, even if the cluster has changed between two steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .state.cluster import Cluster
 from .state.types import PlacementRequest, Reservation
 
 _MOST_NAMED = 4
-"""Most tenants that advice names: more are too many to delete by hand."""
+"""Most tenants that the advice names; more are too many to delete by hand."""
 
 _MOST_TENANTS = 4_000
 """Most tenants among which advice is searched: some 50 ms of work."""
@@ -54,7 +54,7 @@ class Leavers:
 
 @dataclass(frozen=True, slots=True)
 class MoveAdvice:
-    """Tenant that would have to run elsewhere. `name`: of its Pod; `node`: its possible new node."""
+    """Tenant that would have to run elsewhere. `name`: name of its Pod. `node`, `gpus`: where it could run."""
 
     tenant: TenantId
     name: str
@@ -70,7 +70,8 @@ class MoveAdvice:
 def move_advice(
     cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
 ) -> Iterator[MoveAdvice | None]:
-    """Search for a tenant whose move would suffice; None comes last if no single move does. `find`: see `Find`."""
+    """Search for a tenant whose move would make room, see the header; None comes last if there is none. `find`: see
+    `Find`."""
     if len(movable) > _MOST_TENANTS:
         return
     for plan in move_plans(cluster, request, movable, find):
@@ -81,12 +82,13 @@ def move_advice(
 
 
 def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | None]:
-    """Search for the tenants that would have to end, whatever their priority; None comes last if no set suffices."""
+    """Search for the tenants that would have to end, of any priority, see the header; None comes last if no set
+    suffices."""
     asked = replace(request, priority=1)
     if request.siblings:
         return
     for namespace in (request.namespace, None):
-        # 1. All tenants, or the tenants of the namespace, as victims of equal cost.
+        # 1. Treat all tenants, at first only tenants of the namespace, as victims of a preemption, at equal cost.
         facts: dict[TenantId, VictimFacts] = {}
         for node in tuple(cluster.nodes()):
             rows = [row.wanted for row in node.rows.values() if namespace in (None, row.wanted.namespace)]
@@ -95,7 +97,7 @@ def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | N
         victims = victims_of(facts)
         if len(victims.units) > _MOST_TENANTS:
             return
-        # 2. The fewest of them.
+        # 2. Search for the smallest sufficient set.
         plan: PreemptionPlan | None = None
         for plan in plans(cluster, asked, victims) if victims.units else ():  # noqa: B007 the last is the best
             yield None
@@ -106,7 +108,7 @@ def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | N
             own = tuple(sorted({_name(row) for row in rows if row.namespace == request.namespace}))
             others = {row.pod_uid or row.tenant for row in rows if row.namespace != request.namespace}
             yield Leavers(own, len(others), plan.evict)
-        return  # an empty set: the tenants that end already suffice
+        return  # the set is empty: tenants that are already ending suffice
 
 
 def _fact(row: Reservation) -> VictimFacts:

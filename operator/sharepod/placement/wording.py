@@ -1,7 +1,8 @@
 """Wording of amounts and places in messages to users.
 
 Guarantees:
-- Free amounts are rounded down and requested amounts up, so a user can have what a message calls free.
+- Free amounts are rounded down and requested amounts up, so a user who requests the amount that a message calls free
+  gets it.
 - Advised amounts are round, and large enough for a program.
 """
 
@@ -18,9 +19,9 @@ _STEPS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", MIB))
 MEMORY_STEP = 256 * MIB
 """Advised memory is a multiple of this many bytes: 0.25Gi, so that advice is a short number."""
 LEAST_MEMORY = 3 * MEMORY_STEP
-"""Least memory that is advised, in bytes: about 512 MiB of CUDA context, and 256 MiB for the program."""
+"""Least memory that is advised, in bytes: room for a CUDA context of about 512 MiB, and 256 MiB for the program."""
 TIME_STEP = 50
-"""Advised requests are multiples of this many thousandths, and at least this."""
+"""Step of advised requests, in thousandths, and the least of them."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -39,7 +40,8 @@ def size_up(size: int) -> str:
 
 
 def size_near(size: int) -> str:
-    """Format bytes like `size_down`, rounded to the nearest tenth: 0.4 of 16Gi, in whole MiB, is `6.4Gi`."""
+    """Format bytes like `size_down`, rounded to the nearest tenth. For example, 0.4 of 16Gi, rounded down to whole MiB,
+    is `6.4Gi`."""
     up, down = _size(size, 1), _size(size, 0)
     return min(down, up, key=lambda text: abs(parse_quantity(text) - size))
 
@@ -74,12 +76,13 @@ _FIELDS_OF_CLAIMS = {
     "spec.gpu.antiAffinity": "annotation sharepod.dev/gpu-anti-affinity",
     "spec.gpu.exclusion": "annotation sharepod.dev/gpu-exclusion",
 }
-"""Fields of a SharePod, and the corresponding fields of a claim."""
+"""Field of a SharePod -> the text that names it for a claim."""
 _REQUEST = re.compile(r"spec\.gpu\.request ([0-9]+(?:\.[0-9]+)?)")
 
 
 def of_claims(text: str) -> str:
-    """Return a message about a SharePod's fields in the terms of a claim: `timeMilli 300` for request 0.3."""
+    """Return a message about a SharePod's fields in the terms of a claim. For example, request 0.3 becomes `timeMilli
+    300`."""
     text = _REQUEST.sub(lambda found: f"timeMilli {round(float(found[1]) * 1000)}", text)
     for field, words in _FIELDS_OF_CLAIMS.items():
         text = text.replace(field, words)
@@ -100,13 +103,13 @@ _FIELDS_OF_LINES = {
         )
     },
 }
-"""Fields of a SharePod, and the corresponding resource lines of a Pod."""
+"""Field of a SharePod -> the text that names it for a resource line."""
 _MEMORY = re.compile(r"spec\.gpu\.memory ([0-9.]+[A-Z]i)")
 
 
 def of_lines(text: str, count: int = 1) -> str:
-    """Return a message about a SharePod's fields in the terms of a resource line, which covers all `count` GPUs of the
-    Pod: `sharepod.dev/gpu-milli: 600` for request 0.3 of two."""
+    """Return a message about a SharePod's fields in the terms of a resource line, whose amounts cover all `count` GPUs
+    of the Pod. For example, request 0.3 of two GPUs becomes `sharepod.dev/gpu-milli: 600`."""
     text = _REQUEST.sub(lambda found: f"{MILLI}: {round(float(found[1]) * 1000) * count}", text)
     text = _MEMORY.sub(lambda found: f"{MEMORY}: {parse_quantity(found[1]) // MIB * count}", text)
     for field, words in _FIELDS_OF_LINES.items():
@@ -140,8 +143,8 @@ def some_of(words: Iterable[str], most: int = 4) -> str:
 
 
 def grouped(reasons: Iterable[tuple[str, str]], noun: str, most: int = 4) -> str:
-    """Group names by reason: `node-a is cordoned, 2 nodes (b, c): each is not ready`. Of many reasons, name the most
-    frequent."""
+    """Group names by reason, for a message: `node-a is cordoned, 2 nodes (b, c): each is not ready`. At most `most`
+    reasons are given, the most frequent first."""
     groups: dict[str, list[str]] = {}
     for name, why in reasons:
         groups.setdefault(why, []).append(name)

@@ -154,8 +154,8 @@ def _read(path: str) -> bytes:
 class PodResidue:
     """Finds what remains on the node of tenants in release: the attached directory, then processes of its pods.
 
-    A tenant counts as gone only after a scan of /proc that began after its directory was detached (the agent's part of
-    LE5 released-means-gone in docs/design.md).
+    A tenant counts as drained only after a scan of /proc that began after its directory was detached (the agent's part
+    of LE5 released-means-gone in docs/design.md).
     """
 
     def __init__(self, attachments: Attachments, mounts: TenantMounts, proc: Path = PROC) -> None:

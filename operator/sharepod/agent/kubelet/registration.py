@@ -36,7 +36,7 @@ STOP_GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class KubeletPlugin:
-    """Plugin as the kubelet registers it. Plugins are told apart by type and name."""
+    """Plugin as the kubelet registers it. Type and name together are unique."""
 
     type: str
     """Type as the kubelet names it: `CSIPlugin` or `DRAPlugin`."""

@@ -1,8 +1,8 @@
 """Timer for one function, whose moment is set again at each hand-off.
 
 Guarantees:
-- The function is called at the moment that was set last, or at an earlier one that was set before. So the function must
-  check whether anything is due.
+- The function is called at the moment that was set last, or at an earlier moment that was set before. So the function
+  must check whether anything is due.
 - On the agent's loop (`on_time.LoopAlarm`), the call is never early by CLOCK_MONOTONIC. Setting the moment needs no
   system call, no new object and no heap operation, because each hand-off does it.
 """
@@ -30,7 +30,7 @@ class OneAlarm(Protocol):
 
 
 class Deadline:
-    """Timer on the running loop: uses the loop's alarm if it has one that is free, else an asyncio timer.
+    """Timer on the running loop: uses the loop's alarm if no other function has claimed it, else an asyncio timer.
 
     Args:
         clock: Monotonic clock in nanoseconds.

@@ -379,8 +379,7 @@ class MemoryLedger:
             head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._kept else self._recall_ns)
         if now >= head.deadline:
             return False
-        # siblings without a recall include those that connected after the first recalls, with memory from an earlier
-        # connection
+        # siblings without a recall may have connected after the first recalls, with memory from an earlier connection
         for client in unasked:
             head.deadline = max(head.deadline, now + self._recall_ns)
             self._ask(head, client, actions)

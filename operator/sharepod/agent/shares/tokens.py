@@ -290,8 +290,8 @@ class Tokens:
         return self._scheduler.turns(self._now(), tenant_id)
 
     def turns_on(self, gpu: str, since: int) -> tuple[list[LoggedTurn], int]:
-        """Return the turns on a GPU, and the moment since which no turn is missing. The turns are those that ended
-        after `since`, the current ones, and waits for a turn. Moments in nanoseconds of the clock."""
+        """Return the turns on a GPU that ended after `since`, with current turns and waits for a turn, and the moment
+        since which no turn is missing. Moments in nanoseconds of the clock."""
         found = list(self._turn_log.on(gpu, since))
         for tenant_id, token in self._tokens.items():
             if gpu in token.gpus:

@@ -315,7 +315,7 @@ class StateDir:
 
 
 def hook_files(directory: Path) -> tuple[Path, ...]:
-    """Return the hooks with which processes of a tenant may have started: the present one and those of earlier agents.
+    """Return the hooks with which processes of a tenant may have started: the present hook and hooks of earlier agents.
     `directory`: the tenant's; if it does not exist, return none."""
     present = directory / HOOK_FILE
     return (*([present] if present.exists() else ()), *directory.glob(_EARLIER_HOOK.format("*")))

@@ -2,7 +2,7 @@
 
 Guarantees:
 - Every place that passes the filters gets a score here, except GPUs that are reserved for the head of the queue.
-- A place with a score passes the filters, except possibly those for extended resources. So the caller must apply the
+- A place with a score passes the filters, except possibly filters for extended resources. So the caller must apply the
   filters too.
 - Every array to which C has a pointer is kept alive here.
 - The same columns, weights and request class give the same scores.

@@ -1,1 +1,1 @@
-"""Filters: the conditions for a node or GPU to take a request, and the wording of refusals."""
+"""Filters: the conditions under which a node or GPU takes a request, and the wording of refusals."""

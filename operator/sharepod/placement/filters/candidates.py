@@ -2,8 +2,8 @@
 
 Guarantees:
 - A candidate has at least as many passing GPUs as the request needs.
-- Of interchangeable GPUs, only as many are listed as the request can use.
-- The order of candidates is no ranking.
+- Of interchangeable GPUs, only as many are listed as the request needs.
+- The order of candidates has no meaning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def candidates_of_group(
 def candidates_among(
     nodes: Iterable[NodeAccount], request: PlacementRequest, places: Sequence[GroupPlace]
 ) -> Iterator[Candidate]:
-    """Yield the candidates of an affinity group among these node accounts."""
+    """Yield the places of an affinity group that take the request, by these node accounts: exactly the group's GPUs."""
     checks, accounts = gpu_checks(request), {node.name: node for node in nodes}
     for name, uuids in places:
         node = accounts.get(name)
@@ -64,7 +64,8 @@ def candidates_among(
 def gpu_checks(request: PlacementRequest) -> tuple[gpu_filters.Passes, ...]:
     """Return the checks of all GPU filters for a request.
 
-    All checks must pass, so their order has no effect: time and memory, which fail most often, come first.
+    Their order does not matter for the result, because all must pass. Time and memory come first, because they fail
+    most often.
     """
     return tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
 
@@ -88,7 +89,7 @@ def node_passes(node: NodeAccount, request: PlacementRequest) -> bool:
 def _passing(
     node: NodeAccount, request: PlacementRequest, checks: Sequence[gpu_filters.Passes]
 ) -> Sequence[GpuAccount]:
-    """Return the passing GPUs; of interchangeable GPUs as many as the request can use."""
+    """Return the GPUs of a node that pass; of interchangeable GPUs, only as many as the request needs."""
     if request.gpu.uuids or (request.gpu.count > 1 and node.topology is not None):
         return [gpu for gpu in node.gpus if gpu_passes(gpu, checks)]
     passing: list[GpuAccount] = []

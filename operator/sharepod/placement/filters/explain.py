@@ -1,9 +1,11 @@
-"""Refusals of placement, worded as kube-scheduler words them: counted by reason, with the figure that came closest.
+"""Refusals of placement, worded as kube-scheduler words them: nodes and GPUs are counted by reason, each reason with
+the amount that came closest.
 
 Guarantees (PL3 true-refusals of docs/design.md):
 - Every known node is accounted for, and every figure is exact.
 - Advice that a change would fit now has been checked by a decision.
-- `NeverFits` is reported only if no known node could take the request without tenants and with everything available.
+- `NeverFits` is reported only if no known node could take the request even without tenants and with all GPUs and the
+  node available.
 - No refusal names the objects or labels of another namespace.
 """
 
@@ -32,12 +34,13 @@ _JOIN_OR_LEAVE = (
 )
 
 _TRIES = 3
-"""Most smaller requests that are checked for the advice, the largest first. Each check takes as long as a decision."""
+"""Most smaller requests that are tried for the advice, the largest first. Each try takes as long as a decision."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Obstacles found so far, by filter, in the order in which a refusal names them: GPUs first, then nodes."""
+    """GPUs and nodes that do not pass, by the number of the filter that they fail first. A refusal names GPUs first,
+    then nodes."""
 
     gpus: dict[int, list[GpuAccount]] = field(default_factory=dict)
     short_of_gpus: list[NodeAccount] = field(default_factory=list)
@@ -46,7 +49,8 @@ class _Tally:
 
 
 def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
-    """Word the refusal of a request that has no place. `fits` decides whether another request would get a place."""
+    """Return the refusal of a request that has no place, with its reasons. `fits`: returns whether another request
+    would get a place."""
     refusal = _explain(cluster, request, fits=fits)
     if not request.siblings:
         return refusal
@@ -93,7 +97,8 @@ def _explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refu
 
 
 def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: PlacementRequest) -> Obstacle | None:
-    """Return why the request cannot join its running affinity group, even with enough free room. None if it can."""
+    """Return why the request can never join its running affinity group, even with enough free room. None if it
+    could."""
     alike = [group for group in groups if len(group[1]) == request.gpu.count]
     if not alike:
         text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
@@ -108,7 +113,7 @@ def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: Placement
 
 
 def _incompatibility(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: PlacementRequest) -> str | None:
-    """Return the reason why the request and a member of its group exclude each other on these GPUs. None if they do
+    """Return why the request and a member of its affinity group exclude each other on these GPUs. None if they do
     not."""
     if node is None:
         return None
@@ -136,7 +141,7 @@ def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
 
 
 def _could_ever(node: NodeAccount, request: PlacementRequest) -> bool:
-    """Return whether the node could take the request if it had no tenants and everything on it were available.
+    """Return whether the node could take the request if it had no tenants and all of its GPUs were available.
 
     A node that has not reported a GPU yet counts as having any GPU.
     """
@@ -173,7 +178,7 @@ def _tally_of_groups(
     node_checks: Sequence[NodeFilter],
     checks: Sequence[GpuFilter],
 ) -> _Tally:
-    """Tally the obstacles of a request whose affinity group runs: only the group's GPUs are considered."""
+    """Collect the obstacles of a request whose affinity group runs, on the group's GPUs only."""
     tally = _Tally()
     label = f'the affinity group "{request.gpu.labels.affinity}"'
     places = []
@@ -235,7 +240,8 @@ def _advice(head: HeadReservation | None, request: PlacementRequest) -> str:
 
 
 def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str:
-    """Return a smaller `spec.gpu.request` that fits; empty if none does."""
+    """Return text that proposes a smaller `spec.gpu.request` with which the request would fit now. Empty if none is
+    found."""
     free = _free_on(nodes, request, lambda gpu: gpu.free_milli)
     candidates = {milli for each in free if (milli := advised_request(each)) is not None}
     smaller = [milli for milli in candidates if milli < request.gpu.request_milli]
@@ -246,7 +252,8 @@ def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fi
 
 
 def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str:
-    """Return a smaller `spec.gpu.memory` that fits; empty if none does."""
+    """Return text that proposes a smaller `spec.gpu.memory` with which the request would fit now. Empty if none is
+    found."""
     asked = request.gpu.memory
     free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
     candidates = {size for each in free if (size := advised_memory(each)) is not None}
@@ -258,8 +265,8 @@ def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: 
 
 
 def _free_on(nodes: Sequence[NodeAccount], request: PlacementRequest, free: Callable[[GpuAccount], int]) -> set[int]:
-    """Return, over all nodes, the set of amounts that a request of `count` GPUs could have there. Each is the free part
-    of the fullest among the node's `count` freest GPUs."""
+    """Return the free amounts that a request of `count` GPUs could have, one for each node. The amount of a node is the
+    free part of the fullest among its `count` freest GPUs."""
     found = set()
     for node in nodes:
         ranked = sorted((free(gpu) for gpu in node.gpus), reverse=True)

@@ -23,8 +23,8 @@ Explain = Callable[[Sequence[GpuAccount]], str]
 
 @dataclass(frozen=True, slots=True)
 class GpuFilter:
-    """One check for one request. `name`: the obstacle as one CamelCase word. `explain` words why these GPUs (at least
-    one) do not pass."""
+    """One check of GPUs for one request. `name`: the obstacle as one CamelCase word. `passes`: whether a GPU passes.
+    `explain`: returns, for a message, why these GPUs (at least one) do not."""
 
     name: str
     passes: Passes
@@ -139,12 +139,8 @@ def _same_exclusion(request: PlacementRequest) -> GpuFilter:
 
 
 def within_cap(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """Return the filter of the cap on GPUs that a namespace excludes others from. Empty if the request excludes no
-    tenant, or requests enough time.
-
-    The filter passes a GPU that already has the request's exclusion label. It passes other GPUs if the namespace may
-    exclude others from `count` more GPUs.
-    """
+    """Return the filter of the cap on GPUs from which a namespace may exclude others (state/exclusions.py). Empty if
+    the request excludes no tenant, or requests so much time that the cap does not count."""
     asked, namespace = request.gpu, request.namespace
     if asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:
         return ()

@@ -1,4 +1,5 @@
-"""Node filters: kube-scheduler's checks, made before kube-scheduler makes them.
+"""Node filters: the checks that kube-scheduler will make for the Pod, so that no share is reserved on a node that it
+would refuse.
 
 Each filter decides whether a node passes, and words the reason for a group of nodes that do not pass. `STATIC` filters
 do not depend on the tenants of the node: a request that fails one also fails on an empty cluster.
@@ -27,13 +28,14 @@ from sharepod.placement.wording import counted, grouped, size_down, size_up, som
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
-"""Prefix of the taints that Kubernetes sets by the node's condition. These taints are temporary."""
+"""Prefix of the taints by which Kubernetes marks a node's condition, such as not ready. They are temporary, so a node
+with them may take the request later."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """One check of a node. `name`: the obstacle as one CamelCase word. `explain` words why these nodes (at least one)
-    do not pass."""
+    """One check of a node. `name`: the obstacle as one CamelCase word. `passes`: whether a node passes. `explain`:
+    returns, for a message, why these nodes (at least one) do not."""
 
     name: str
     passes: Callable[[NodeAccount, PlacementRequest], bool]
@@ -51,7 +53,7 @@ def matches_selector(labels: Mapping[str, str], selector: Mapping[str, str]) -> 
 
 
 def matches_affinity(state: NodeState, terms: Sequence[NodeSelectorTerm]) -> bool:
-    """Return whether a node matches required node affinity: any term, all of its requirements.
+    """Return whether a node matches required node affinity: all requirements of at least one term.
 
     A term without requirements matches no node.
     """
@@ -104,7 +106,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> tuple[Taint, ...]:
-    """Return the taints that exclude a pod with these tolerations from the node."""
+    """Return the taints of a node that keep a pod with these tolerations off it."""
     if not taints:
         return ()
     return tuple(
@@ -115,7 +117,8 @@ def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> t
 
 
 def covers(has: Resources, asked: Resources) -> bool:
-    """Return whether the requested resources fit. A resource that is not requested may be negative (over-used)."""
+    """Return whether the resources `has` cover the requested ones. A resource that is not requested may be negative
+    (over-used)."""
     if asked.cpu_milli and asked.cpu_milli > has.cpu_milli:
         return False
     if asked.memory and asked.memory > has.memory:
@@ -296,7 +299,8 @@ DYNAMIC = (
     NodeFilter("Resources", _has_resources, _no_resources),
 )
 UNAFFECTED_BY_TENANTS = DYNAMIC[:4]
-"""Dynamic filters that no leaving tenant changes."""
+"""Dynamic filters whose result does not depend on the node's tenants: a node that fails one still fails it when tenants
+leave."""
 BY_STATE = (
     _state_available,
     _state_placed_here,
@@ -304,7 +308,7 @@ BY_STATE = (
     _state_affinity_matches,
     _state_untainted,
 )
-"""Checks that read only the node's state and the pod's needs. Each is a function of these two."""
+"""The filters that need only the node's state and the pod's needs, as functions of these two."""
 
 
 def _nodes(nodes: Sequence[NodeAccount], one: str, many: str) -> str:
@@ -316,7 +320,7 @@ def _by_reason(nodes: Sequence[NodeAccount], reason: Callable[[NodeAccount], str
 
 
 def _shortage(has: Sequence[Resources], asked: Resources, word: str = "has: ") -> str:
-    """Return a text with each resource that one of the nodes lacks: the requested amount, and the most that one of the
+    """Return text with each resource that one of the nodes lacks: the requested amount, and the most that any of the
     nodes has."""
     parts = []
     if any(asked.cpu_milli > one.cpu_milli for one in has):

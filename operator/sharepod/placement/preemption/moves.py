@@ -3,8 +3,8 @@
 Guarantees:
 - At most one tenant moves, and only a tenant that may be moved. Moves do not cascade: nothing is evicted or moved for
   the mover.
-- The mover fits elsewhere now, in addition to its present place and to the request on the GPUs that it leaves.
-- Of all such moves the cheapest by `cost_of_move` is chosen (tests compare with trying all).
+- The mover fits elsewhere now, while it still has its present place and the request is counted there as well.
+- Among all such moves the cheapest by `cost_of_move` is chosen (tests compare with trying all).
 - The engine's own filters accept both the request and the mover.
 - Members of an affinity group stay, because a move would split their group.
 """
@@ -29,16 +29,16 @@ from .victims import PreemptionPlan
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _MOVING = TenantId("the one that moves")
-"""Id of a mover's new share, on a copy of an account that also has its old share."""
+"""Id under which a mover's new share is tried on an account that also has its old share."""
 
 Find = Callable[[PlacementRequest], Assignment | None]
-"""Returns the place that the engine would choose for a request now."""
+"""Function: returns the place that the engine would choose for a request now; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movable:
-    """Tenant that may be moved. `request`: its request at its next placement; `started`: seconds since the epoch;
-    `lost_seconds`: seconds of work that its restart would lose."""
+    """Tenant that may be moved. `request`: the request that it will have when it is placed again. `started`: seconds
+    since the epoch. `lost_seconds`: seconds of work that a restart would lose."""
 
     request: PlacementRequest
     started: int = 0
@@ -47,7 +47,8 @@ class Movable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """Move that frees these GPUs of one node for a request: the tenant leaves the node and goes to `to`."""
+    """Move that frees `gpus` of `node` for a waiting request: `tenant` leaves its place on the node and goes to
+    `to`."""
 
     tenant: TenantId
     node: str
@@ -57,7 +58,7 @@ class MovePlan:
 
     @property
     def preemption(self) -> PreemptionPlan:
-        """Return the move as a preemption plan, by which it is carried out."""
+        """Return the move as a preemption plan: the tenant is evicted, and placed at `to`."""
         return PreemptionPlan(node=self.node, gpus=self.gpus, evict=(self.tenant,), move_to=self.to)
 
 
@@ -66,7 +67,8 @@ MoveCost = tuple[int, int, int, str]
 
 
 def cost_of_move(movable: Movable) -> MoveCost:
-    """Return the cost of moving a tenant: its lost work, then its share of time, its age, its name."""
+    """Return the cost of moving a tenant, by which moves are compared: its lost work, then its share of time, its age
+    (younger tenants are cheaper), its id."""
     asked = movable.request.gpu
     share = asked.request_milli * asked.count
     return movable.lost_seconds, share, -movable.started, movable.request.tenant
@@ -84,7 +86,7 @@ class _Waits:
 def plan_move(
     cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
 ) -> MovePlan | None:
-    """Return the cheapest move for a request that fits nowhere, or None if no move suffices."""
+    """Return the cheapest move that makes room for a request that fits nowhere. None if no move does."""
     found: MovePlan | None = None
     for found in move_plans(cluster, request, movable, find):  # noqa: B007 the last is the answer
         pass
@@ -102,7 +104,7 @@ def move_plans(
     """
     if request.siblings or not movable:
         return
-    # 1. Find tenants whose move could suffice, by simple sums over their node.
+    # 1. Find tenants whose move could make enough room, by simple sums over their node.
     places = affinity_places(cluster, request)
     waits = _Waits(request, places, gpu_filters.static(request))
     names = [name for name, _ in places] if places else [node.name for node in cluster.nodes()]
@@ -113,7 +115,7 @@ def move_plans(
             for tenant in _likely(node, waits, movable):
                 likely.append((cost_of_move(movable[tenant]), name, tenant))
         yield None
-    # 2. Choose the cheapest of them that leaves enough room and fits elsewhere.
+    # 2. Take the first of them, in the order of cost, that also fits elsewhere by the filters.
     elsewhere = _Elsewhere(find)
     for cost, name, tenant in sorted(likely):
         node = cluster.node(name)
@@ -124,7 +126,8 @@ def move_plans(
 
 
 def place_holds(cluster: Cluster, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> bool:
-    """Return whether a move's target still takes the mover, and the GPUs that it leaves still take the request."""
+    """Return whether a planned move still works: its target takes the mover, and the GPUs that it leaves take the
+    request."""
     to, (tenant,) = plan.move_to, plan.evict
     node = cluster.node(to.node) if to is not None else None
     if to is None or node is None:
@@ -139,7 +142,7 @@ def place_holds(cluster: Cluster, request: PlacementRequest, mover: PlacementReq
 
 
 def _likely(node: NodeAccount, waits: _Waits, movable: Mapping[TenantId, Movable]) -> list[TenantId]:
-    """Return the tenants of one node whose leaving may suffice for the request."""
+    """Return the tenants of one node that may free enough for the request if they leave."""
     request, count = waits.request, waits.request.gpu.count
     usable = usable_gpus(node, request, waits.places, waits.checks)
     if len(usable) < count:
@@ -157,12 +160,12 @@ def _likely(node: NodeAccount, waits: _Waits, movable: Mapping[TenantId, Movable
 
 
 def _others(gpu: GpuAccount, request: PlacementRequest, leaves: TenantId | None) -> bool:
-    """Return whether a tenant that stays on the GPU excludes the request."""
+    """Return whether a tenant on the GPU, other than `leaves`, excludes the request."""
     return any(tenant != leaves and must_end(row, request) for tenant, row in gpu.rows.items())
 
 
 def _covers(node: NodeAccount, tenant: TenantId, of_node: Amounts) -> bool:
-    """Return whether the tenant takes at least as much of the node as the request lacks there."""
+    """Return whether the tenant takes at least as much of the node's resources as the request lacks (`of_node`)."""
     taken = taken_of_node(node, (tenant,)) if of_node else {}
     return all(taken.get(name, int(name == "rows")) >= amount for name, amount in of_node.items())
 
@@ -177,7 +180,7 @@ def _would_pass(gpu: GpuAccount, request: PlacementRequest, tenant: TenantId, ro
 def _move(
     node: NodeAccount, waits: _Waits, tenant: TenantId, mover: Movable, elsewhere: _Elsewhere, cost: MoveCost
 ) -> MovePlan | None:
-    """Return the move of one tenant, if it leaves enough room and the tenant fits elsewhere."""
+    """Return the move of one tenant. None if it does not leave enough room, or if the tenant does not fit elsewhere."""
     request, asked, row = waits.request, mover.request, node.rows.get(tenant)
     own = gpu_checks(asked)
     place = elsewhere.on_another_node(asked, node.name)
@@ -194,7 +197,8 @@ def _move(
     if place is not None:
         chosen = _tightest(passing, row, request.gpu.count)
         return MovePlan(tenant=tenant, node=node.name, gpus=_uuids(chosen), to=place, cost=cost)
-    # 2. To other GPUs of its node: the request first takes GPUs that the mover cannot have.
+    # 2. To other GPUs of its node. The request prefers GPUs that the mover cannot have, so that the others are left for
+    #    the mover.
     for_mover = [gpu for gpu in after.gpus if gpu_passes(gpu, own)]
     chosen = sorted(passing, key=lambda gpu: gpu in for_mover)[: request.gpu.count]
     rest = [gpu for gpu in for_mover if gpu not in chosen]
@@ -209,7 +213,8 @@ def _move(
 
 
 class _Elsewhere:
-    """Places of movers on other nodes. Caches, for each kind of request, the best place, or that there is none."""
+    """Places of movers on other nodes. For each kind of request, the engine's best place is searched once and
+    remembered."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
@@ -228,12 +233,12 @@ class _Elsewhere:
 
 
 def _tightest(passing: list[GpuAccount], row: Row, count: int) -> list[GpuAccount]:
-    """Return the GPUs for the request: first the GPUs that the mover leaves, then the fullest."""
+    """Return the GPUs to give to the request: first the GPUs that the mover leaves, then the fullest."""
     return sorted(passing, key=lambda gpu: (gpu.state.uuid not in row.gpus, gpu.free_milli, gpu.index))[:count]
 
 
 def _left(node: NodeAccount, tenant: TenantId) -> NodeAccount:
-    """Return the node's account without the tenant and its pod."""
+    """Return a copy of the node's account without the tenant and its pod."""
     account = node.copy()
     account.put(tenant, None)
     for uid, usage in list(account.pods.items()):

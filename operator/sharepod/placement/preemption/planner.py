@@ -6,8 +6,8 @@ Guarantees (PL6 of docs/design.md):
 - The set is the cheapest by `victims.cost_of`, over all nodes and sets of GPUs, and has no superfluous member. This is
   exact within the bounds of `search.cheapest_set` and `_GPU_SETS` (tests compare with trying all sets).
 - The engine's own filters accept the request after the preemption.
-- Work is bounded: each node is read once, and searched only on GPUs that could cost less than the best plan so far.
-- Shares of tenants whose Pods end anyway are used before other tenants are preempted.
+- Work is bounded: each node is searched once, and only on GPUs whose plan could cost less than the best plan so far.
+- Shares of tenants that are ending anyway count as free, so no other tenant is preempted for that room.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from .victims import BOUNDED_ITEMS, PlanCost, PreemptionPlan, Unit, Victims
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _GPU_SETS = 64
-"""Most sets of GPUs of one node that are searched for a request of several GPUs. Of eight GPUs, these are all pairs
+"""Most sets of GPUs of one node that are searched for a request of several GPUs. With eight GPUs, this covers all pairs
 (28) and almost all sets of four (70)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, with values computed once for all nodes."""
+    """The waiting request, with values computed once for all nodes: places of its affinity group, and filters that no
+    tenant changes."""
 
     request: PlacementRequest
     places: tuple[GroupPlace, ...]
     checks: tuple[gpu_filters.GpuFilter, ...]
     group: frozenset[TenantId]
-    """Members of its affinity group, which are never preempted for it."""
+    """Members of the request's affinity group, which are never preempted for it."""
 
 
 def plan_preemption(cluster: Cluster, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-    """Return the preemption for a request that fits nowhere, or None if no preemption suffices.
+    """Return the preemption for a request that fits nowhere. None if no preemption makes room.
 
-    A plan without `lower` and `evict` means that the request fits once the tenants have left whose Pods end anyway.
+    A plan with empty `lower` and `evict` means that the request fits once tenants that are ending anyway have left.
     Requests of several claims (`siblings`) are planned in `several_claims`.
     """
     best: PreemptionPlan | None = None
@@ -59,7 +60,8 @@ def plan_preemption(cluster: Cluster, request: PlacementRequest, victims: Victim
 
 
 def plans(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iterator[PreemptionPlan | None]:
-    """Search one node after the other. Yields the best plan so far after each, so that a caller can do other work.
+    """Search one node after the other. Yields the best plan so far after each node, so that the caller can do other
+    work in between.
 
     Each node is read at its own step, so the cluster may have changed since: the caller must check the plan before it
     acts.
@@ -81,7 +83,8 @@ def plans(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iter
 
 
 def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
-    """Return whether an earlier plan still suffices, and preempts no tenant that is protected by now."""
+    """Return whether an earlier plan still makes room, and preempts no tenant that a PodDisruptionBudget protects by
+    now."""
     node = cluster.node(plan.node)
     if node is None or not all(passes(node, request) for passes in _NODE_CHECKS):
         return False
@@ -97,16 +100,16 @@ def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPla
 
 
 def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost | None) -> PreemptionPlan | None:
-    """Return the cheapest plan on one node, if it costs less than `below`."""
+    """Return the cheapest plan on one node that costs less than `below`. None if there is none."""
     request = asked.request
-    # 1. Shares of tenants whose Pods end anyway count as free.
+    # 1. Shares of tenants that are ending anyway count as free.
     leaving = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
     account = _without(node, leaving) if leaving else node
     units = _units(account, asked, victims)
     if not units and not leaving:
         return None
     going = {tenant for unit in units for tenant in unit.tenants}
-    # 2. GPUs that the request could have. GPUs that need no preemption come first.
+    # 2. Find GPUs that the request could have after preemption. GPUs that need none come first.
     usable = usable_gpus(account, request, asked.places, asked.checks)
     usable = [gpu for gpu in usable if _may_be_freed(gpu, request, going)]
     if len(usable) < request.gpu.count:
@@ -116,7 +119,7 @@ def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost
     ready = [gpu for gpu in ready if all(check.passes(gpu) for check in capped)]
     ready = ready[: request.gpu.count]
     others = [gpu for gpu in usable if gpu not in ready]
-    # 3. For each set of GPUs, the cheapest units.
+    # 3. Search, for each set of GPUs, the cheapest units to preempt.
     best: PreemptionPlan | None = None
     by_tenant = {tenant: unit for unit in units for tenant in unit.tenants}
     of_node = short_of_node(account, request)
@@ -139,7 +142,8 @@ def _cheapest(
     by_tenant: Mapping[TenantId, Unit],
     below: PlanCost | None,
 ) -> Chosen | None:
-    """Return the cheapest units that free these GPUs."""
+    """Return the cheapest units whose preemption frees these GPUs for the request. None if no units do, or if they cost
+    more than `below`."""
     if below is not None and not of_node and not all(_may_cost(gpu, request, by_tenant, below) for gpu in gpus):
         return None
     short = dict(of_node)
@@ -158,7 +162,8 @@ def _cheapest(
 
 
 def _may_cost(gpu: GpuAccount, request: PlacementRequest, by_tenant: Mapping[TenantId, Unit], most: PlanCost) -> bool:
-    """Return whether freeing this GPU may cost at most `most`: a bound that is quick to compute."""
+    """Return False if freeing this GPU certainly costs more than `most`. This bound is quick to compute, so it saves
+    searches."""
     protected, priority, count = most[:BOUNDED_ITEMS]
     if protected:
         return True
@@ -205,7 +210,7 @@ def _in_order(tenants: Iterator[TenantId]) -> tuple[TenantId, ...]:
 
 
 def leaves(tenant: TenantId, row: Row, victims: Victims) -> bool:
-    """Return whether a tenant's share becomes free without a preemption."""
+    """Return whether a tenant's share becomes free without a preemption, because the tenant is ending."""
     return tenant in victims.leaving or (row.wanted.releasing and tenant not in victims.stuck)
 
 
@@ -225,7 +230,7 @@ def _units(node: NodeAccount, asked: _Asked, victims: Victims) -> list[Unit]:
 
 
 def units_below(node: NodeAccount, request: PlacementRequest, victims: Victims) -> list[Unit]:
-    """Return the units of a node with a lower priority than the request's, by name."""
+    """Return the units with a tenant on this node and a lower priority than the request's, ordered by name."""
     priority, units = request.priority, victims.units
     here = (unit for tenant in node.rows if (unit := units.get(tenant)) is not None and unit.priority < priority)
     found = {unit.name: unit for unit in here}
@@ -233,7 +238,7 @@ def units_below(node: NodeAccount, request: PlacementRequest, victims: Victims) 
 
 
 def _may_be_freed(gpu: GpuAccount, request: PlacementRequest, going: Collection[TenantId]) -> bool:
-    """Return whether the GPU takes the request once all of these tenants have left it."""
+    """Return whether the GPU takes the request once all of the tenants `going` have left it."""
     if any(tenant not in going for tenant in _conflicting(gpu, request)):
         return False
     rows = [row for tenant, row in gpu.rows.items() if tenant in going]
@@ -244,12 +249,12 @@ def _may_be_freed(gpu: GpuAccount, request: PlacementRequest, going: Collection[
 
 
 def _conflicting(gpu: GpuAccount, request: PlacementRequest) -> list[TenantId]:
-    """Return the tenants of a GPU that the request cannot share it with."""
+    """Return the tenants of a GPU that must leave it for the request, whatever the free time and memory."""
     return [tenant for tenant, row in gpu.rows.items() if must_end(row, request)]
 
 
 def _ranked(gpus: Sequence[GpuAccount], request: PlacementRequest) -> list[GpuAccount]:
-    """Sort GPUs by the amount to free, least first."""
+    """Sort GPUs by the amount that must be freed for the request, least first."""
 
     def effort(gpu: GpuAccount) -> tuple[int, int, int, GpuUuid]:
         short = short_of_gpu(gpu, request)
@@ -261,7 +266,7 @@ def _ranked(gpus: Sequence[GpuAccount], request: PlacementRequest) -> list[GpuAc
 
 
 def account_after(node: NodeAccount, plan: PreemptionPlan, victims: Victims) -> NodeAccount:
-    """Return the node's account after the plan."""
+    """Return a copy of the node's account as it will be after the plan."""
     leaving = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
     account = _without(node, [*leaving, *plan.evict])
     for tenant in plan.lower:
@@ -272,7 +277,7 @@ def account_after(node: NodeAccount, plan: PreemptionPlan, victims: Victims) -> 
 
 
 def _without(node: NodeAccount, tenants: Collection[TenantId]) -> NodeAccount:
-    """Return the node's account without these tenants and their pods."""
+    """Return a copy of the node's account without these tenants and their pods."""
     account = node.copy()
     for tenant in tenants:
         account.put(tenant, None)
@@ -283,7 +288,7 @@ def _without(node: NodeAccount, tenants: Collection[TenantId]) -> NodeAccount:
 
 
 def _fits(account: NodeAccount, request: PlacementRequest, gpus: Collection[GpuUuid]) -> bool:
-    """Return whether the engine's filters accept the request on these GPUs."""
+    """Return whether all filters accept the request on these GPUs of the account."""
     checks = gpu_checks(request)
     known = [account.gpus_by_uuid[uuid] for uuid in gpus if uuid in account.gpus_by_uuid]
     return (

@@ -1,9 +1,10 @@
-"""Search: finds the cheapest set of units that frees the amounts that a request lacks. Pure.
+"""Search: finds the cheapest set of units (tenants that end together) whose preemption frees the amounts that a request
+lacks. Pure.
 
 Guarantees:
-- Exact within `_VISITS` steps: no set of units that frees enough costs less. After that many steps the cheapest set
-  found so far is returned, which is never worse than the result of `_greedy`.
-- No unit of the answer is superfluous: without any one of them an amount is short.
+- The result is exact within `_VISITS` steps: no set of units that frees enough costs less. After that many steps the
+  cheapest set found so far is returned, which never costs more than the result of `_greedy`.
+- No unit of the result is superfluous: without any one of them too little is freed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from .shortage import Amounts, Dimension, Frees
 from .victims import BOUNDED_ITEMS, PlanCost, Unit, cost_of
 
 _VISITS = 4096
-"""Most steps of a search for one set of GPUs: enough for every set of twelve units, and for more units where the bounds
-exclude sets. Some 10 ms at most."""
+"""Most steps of a search for one set of GPUs. They suffice for every set of twelve units, and for more units if the
+bounds exclude sets. They take some 10 ms at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Units that free enough, with their cost."""
+    """Units whose preemption frees enough, with the cost."""
 
     cost: PlanCost
     evict: tuple[Unit, ...]
@@ -35,11 +36,12 @@ def cheapest_set(
     *,
     below: PlanCost | None = None,
 ) -> Chosen | None:
-    """Return the cheapest set of units that frees enough. It evicts all of `forced`. None if no set frees enough.
+    """Return the cheapest set of units whose preemption frees the amounts `short`. None if no set does.
 
     Args:
-        units: Units that may be preempted, including `forced`.
-        below: The set must cost at most this.
+        units: Units that may be preempted, including `forced`, each with the amounts that it frees.
+        forced: Units that the set must evict.
+        below: Most that the set may cost; None: any cost.
     """
     search = _Search(short, units, forced, below)
     search.run()
@@ -47,7 +49,8 @@ def cheapest_set(
 
 
 class _Search:
-    """Depth-first search over units. Each unit is evicted, lowered or spared. The best set so far bounds the search."""
+    """Depth-first search: each unit in turn is evicted, lowered or spared. A branch that cannot beat the best set so
+    far is cut."""
 
     def __init__(
         self, short: Amounts, units: Sequence[tuple[Unit, Frees]], forced: Sequence[Unit], below: PlanCost | None
@@ -68,7 +71,7 @@ class _Search:
         self._visits = 0
 
     def run(self) -> None:
-        """Find the best set."""
+        """Search for the best set, and store it in `best`."""
         if not _covers(self._left[0], self._short):
             return
         self._greedy()
@@ -92,7 +95,7 @@ class _Search:
         )
 
     def _most_that_is_left(self) -> list[Amounts]:
-        """Return, for each position, the sum of the amounts that all units from there on free."""
+        """Return, for each position in `_units`, the sum of the amounts that the units from there on can free."""
         sums: list[Amounts] = [{}]
         for _, frees in reversed(self._units):
             total = dict(sums[-1])
@@ -103,8 +106,8 @@ class _Search:
         return sums
 
     def _greedy(self) -> None:
-        """Take units in order until enough is free. Then spare superfluous units, the dearest first."""
-        # 1. If only time is short, lower all units that may be lowered; 2. otherwise evict units in order.
+        """Evict units in order until enough is free. Then spare superfluous units, the most expensive first."""
+        # 1. If only time is short, lower all units that may be lowered. 2. Otherwise evict units in order.
         lowered = [item for item in self._units if item[1].by_lowering]
         short = self._short
         for _, frees in lowered:
@@ -118,7 +121,7 @@ class _Search:
             short = self._still_short(evicted, lowered)
         if short:
             return
-        # 3. Return superfluous units.
+        # 3. Spare superfluous units.
         for item in sorted(evicted, key=lambda one: cost_of([one[0]], []), reverse=True):
             fewer = [other for other in evicted if other is not item]
             also = [*lowered, item] if item[1].by_lowering else lowered
@@ -167,7 +170,7 @@ class _Search:
 
 
 def _less(short: Mapping[Dimension, int], freed: Mapping[Dimension, int]) -> Amounts:
-    """Return the amounts that are still short."""
+    """Return the amounts that are still short after `freed`."""
     return {name: amount - freed.get(name, 0) for name, amount in short.items() if amount > freed.get(name, 0)}
 
 

@@ -22,11 +22,12 @@ from .shortage import gives_time
 from .victims import PreemptionPlan, Unit, Victims, cost_of
 
 _NODES = 16
-"""Nodes that are searched for one request: each takes some 10 ms with 30 tenants."""
+"""Most nodes that are searched for one request. Each takes some 10 ms with 30 tenants."""
 
 
 def plans_for_several(cluster: Cluster, request: PlacementRequest, victims: Victims) -> Iterator[PreemptionPlan | None]:
-    """Search one node after the other. Yields the best plan so far after each, so that a caller can do other work.
+    """Search one node after the other. Yields the best plan so far after each node, so that the caller can do other
+    work in between.
 
     Each node is read at its own step, so the cluster may have changed since: the caller must check the plan before it
     acts.
@@ -47,7 +48,8 @@ def plans_for_several(cluster: Cluster, request: PlacementRequest, victims: Vict
 
 
 def holds_for_several(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
-    """Return whether an earlier plan still suffices, and preempts no tenant that is protected by now."""
+    """Return whether an earlier plan still makes room, and preempts no tenant that a PodDisruptionBudget protects by
+    now."""
     node = cluster.node(plan.node)
     if node is None:
         return False
@@ -59,7 +61,7 @@ def holds_for_several(cluster: Cluster, request: PlacementRequest, plan: Preempt
 
 
 class _NodeSearch:
-    """Search of one node."""
+    """Search for a plan on one node."""
 
     def __init__(self, cluster: Cluster, node: NodeAccount, request: PlacementRequest, victims: Victims) -> None:
         self._cluster = cluster
@@ -68,7 +70,8 @@ class _NodeSearch:
         self._victims = victims
 
     def place(self, evict: Sequence[Unit], lower: Sequence[Unit]) -> Assignment | None:
-        """Return the places after these units were evicted and lowered, and tenants whose Pods end anyway have left."""
+        """Return the places of all claims after these units were evicted and lowered, and after tenants that are ending
+        have left. None if there are none."""
         account = account_after(self._node, self._as_plan(evict, lower), self._victims)
         return place_on(self._cluster, account, self._request)
 
@@ -78,22 +81,23 @@ class _NodeSearch:
         units = units_below(self._node, self._request, self._victims)
         units = sorted(units, key=lambda unit: (cost_of([unit], ()), unit.name), reverse=True)
         lowerable = [unit for unit in units if self._gives_time(unit)]
-        # 1. If time is enough, no unit is evicted. 2. Otherwise spare the most valuable units: they lose nothing, or
-        #    only time.
+        # 1. If lowering requests makes enough room, evict no unit. 2. Otherwise spare the most valuable units: they
+        #    lose nothing, or only time.
         if self.place((), lowerable) is not None:
             evict, lower = list[Unit](), lowerable
         elif self.place(units, ()) is not None:
             evict, lower = self._spared(units)
         else:
             return None
-        # 3. No unit is lowered without need.
+        # 3. Lower no unit without need.
         lower = _fewest(lower, lambda fewer: self.place(evict, fewer) is not None)
         place = self.place(evict, lower)
         assert place is not None, "each step was checked"
         return self._as_plan(evict, lower, place)
 
     def _spared(self, units: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """Return the units to evict, and the units that are only lowered. The most valuable units are spared first."""
+        """Return the units to evict, and the units only to lower. Starting with the most valuable, each unit is spared
+        if the others suffice."""
         evict, lower = list(units), list[Unit]()
         for unit in units:
             fewer = [other for other in evict if other is not unit]
@@ -104,7 +108,7 @@ class _NodeSearch:
         return evict, lower
 
     def _gives_time(self, unit: Unit) -> bool:
-        """Return whether all of a unit's rows on this node may have request 0."""
+        """Return whether the requests of all rows that a unit has on this node may be lowered to 0."""
         rows = (self._node.rows.get(tenant) for tenant in unit.tenants)
         return unit.lowerable and all(gives_time(row) for row in rows if row is not None)
 
@@ -125,7 +129,7 @@ class _NodeSearch:
 
 
 def _fewest(units: Sequence[Unit], enough: Callable[[list[Unit]], bool]) -> list[Unit]:
-    """Return the units that are needed: drop each unit, in order, without which the rest is enough."""
+    """Return the units that are needed: drop each unit, in order, if the remaining ones are `enough`."""
     kept = list(units)
     for unit in units:
         fewer = [other for other in kept if other is not unit]

@@ -4,8 +4,8 @@ Pure.
 Guarantees:
 - Amounts are counted as the filters count them: each row with its largest time and memory, pods as kube-scheduler adds
   them up.
-- A unit that excludes the request on all of these GPUs (Exclusive, another exclusion label, the same anti-affinity
-  label) is marked as a unit to evict.
+- A tenant that excludes the request from a GPU (Exclusive, another exclusion label, the same anti-affinity label) must
+  end, whatever amounts are free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sharepod.placement.state.types import PlacementRequest, Resources, label_ke
 from .victims import Unit
 
 Dimension = str | tuple[str, str]
-"""One amount that can be short: of a GPU (kind and UUID) or of the node (name)."""
+"""Name of an amount that a request may lack: (kind, GPU UUID) for a GPU, or the name of a resource of the node."""
 Amounts = dict[Dimension, int]
 
 
@@ -42,8 +42,8 @@ def usable_gpus(
     """Return the GPUs of a node that the request could have once enough of their tenants have left.
 
     Args:
-        places: where its affinity group runs; empty: anywhere.
-        checks: the GPU filters for the request that no tenant changes.
+        places: Places of the request's affinity group, to which it is then bound; empty: any place.
+        checks: GPU filters for the request whose result no tenant changes.
     """
     group = next((uuids for name, uuids in places if name == node.name and len(uuids) == request.gpu.count), None)
     if places and group is None:
@@ -71,8 +71,8 @@ def must_end(row: Row, request: PlacementRequest) -> bool:
 
 
 def short_of_gpu(gpu: GpuAccount, request: PlacementRequest) -> Amounts:
-    """Return the amounts of a GPU that the request lacks; an Exclusive request lacks nothing once all tenants have
-    left."""
+    """Return the amounts that the request lacks on a GPU. An Exclusive request lacks none: it fits once all tenants
+    have left."""
     asked, uuid = request.gpu, gpu.state.uuid
     if asked.mode is Mode.EXCLUSIVE:
         return {}
@@ -104,7 +104,7 @@ def short_of_node(node: NodeAccount, request: PlacementRequest) -> Amounts:
 
 
 def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: Mapping[Dimension, int]) -> Frees:
-    """Return the part of these short amounts that a unit frees on this node and these GPUs."""
+    """Return how much of the amounts `short` the unit frees on this node and these GPUs."""
     frees = Frees()
     for tenant in unit.tenants:
         row = node.rows.get(tenant)
@@ -127,8 +127,8 @@ def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: M
 
 
 def gives_time(row: Row) -> bool:
-    """Return whether a row may have request 0. A row in mode Exclusive has no share to change, and an interactive row
-    needs a request."""
+    """Return whether the request of a row may be lowered to 0. An Exclusive tenant has no share to lower, and an
+    interactive one needs a request."""
     return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
 
 

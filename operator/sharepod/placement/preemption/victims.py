@@ -2,7 +2,7 @@
 
 Guarantees:
 - Tenants of one `unit` (the containers' claims of one Pod, a gang) end together and count once.
-- Costs are compared item by item; the least wins.
+- Costs are tuples that are compared item by item; the least cost wins.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class VictimFacts:
     """Facts of one running tenant."""
 
     unit: str
-    """Common name of tenants that end together: the uid of their Pod, or the name of their gang."""
+    """Name that tenants have in common which end together: the UID of their Pod, or the name of their gang."""
     priority: int
     """Effective priority: only a request of higher priority may preempt the tenant."""
     over_budget_milli: int = 0
-    """Excess of its namespace over its budget, in thousandths of the budget. 0 within the budget."""
+    """Amount by which its namespace exceeds its budget, in thousandths of the budget. 0 within the budget."""
     started: int = 0
-    """Start, in seconds since the epoch."""
+    """Time at which it started, in seconds since the epoch."""
     lost_seconds: int = 0
-    """Seconds of work that its end would lose."""
+    """Seconds of work that would be lost if it ended now."""
     protected: bool = False
-    """The API server recently refused its eviction: a PodDisruptionBudget has no room for it."""
+    """True if the API server has recently refused its eviction, because a PodDisruptionBudget does not allow it."""
     lowerable: bool = False
     """True if its request may be lowered to 0. The tenant then uses only time that other tenants leave idle."""
     slow: bool = False
-    """Its Pod may take longer to end than waiting requests allow."""
+    """True if its Pod may take longer to end than waiting requests allow."""
     leaving: bool = False
-    """Its Pod is being deleted: its share will be free without another step."""
+    """True if its Pod is being deleted: its share becomes free without a preemption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ PlanCost = tuple[int, ...]
 """Cost of a plan, see `cost_of`."""
 
 _NOBODY = -(1 << 40)
-"""Stands for the highest priority of an empty set: below each that the API server accepts (32 bits)."""
+"""Highest priority of an empty set: lower than any priority that the API server accepts (32 bits)."""
 
 
 def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
@@ -105,26 +105,28 @@ def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
 
 
 BOUNDED_ITEMS = 3
-"""Number of the first items of a cost that never fall when another unit is evicted."""
+"""Number of leading items of a cost that never fall when one more unit is evicted. A search may use them as a lower
+bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Running tenants, as preemption sees them. `units`: the unit of each tenant that stays unless preempted.
-    `leaving`: tenants whose Pods end anyway, each with its priority. `stuck`: tenants without a Pod whose rows stay;
-    their shares are not expected back."""
+    """Running tenants as candidates for preemption. `units`: the unit of each tenant that is not ending. `leaving`:
+    priority of each tenant whose Pod is ending anyway. `stuck`: tenants without a Pod whose rows stay, so their shares
+    do not become free by themselves."""
 
     units: Mapping[TenantId, Unit]
     leaving: Mapping[TenantId, int]
     stuck: frozenset[TenantId] = frozenset()
 
     def are_slow(self, tenants: Iterable[TenantId]) -> bool:
-        """Return whether any of these tenants may take longer to end than waiting requests allow."""
+        """Return whether any of these tenants may take longer to end than waiting requests allow
+        (`VictimFacts.slow`)."""
         units = (self.units.get(tenant) for tenant in tenants)
         return any(unit is not None and unit.slow for unit in units)
 
     def without_slow(self) -> Victims:
-        """Return the victims without tenants that may take longer to end than waiting requests allow."""
+        """Return these victims without slow tenants (`VictimFacts.slow`)."""
         return replace(self, units={tenant: unit for tenant, unit in self.units.items() if not unit.slow})
 
 

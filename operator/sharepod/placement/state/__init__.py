@@ -1,1 +1,1 @@
-"""The cluster as placement sees it: accounts of nodes and GPUs, reservations, affinity groups."""
+"""Placement's model of the cluster: accounts of nodes and GPUs, reservations, affinity groups."""

@@ -1,10 +1,11 @@
-"""Accounts of one node: its rows, their use of each GPU, and the pods' use of the node.
+"""Accounts of one node: its rows of the ledger, the amounts of each GPU that they reserve, and the resources of the
+node that pods take.
 
 Guarantees:
-- A row counts with the largest time and memory that the ledger may still hold for it. A raise counts as soon as it is
-  decided, a lowering only once it is written. (CS1 of cluster.py depends on this.)
+- A row counts with the largest time and memory that the ledger may still contain for it. A raise counts as soon as it
+  is decided, a lowering only once it is written. (CS1 of cluster.py depends on this.)
 - A releasing row counts in full.
-- Rows and pods of an unknown node are kept.
+- Rows and pods of a node whose Node object is unknown are kept.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from .types import (
 
 
 class Row:
-    """One tenant's reservation, as written and as decided since.
+    """One tenant's reservation: as the ledger has it, and as decided since.
 
     Args:
         wanted: the latest decision.
         written: the reservation in the ledger; None: the ledger has no such row yet.
         since: the row whose decision this one follows. That decision may still be in flight to the ledger
-            (`in_flight`), so it counts too.
+        (`in_flight`), so it counts too.
 
-    `request_milli`, `memory` (bytes) and `gpus` are the counted amounts: the most of these three.
+    `request_milli`, `memory` (bytes) and `gpus` are the amounts that count: the largest of the three rows.
     """
 
     __slots__ = ("gpus", "in_flight", "memory", "pending", "request_milli", "wanted", "written")
@@ -71,17 +72,17 @@ class GpuAccount:
     Args:
         node: Name of the node.
         state: The GPU as its agent reports it.
-        interactive_most: Most interactive tenants that it takes.
-        excluded: The GPUs that namespaces exclude others from, this one among them.
+        interactive_most: Most interactive tenants that a GPU takes.
+        excluded: Count of the GPUs from which namespaces exclude others; this GPU adds to it.
 
     - `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
     - `exclusions`: the exclusion label of each tenant, None for a tenant without one.
     - `anti_affinity`: the anti-affinity labels of its tenants.
-    - `owners`: tenants that are not releasing, counted by owner.
+    - `owners`: number of tenants that are not releasing, by owner.
     - `head_tenant`: the tenant that this GPU is reserved for, at the head of the queue or by a preemption; `kept_from`
       tests for which requests.
-    - `interactive_room`: number of interactive tenants that it still takes.
-    - `excluded_for`: the namespace that it counts for in `excluded`.
+    - `interactive_room`: number of further interactive tenants that it takes.
+    - `excluded_for`: the namespace for which the GPU counts in `excluded`; None: for none.
     """
 
     __slots__ = (
@@ -119,10 +120,10 @@ class GpuAccount:
         self.recount()
 
     def kept_from(self, request: PlacementRequest) -> bool:
-        """Return whether this GPU is reserved for another tenant of the same or a higher priority.
+        """Return whether the request may not use this GPU, because the GPU is reserved for another tenant of the same
+        or a higher priority.
 
-        The reservation may be open to a namespace. For a request of that namespace, only a reservation of higher
-        priority counts.
+        A reservation that is open to the request's namespace excludes it only if its priority is higher.
         """
         if self.head_tenant in (None, request.tenant) or self.head_priority < request.priority:
             return False
@@ -130,7 +131,7 @@ class GpuAccount:
 
     @property
     def interactive_full(self) -> bool:
-        """True if it takes no further interactive tenant."""
+        """True if the GPU takes no further interactive tenant."""
         return not self.interactive_room
 
     @property
@@ -144,7 +145,7 @@ class GpuAccount:
         return f"{self.node} GPU {self.index}"
 
     def recount(self) -> None:
-        """Add up its rows again."""
+        """Compute all sums and sets from the GPU's rows again."""
         milli = memory = interactive = 0
         exclusions: set[LabelKey | None] = set()
         anti_affinity: set[LabelKey] = set()
@@ -175,7 +176,7 @@ class GpuAccount:
             self.count_for(only[0] if only is not None else None)
 
     def count_for(self, namespace: str | None) -> None:
-        """Count the GPU as excluded by this namespace; None: by none."""
+        """Set the namespace for which the GPU counts in `excluded`. None: no namespace excludes others from it."""
         before, self.excluded_for = self.excluded_for, namespace
         if before != namespace:
             if before is not None:
@@ -203,7 +204,8 @@ class GpuAccount:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
-    """Usage of one pod: the resources that it takes of its node. `tenant`: the pod's tenant."""
+    """Usage of one pod: the resources that it takes of its node. `tenant`: the tenant whose pod it is; None: no
+    tenant's."""
 
     resources: Resources
     tenant: TenantId | None
@@ -211,8 +213,8 @@ class PodUsage:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Sum of the pods of a node: their number, and the resources that they leave free, negative where the node is
-    over-used."""
+    """What the pods of a node take: their number, and the resources that they leave free (negative if more is requested
+    than the node has)."""
 
     pods: int
     free: Resources
@@ -222,11 +224,12 @@ class NodeAccount:
     """Account of one node.
 
     - `state` is None while the node is unknown.
-    - `uid` and `generation`: of the GPUNode last read.
-    - `holders`: pending holders, each with its waiting tenant.
+    - `uid` and `generation`: of the GPUNode as last loaded.
+    - `holders`: for each pending holder, the tenant that waits for it.
     - `interactive_per_gpu`: most interactive tenants that a GPU takes.
-    - `excluded`: count of its excluded GPUs.
-    - `derived`: cache of values computed from its rows and GPUs, by owner; cleared when these change.
+    - `excluded`: count of excluded GPUs, to which the node's GPUs add.
+    - `derived`: cache of values computed from the rows and GPUs (`policies.least_spread`), by owner. Cleared when these
+      change.
     """
 
     __slots__ = (
@@ -274,7 +277,7 @@ class NodeAccount:
         excluded = self._excluded.overlay()
         for gpu in self.gpus:
             if gpu.excluded_for is not None:
-                excluded.count(gpu.excluded_for, -1)  # the copy counts it again
+                excluded.count(gpu.excluded_for, -1)  # `set_state` and `put` count it again for the copy
         other = NodeAccount(self.name, interactive_per_gpu=self._interactive_per_gpu, excluded=excluded)
         other.set_state(self.state)
         other.pods, other.holders = dict(self.pods), dict(self.holders)
@@ -286,7 +289,7 @@ class NodeAccount:
         return other
 
     def set_state(self, state: NodeState | None) -> None:
-        """Replace the state of the Node; None: unknown from now on."""
+        """Replace the state of the Node. None: the Node is unknown from now on."""
         before = self.state.gpus if self.state else ()
         self.state = state
         self._taken = None
@@ -309,7 +312,7 @@ class NodeAccount:
             account.recount()
 
     def put(self, tenant: TenantId, row: Row | None) -> None:
-        """Set, replace or (None) remove the row of a tenant."""
+        """Set or replace the row of a tenant. None: remove it."""
         self.derived.clear()
         before = self.rows.pop(tenant, None)
         if row is not None:
@@ -326,14 +329,14 @@ class NodeAccount:
         self._taken = self._interchangeable = None
 
     def mark_kept(self, gpus: Mapping[GpuUuid, tuple[TenantId, int, str | None]]) -> None:
-        """Mark these of its GPUs, and no others, as reserved. Each has its tenant, priority and the namespace that it
-        is open to."""
+        """Mark these GPUs of the node, and no others, as reserved. `gpus`: for each: (tenant, priority, namespace to
+        which the reservation is open)."""
         for gpu in self.gpus:
             gpu.head_tenant, gpu.head_priority, gpu.head_open_to = gpus.get(gpu.state.uuid, (None, 0, None))
         self._interchangeable = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:
-        """Set or (None) remove a pod's usage."""
+        """Set a pod's usage. None: remove it."""
         if usage is None:
             self.pods.pop(uid, None)
         else:
@@ -341,7 +344,8 @@ class NodeAccount:
         self._taken = None
 
     def interchangeable(self) -> tuple[tuple[GpuAccount, ...], ...]:
-        """Group the GPUs that differ only in UUID and index: idle GPUs of one model and size."""
+        """Group the GPUs of which a decision needs to check only one: idle GPUs that differ only in UUID and index. A
+        GPU with tenants is a group of its own."""
         if self._interchangeable is None:
             groups: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
@@ -354,7 +358,7 @@ class NodeAccount:
         return self._interchangeable
 
     def check_room(self, uuid: GpuUuid, asked: Reservation) -> None:
-        """Raise `PlacementError` unless this GPU has room for the reservation, with each row counted at its largest
+        """Raise `PlacementError` unless this GPU has room for the reservation. Each row counts with its largest
         amounts."""
         gpu = self.gpus_by_uuid.get(uuid)
         if gpu is None:
@@ -385,7 +389,8 @@ class NodeAccount:
         return sum(1 for row in rows if row.wanted.owner == owner and not row.wanted.releasing)
 
     def taken(self) -> Taken:
-        """Sum the resources of pods, including the pods that reservations expect."""
+        """Sum the resources of the node's pods. A reservation whose pod is not known yet counts with the needs that it
+        expects."""
         if self._taken is None:
             parts, count = [pod.resources for pod in self.pods.values()], len(self.pods)
             seen = {pod.tenant for pod in self.pods.values()}

@@ -2,11 +2,11 @@
 
 Guarantees:
 - CS1 no-over-commit (LE2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is.
-  Each row counts with the most that the ledger may still hold for it.
+  Each row counts with the most that the ledger may still contain for it.
 - CS2 ledger-is-believed: `load` accepts a ledger even if it over-commits a GPU, and reports that.
-- CS3 decisions-stand: reading a ledger never drops a decision that is not written yet.
-- No method waits or writes. A caller reserves, writes, and feeds the read ledger back with `load`, or calls `revert`
-  after a failed write.
+- CS3 decisions-stand: loading a ledger never drops a decision that is not written yet.
+- No method waits or writes. The caller reserves, writes the ledger, and passes the ledger that it then reads to `load`.
+  After a failed write it calls `revert`.
 - Subscribers are notified of every change of a node.
 """
 
@@ -24,22 +24,22 @@ from .types import NodeState, Overcommit, PlacementError, PodNeeds, Reservation,
 
 
 class Cluster(ClusterView):
-    """All nodes by name, even if only their ledger or their pods are known.
+    """All nodes by name, including nodes of which only the ledger or pods are known.
 
-    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: GPUs that a
-    namespace may exclude others from with less than half of their time requested; None: any number.
+    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: see
+    `ExcludedGpus`.
     """
 
     def subscribe(self, touched: Callable[[str], None]) -> None:
-        """Call `touched(node name)` after each change of a node's resources or usage."""
+        """Call `touched(node name)` after each change of a node's resources or usage, from now on."""
         self._subscribers.append(touched)
 
     def on_released(self, released: Callable[[TenantId, Row], None]) -> None:
-        """Call `released(tenant, its last row)` after the release of each share."""
+        """Call `released(tenant, its last row)` after the release of each share, from now on."""
         self._on_released.append(released)
 
     def upsert_node(self, state: NodeState) -> None:
-        """Set the state of a Node, and mark the Node as grown."""
+        """Set the state of a Node. The Node may then have more room, so waiting requests are tried on it again."""
         self._node(state.name).set_state(state)
         self._mark_excluding_fewer()
         if state.device_plugin:
@@ -74,7 +74,7 @@ class Cluster(ClusterView):
             return
         account.set_pod(pod_uid, usage)
         if before is None and tenant is None:
-            self._touch(node)  # a new pod makes no room, so the node does not count as grown
+            self._touch(node)  # less room than before, so no waiting request needs a new decision
         else:
             self._has_grown(node)
 
@@ -88,7 +88,8 @@ class Cluster(ClusterView):
             self._forget_if_empty(node)
 
     def set_whole_gpu_pod(self, pod_uid: str, needs: PodNeeds | None) -> bool:
-        """Record that a pod waits for whole GPUs, or (None) no longer does. Return whether that is a change."""
+        """Record that a pod waits for whole GPUs of the device plugin; None: it no longer does. Return True if that is
+        a change."""
         new = self.whole_gpu_pods.set(pod_uid, needs)
         if new and needs is None:
             for name in self._plugin_nodes:
@@ -96,12 +97,12 @@ class Cluster(ClusterView):
         return new
 
     def start_holder(self, node: str, holder: str, tenant: TenantId) -> None:
-        """Record a pending holder on this node, for a waiting tenant. The holder's GPU counts as taken before its Pod
-        is counted. `holder`: the uid of its Pod, or another name before the uid is known."""
+        """Record a pending holder on this node, for a waiting tenant. It counts before its Pod does. `holder`: the UID
+        of its Pod, or another name while the UID is unknown."""
         self._node(node).holders[holder] = tenant
 
     def holders(self, node: str) -> dict[str, TenantId]:
-        """Return the pending holders on a node, each with its waiting tenant."""
+        """Return, for each pending holder on a node, the tenant that waits for it."""
         account = self._nodes.get(node)
         return dict(account.holders) if account is not None else {}
 
@@ -115,7 +116,7 @@ class Cluster(ClusterView):
     # Decisions
 
     def reserve(self, node: str, reservation: Reservation) -> None:
-        """Reserve a share at once (CS1).
+        """Reserve a share, which counts from now on (CS1).
 
         Raises `PlacementError`, and changes nothing, if the tenant has a reservation, the node or a GPU is unknown, or
         a GPU has too little room.
@@ -142,7 +143,7 @@ class Cluster(ClusterView):
     def set_releasing(self, node: str, tenant: TenantId) -> Reservation:
         """Mark a reservation as releasing, the first of the two steps that end it. It counts in full until `release`.
 
-        Returns the row to write. Raises `PlacementError` where there is no such row.
+        Returns the row to write. Raises `PlacementError` if there is no such row.
         """
         account, row = self._row(node, tenant)
         wanted = replace(row.wanted, releasing=True)
@@ -150,7 +151,7 @@ class Cluster(ClusterView):
         return wanted
 
     def reserve_for_head(self, reservation: HeadReservation | None) -> None:
-        """Replace the head-of-queue reservation; None: there is none."""
+        """Replace the head-of-queue reservation. None: reserve no GPUs."""
         before, self.head_reservation = self.head_reservation, reservation
         for item in (before, reservation):
             if item is not None:
@@ -158,16 +159,16 @@ class Cluster(ClusterView):
                 self._has_grown(item.node)
 
     def keep(self, reservation: HeadReservation) -> None:
-        """Reserve GPUs for a tenant for which other tenants are preempted, in addition to the head-of-queue
-        reservation. It replaces the tenant's earlier reservation. If two reservations contain one GPU, the reservation
-        of higher priority applies."""
+        """Reserve GPUs for a tenant for which other tenants are being preempted, in addition to the head-of-queue
+        reservation. This replaces the tenant's earlier reservation of this kind. If two reservations contain one GPU,
+        the reservation of higher priority applies."""
         self.give_up(reservation.tenant)
         self._kept[reservation.tenant] = reservation
         self._mark_head_reservation(reservation.node)
         self._has_grown(reservation.node)
 
     def give_up(self, tenant: TenantId) -> None:
-        """Drop the reservation for a tenant for which other tenants were preempted."""
+        """Drop the reservation that `keep` has made for a tenant."""
         before = self._kept.pop(tenant, None)
         if before is not None:
             self._mark_head_reservation(before.node)
@@ -176,7 +177,8 @@ class Cluster(ClusterView):
     # Results of the decisions
 
     def revert(self, node: str, tenant: TenantId) -> None:
-        """Return to the ledger's row after a write failed permanently. A row that was never written is dropped."""
+        """Undo the decision about a row whose write failed permanently: the ledger's row counts again. A row that was
+        never written is dropped."""
         account = self._nodes.get(node)
         row = account.rows.get(tenant) if account else None
         if account is None or row is None:
@@ -185,11 +187,8 @@ class Cluster(ClusterView):
         self._put(account, tenant, Row(_remembering(written, written, row), written) if written else None)
 
     def nothing_in_flight(self, node: str) -> bool:
-        """Free rows that were decided and withdrawn before they were written. Call this when no write to this ledger is
-        in flight.
-
-        Returns whether any row was freed.
-        """
+        """Stop counting decisions that were undone while their write was in flight. Call this when no write to this
+        node's ledger is in flight. Returns True if any row is now counted with less."""
         account = self._nodes.get(node)
         rows = account.rows.items() if account is not None else ()
         stale = [(tenant, row) for tenant, row in rows if row.in_flight and not row.pending]
@@ -201,7 +200,8 @@ class Cluster(ClusterView):
         """Free the share of a row that is no longer in the ledger, or never was. An unknown row is ignored.
 
         Args:
-            generation: of the GPUNode after the write that removed the row.
+            generation: Generation of the GPUNode after the write that removed the row, so that an older ledger cannot
+            restore it.
         """
         account = self._nodes.get(node)
         if account is None:
@@ -213,10 +213,10 @@ class Cluster(ClusterView):
     def load(
         self, node: str, rows: Iterable[Reservation], generation: int, *, uid: str | None = None
     ) -> tuple[Overcommit, ...]:
-        """Load a GPUNode's ledger of this generation (CS2, CS3). Returns the over-committed GPUs.
+        """Load the ledger of a GPUNode, of this generation (CS2, CS3). Returns the over-committed GPUs.
 
-        A ledger older than the loaded one is ignored, unless `uid` shows another GPUNode of that name, whose
-        generations start again.
+        A ledger older than the loaded one is ignored. Exception: if `uid` shows that it belongs to another GPUNode of
+        the same name, whose generations start again.
         """
         account = self._node(node)
         if uid is not None and uid != account.uid:
@@ -231,7 +231,7 @@ class Cluster(ClusterView):
         for tenant, written in read.items():
             row = account.rows.get(tenant)
             if row is not None and row.written is written and not row.pending and not row.in_flight:
-                continue  # unchanged
+                continue  # the row is unchanged
             wanted = row.wanted if row is not None and (row.pending or row.in_flight) else written
             wanted = _remembering(wanted, written, row)
             if row is None or row.written != written or not _same(row.wanted, wanted):
@@ -240,7 +240,8 @@ class Cluster(ClusterView):
         return self.overcommits(node)
 
     def invalidate_ledgers(self) -> None:
-        """Invalidate all generations: the next ledger of each GPUNode is loaded, whatever its generation."""
+        """Load the next ledger of each GPUNode whatever its generation, because the loaded ones may be newer than the
+        API server's."""
         for account in self._nodes.values():
             account.generation = 0
 
@@ -261,7 +262,8 @@ class Cluster(ClusterView):
             touched(name)
 
     def _has_grown(self, name: str) -> None:
-        """Record that a node may have more room than before, or room of another kind."""
+        """Record that a node may have more room than before, or room of another kind, so that waiting requests are
+        tried on it again."""
         self.room_version += 1
         self._grown.pop(name, None)
         self._grown[name] = self.room_version
@@ -285,7 +287,7 @@ class Cluster(ClusterView):
             self._nodes.pop(node.name, None)
 
     def _put(self, node: NodeAccount, tenant: TenantId, row: Row | None) -> None:
-        """Set or (None) remove a row, and update every index over rows. The only place where a row changes."""
+        """Set a row, or remove it (None), and update every index over rows. No other method changes a row."""
         before = node.rows.get(tenant)
         taken = row is not None and before is None
         if before is not None:
@@ -350,16 +352,16 @@ class Cluster(ClusterView):
             del self._excluding[key]
 
     def _mark_excluding_fewer(self) -> None:
-        """Record which namespaces now exclude others from fewer GPUs than before. These namespaces may exclude others
-        from another GPU."""
+        """Record the namespaces that exclude others from fewer GPUs than before: their waiting requests may now exclude
+        others from another GPU."""
         while self.excluded.fallen:
             self.room_version += 1
             self._excluding_fewer[self.excluded.fallen.pop()] = self.excluding_fewer_at = self.room_version
 
 
 def _remembering(wanted: Reservation, written: Reservation, row: Row | None) -> Reservation:
-    """Return `wanted` with the fields that the ledger does not contain. They come from the objects that were read with
-    the ledger, or else from the earlier row."""
+    """Return `wanted` with the owner and needs of the row, which the ledger does not contain. They come from objects
+    that were read with the ledger (`written`), or else from the earlier row."""
     before = row.wanted if row is not None else written
     owner = written.owner if written.owner is not None else before.owner
     needs = written.needs if written.needs != Resources() else before.needs

@@ -1,4 +1,4 @@
-"""Read-only view of a cluster for placement: nodes, rows, and changes since a request was refused.
+"""Read-only view of a cluster for placement: nodes, rows, and which nodes have changed since a request was refused.
 
 Guarantees:
 - The view changes nothing; only `cluster.py` does.
@@ -19,15 +19,16 @@ from .types import LabelKey, Overcommit, PlacementError, Reservation
 from .whole_gpu_pods import WholeGpuPods
 
 GroupPlace = tuple[str, frozenset[GpuUuid]]
-"""Place of an affinity group: a node and the GPUs of its members there."""
+"""Place of an affinity group: a node, and the GPUs there that its members share."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadReservation:
-    """Head-of-queue reservation: GPUs of one node that are kept free for the tenant at the head of the queue.
+    """Reservation of free GPUs of one node for a waiting tenant: at the head of the queue, or for which others are
+    preempted.
 
     No other tenant of the same or a lower priority is placed on these GPUs. Exception: tenants of the same priority in
-    the namespace `open_to`. Present tenants stay.
+    the namespace `open_to`. Tenants that are already there stay.
     """
 
     tenant: TenantId
@@ -38,10 +39,10 @@ class HeadReservation:
 
 
 class ClusterView:
-    """Read-only view of all nodes by name, even if only their ledger or their pods are known.
+    """Read-only view of all nodes by name, including nodes of which only the ledger or pods are known.
 
-    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: GPUs that a
-    namespace may exclude others from with less than half of their time requested; None: any number.
+    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: see
+    `ExcludedGpus`.
     """
 
     def __init__(self, *, interactive_per_gpu: int = 1, max_excluded_gpus: int | None = None) -> None:
@@ -55,7 +56,7 @@ class ClusterView:
         self._groups: dict[LabelKey, Counter[GroupPlace]] = {}
         self._replicas: dict[str, Counter[str]] = {}
         self._plugin_nodes: set[str] = set()
-        """Nodes whose GPUs NVIDIA's device plugin owns."""
+        """Names of nodes whose GPUs NVIDIA's device plugin owns."""
         self.whole_gpu_pods = WholeGpuPods()
         """Pods that wait for whole GPUs of NVIDIA's device plugin."""
         self._grown: dict[str, int] = {}
@@ -63,21 +64,22 @@ class ClusterView:
         self._excluding_fewer: dict[str, int] = {}
         self._excluding: dict[LabelKey, Counter[str]] = {}
         self.room_version = 0
-        """Number of changes so far that may have made room for a waiting request."""
+        """Number of changes so far that may have made room for a waiting request. A refusal notes the number, and later
+        changes are found by comparison with it."""
         self.excluding_fewer_at = 0
         """The `room_version` at which a namespace last began to exclude others from fewer GPUs."""
         self.head_reservation: HeadReservation | None = None
         self._kept: dict[TenantId, HeadReservation] = {}
 
     def kept(self) -> tuple[HeadReservation, ...]:
-        """Return all reservations of free GPUs: the head-of-queue reservation, and those for which others are
-        preempted."""
+        """Return all reservations of free GPUs: the head-of-queue reservation, and reservations for tenants for which
+        others are preempted."""
         head = () if self.head_reservation is None else (self.head_reservation,)
         return (*head, *self._kept.values())
 
     @property
     def accounts(self) -> Mapping[str, NodeAccount]:
-        """The account of each node by name, of unknown nodes (`state` None) too. A live view."""
+        """Accounts of all nodes by name, including unknown nodes (`state` None). The mapping is live."""
         return self._nodes
 
     def nodes(self) -> Iterator[NodeAccount]:
@@ -89,16 +91,16 @@ class ClusterView:
         return self.known(sorted(self._plugin_nodes))
 
     def node(self, name: str) -> NodeAccount | None:
-        """Return the account of a known node."""
+        """Return the account of a known node; None for an unknown one."""
         node = self._nodes.get(name)
         return node if node is not None and node.state is not None else None
 
     def known(self, names: Iterable[str]) -> list[NodeAccount]:
-        """Return the accounts of these nodes, without unknown nodes."""
+        """Return the accounts of the known nodes among these."""
         return [node for node in map(self.node, names) if node is not None]
 
     def reservations(self, node: str) -> tuple[Reservation, ...]:
-        """Return the latest decided rows of a node, by tenant."""
+        """Return the rows of a node as last decided, ordered by tenant."""
         account = self._nodes.get(node)
         rows = account.rows if account else {}
         return tuple(rows[tenant].wanted for tenant in sorted(rows))
@@ -125,7 +127,7 @@ class ClusterView:
         return self._row(names[0], tenant)
 
     def pending(self, node: str) -> tuple[Reservation, ...]:
-        """Return the decided rows of a node that its ledger does not contain yet, by tenant."""
+        """Return the rows of a node whose latest decision its ledger does not contain yet, ordered by tenant."""
         account = self._nodes.get(node)
         rows = account.rows if account else {}
         return tuple(rows[tenant].wanted for tenant in sorted(tenant for tenant, row in rows.items() if row.pending))
@@ -140,7 +142,7 @@ class ClusterView:
         return tuple(sorted(self._groups.get(key, ()), key=lambda group: (group[0], sorted(group[1]))))
 
     def replicas_on(self, owner: str) -> Mapping[str, int]:
-        """Return the number of this owner's tenants that are not releasing, by node name. A live view."""
+        """Return the number of this owner's tenants that are not releasing, by node name. The mapping is live."""
         return self._replicas.get(owner, {})
 
     def overcommits(self, node: str | None = None) -> tuple[Overcommit, ...]:
@@ -150,15 +152,15 @@ class ClusterView:
         return tuple(fault for fault in (gpu.overcommit() for gpu in accounts) if fault is not None)
 
     def grown_since(self, version: int) -> tuple[str, ...]:
-        """Return the nodes that may have more room than at this `room_version`, the latest first."""
+        """Return the nodes that may have got room after this `room_version`, the latest first."""
         return tuple(_later(self._grown, version))
 
     def regrouped_since(self, key: LabelKey, version: int) -> bool:
-        """Return whether this affinity group has begun, ended or moved since this `room_version`."""
+        """Return whether this affinity group has begun, ended or moved after this `room_version`."""
         return self._regrouped.get(key, 0) > version
 
     def excludes_fewer_since(self, namespace: str, version: int) -> bool:
-        """Return whether the namespace has excluded others from fewer GPUs at any time since this `room_version`."""
+        """Return whether the namespace has begun to exclude others from fewer GPUs after this `room_version`."""
         return self._excluding_fewer.get(namespace, 0) > version
 
     def nodes_excluding(self, key: LabelKey) -> tuple[str, ...]:
@@ -176,8 +178,8 @@ class ClusterView:
 
 
 def _later(marks: dict[str, int], version: int) -> Iterator[str]:
-    """Yield the keys of all marks that were set after this version, the latest first. `marks` are in the order of
-    setting."""
+    """Yield the keys whose mark is later than this version, the latest first. `marks`: version by key, in ascending
+    order."""
     for name in reversed(marks):
         if marks[name] <= version:
             return

@@ -1,9 +1,9 @@
-"""Excluded GPUs: counts, for each namespace, the GPUs that it keeps other namespaces off by labels while it requests
-little of them.
+"""Excluded GPUs: counts, for each namespace, the GPUs from which its exclusion labels keep other namespaces although it
+requests little of their time.
 
 A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace, and less than half of
-its time is requested. From half on, the namespace requests at least as much as it excludes others from, and quotas
-count that.
+its time is requested. From half on, the GPU no longer counts: the namespace then requests at least as much as it
+excludes others from, and quotas count that.
 
 Guarantees:
 - The count follows from the rows of known GPUs: an operator that restarts gets the same count.
@@ -27,8 +27,9 @@ class ExcludedGpus:
     """Number of excluded GPUs by namespace.
 
     Args:
-        most: GPUs that a namespace may exclude others from; None: any number.
-        base: the count to which this count adds.
+        most: Cap: GPUs from which a namespace may exclude others while less than half of their time is requested; None:
+        any number.
+        base: Count to which this one adds; None: zero.
     """
 
     __slots__ = ("_base", "_counts", "fallen", "most")
@@ -41,18 +42,18 @@ class ExcludedGpus:
         """Namespaces whose number has fallen since the caller last emptied this set."""
 
     def of(self, namespace: str) -> int:
-        """Return how many GPUs count for a namespace."""
+        """Return the number of GPUs that count for a namespace."""
         return self._counts.get(namespace, 0) + (self._base.of(namespace) if self._base is not None else 0)
 
     def has_room_for(self, request: PlacementRequest) -> bool:
-        """Return whether the request may have as many GPUs as it needs that do not have its exclusion label yet."""
+        """Return whether the request's namespace may exclude others from as many further GPUs as the request needs."""
         asked = request.gpu
         if self.most is None or asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:
             return True
         return self.of(request.namespace) + asked.count <= self.most
 
     def count(self, namespace: str, change: int) -> None:
-        """Add to the number of a namespace."""
+        """Add `change` to the number of a namespace."""
         self._counts[namespace] += change
         if not self._counts[namespace]:
             del self._counts[namespace]
@@ -60,5 +61,5 @@ class ExcludedGpus:
             self.fallen.add(namespace)
 
     def overlay(self) -> ExcludedGpus:
-        """Return a count that starts at this count and changes independently of it."""
+        """Return a count that starts at this one. Changes of it do not affect this one."""
         return ExcludedGpus(self.most, self)

@@ -5,8 +5,8 @@ request counts as a request.
 
 Guarantees:
 - An unreadable value raises `NeedsError`, which names the field.
-- Parsed values are within the bounds of `sharepod.api.bounds`. Parsing, and comparing with a node, take bounded time,
-  and amounts fit into 63 bits.
+- Parsed values are within the bounds of `sharepod.api.bounds`. So parsing them and comparing them with a node take
+  bounded time, and amounts fit into 63 bits.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ _OPERATORS = ("In", "NotIn", *_OPERATORS_WITHOUT_VALUES, "Gt", "Lt")
 _TOLERATION_OPERATORS = ("Equal", "Exists", "Gt", "Lt")
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-"""Whole number that 64 bits may hold, as Kubernetes writes it."""
+"""Pattern of a whole number of at most 64 bits, as Kubernetes writes it."""
 
 _MOST_TOLERATIONS = 2 * MAX_SELECTION
-"""Most tolerations of a pod: as many as its owner may write, and as many again from the cluster's admin."""
+"""Most tolerations of a pod: as many as its owner may write, and as many again that the cluster's admission may add."""
 _MOST = 1 << 62
-"""Most of a resource that a pod may request: half of the 64-bit range, so that sums of a few stay within it."""
+"""Most of a resource that a pod may request. It is a quarter of the range of 64 bits, so that a sum of a few stays
+within the range."""
 
 Dict = Mapping[str, Any]
 
 
 class NeedsError(ValueError):
-    """Unreadable field of a pod or node. `field` is its path; the message contains the error."""
+    """Error for an unreadable field of a pod or node. `field`: its path. `message`: the fault."""
 
     def __init__(self, field: str, message: str) -> None:
         field = clipped(field, MAX_NAME)
@@ -59,7 +60,7 @@ class NeedsError(ValueError):
 
 
 def parse_needs(pod_spec: Dict) -> PodNeeds:
-    """Parse the node requirements of a PodSpec.
+    """Parse what a PodSpec requires of its node.
 
     Raises `NeedsError` for a quantity, an operator or a shape that the API server would refuse, too.
     """
@@ -103,7 +104,7 @@ def _of_containers(pod_spec: Dict) -> Resources:
         running = asked if running is None else _sum(running, asked)
     starts = _items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)
     sidecars = starting = Resources()
-    if running is not None and not starts:  # most Pods have no init containers
+    if running is not None and not starts:  # a shortcut, because most Pods have no init containers
         return running
     for number, container in enumerate(starts):
         asked = _container(container, f"spec.initContainers[{number}]")
@@ -130,7 +131,7 @@ def _plausible(total: Resources) -> Resources:
 
 
 def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
-    """Parse a Node's taints. A cordoned node has its taint even before the controller adds it."""
+    """Parse a Node's taints. A cordoned node gets its taint here even before the node controller has added it."""
     taints = tuple(
         Taint(
             key=_name(item.get("key"), "spec.taints"),
@@ -145,7 +146,8 @@ def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
 
 
 def parse_allocatable(node_status: Dict) -> tuple[Resources, int]:
-    """Parse a Node's resources for pods, and its number of pods (default 110, as the kubelet's)."""
+    """Parse a Node's allocatable resources, and the number of pods that it takes (default: 110, the kubelet's
+    default)."""
     allocatable = dict(_mapping(node_status, "allocatable", "status"))
     pods = allocatable.pop("pods", 110)
     return _resources(allocatable, "status.allocatable", MAX_NODE_RESOURCES), _quantity(pods, "status.allocatable.pods")
@@ -163,8 +165,8 @@ def _requests(holder: Dict, path: str) -> dict[str, Any]:
 
 
 def _at_pod_level(pod_spec: Dict, containers: Resources) -> Resources:
-    """Replace the containers' sum by pod-level requests. A pod-level limit without a request counts only for a resource
-    that no container requests."""
+    """Return the pod's resources with pod-level requests instead of the containers' sum. A pod-level limit without a
+    request counts only for a resource that no container requests."""
     resources = _mapping(pod_spec, "resources", "spec")
     requests = _mapping(resources, "requests", "spec.resources")
     limits = _mapping(resources, "limits", "spec.resources")
@@ -300,7 +302,7 @@ def _mapping(holder: Dict, name: str, path: str) -> Dict:
     value = holder.get(name)
     if value is None:
         return {}
-    # dict is tested first, because the test of an abstract class takes longer
+    # `dict` is tested first, because the test of an abstract class takes longer
     if not isinstance(value, (dict, Mapping)):
         raise NeedsError(f"{path}.{name}", "is not a map")
     return value

@@ -1,9 +1,10 @@
-"""Topology of one node: distances between its GPUs, by which GPUs for one tenant are chosen.
+"""Topology of one node: distances between its GPUs, by which close GPUs are chosen for a tenant with several.
 
 Guarantees:
-- `nearest` returns the set whose worst pair is nearest, then whose pairs are nearest in sum, then the first in the
-  given order.
-- The choice is exact up to `_EXACT_SETS` sets; above that, sets are grown greedily from each GPU in turn.
+- `nearest` returns the set with the least distance between its farthest two GPUs. Among equals it returns the set with
+  the least sum over all pairs, then the first in the given order.
+- The choice is exact if there are at most `_EXACT_SETS` sets. Otherwise one set is grown from each GPU, always by the
+  nearest GPU, and the best of these sets is chosen.
 - A node without known connections, or with equal distances, has no `Topology`: all sets are equally good there.
 """
 
@@ -26,7 +27,7 @@ _EXACT_SETS = 512
 sixteen up to 12,870."""
 
 Distance = tuple[int, int]
-"""Distance of a set of GPUs: the distance of its worst pair, and the sum over all its pairs."""
+"""Distance of a set of GPUs: (distance of its farthest pair, sum over all its pairs). Sets are compared by it."""
 
 
 class Topology:
@@ -79,8 +80,8 @@ def _to_all(distances: dict[tuple[GpuUuid, GpuUuid], int], uuid: GpuUuid, chosen
 
 
 def _distance(one: GpuState, other: GpuState) -> int:
-    """Return the distance by the link that either GPU reports, otherwise by their NUMA nodes. GPUs of unknown NUMA node
-    count as on different nodes."""
+    """Return the distance of two GPUs: by the link that either of them reports, otherwise by their NUMA nodes. If a
+    NUMA node is unknown, they count as on different nodes."""
     kinds = [kind for uuid, kind in one.links if uuid == other.uuid]
     kinds += [kind for uuid, kind in other.links if uuid == one.uuid]
     known = [_RANKS[kind] for kind in kinds if kind in _RANKS]

@@ -1,8 +1,8 @@
 """Values of placement: nodes, GPUs, requests, reservations and answers. All are frozen: a decision can be kept,
 compared and repeated.
 
-Units: time in thousandths of one GPU (`Milli`), sizes in bytes, CPU in thousandths of a core. Labels of a SharePod
-apply within its namespace, so they are compared as `LabelKey`, never as bare text.
+Units: time in thousandths of one GPU (`Milli`), sizes in bytes, CPU in thousandths of a core. Scheduling labels
+(affinity, antiAffinity, exclusion) apply within a namespace, so they are compared as `LabelKey`, never as bare text.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from sharepod.api.sharepod import NO_GROUP, GpuRequest
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 
 LabelKey = tuple[str, str]
-"""Namespace and label, by which scheduling labels are compared."""
+"""(namespace, label): scheduling labels are compared by it."""
 
 NO_LABELS = SchedulingLabels()
 
 _CHOSEN = ("NodeSelector", "NodeAffinity", "Taint")
-"""Obstacles of nodes that the request excludes itself (selector, affinity), or that the nodes' admin excludes
-(taint)."""
+"""Obstacles by which the request itself (selector, affinity) or an admin (taint) excludes nodes on purpose."""
 _FIGURES = re.compile(r" \(.*\)")
-"""Pattern of the figures of an obstacle, in parentheses."""
+"""Pattern of the figures in an obstacle's text: the part in parentheses."""
 _BRIEF_WORDS = 25
-"""Most words of an Event. For a longer obstacle the Event contains only its first clause."""
+"""Most words of an Event's text. Of a longer obstacle, only the first clause is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Resources:
 
 
 def sum_of(parts: Iterable[Resources]) -> Resources:
-    """Return the sum of resources, without one object for each part."""
+    """Return the sum of resources. Adding them in place avoids one object for each addition."""
     cpu_milli = memory = 0
     extended: dict[str, int] = {}
     for part in parts:
@@ -123,8 +122,8 @@ class NodeSelectorTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNeeds:
-    """Needs of a pod: the parts of its PodSpec that placement checks. `node_affinity_terms` are alternatives; without
-    any, every node matches."""
+    """Needs of a pod: the parts of its PodSpec that placement checks. `node_affinity_terms`: alternatives, of which one
+    must match; empty: every node matches."""
 
     resources: Resources = Resources()
     node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -140,8 +139,8 @@ class GpuState:
     - `reason`: why the GPU is not `available`, as text that fits after "because": "MIG is on", "it is unhealthy: Xid
       79".
     - `links`: connections to other GPUs of the node, by UUID, in the terms of NVML's topology.
-    - `held`: False where NVIDIA's device plugin owns the GPU and no holder has it.
-    - `taken`: no new holder can get it: the device plugin has assigned it to a pod or does not offer it.
+    - `held`: False if NVIDIA's device plugin owns the GPU and no holder of SharePod has taken it.
+    - `taken`: True if no new holder can get the GPU: the device plugin has assigned it to a pod, or does not offer it.
     """
 
     uuid: GpuUuid
@@ -162,10 +161,10 @@ class NodeState:
 
     - `unavailable`: why it takes no tenants now, as text that fits after "the node" ("is not ready", "has no agent: its
       lease ended"); None: it takes tenants.
-    - `allocatable` and `pods`: its total resources for pods, and number of pods.
-    - `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get GPUs that holders took from it.
-    - `by_scheduler`: only kube-scheduler assigns shares of its GPUs, or has done so.
-    - `no_claims`: why claims cannot attach GPUs there, as such text; None: they can.
+    - `allocatable` and `pods`: its resources for pods, and the number of pods that it takes, in total.
+    - `device_plugin`: True if NVIDIA's device plugin owns its GPUs, so tenants get only GPUs that holders took from it.
+    - `by_scheduler`: True if only kube-scheduler assigns shares of its GPUs, or if it has assigned some.
+    - `no_claims`: why claims cannot attach GPUs there, as text that fits after "the node"; None: they can.
     """
 
     name: str
@@ -187,8 +186,9 @@ class Reservation:
     `pod_uid`: the share's Pod; None in rows of claims, and of an operator that created Pods after their rows. `claim`:
     the ResourceClaim that attaches the GPUs.
 
-    `owner` (the uid of the SharePod's creator, such as a ReplicaSet) and `needs` (its pod's use of the node, counted
-    until the pod itself is) are not written to the ledger. They do not make two reservations differ.
+    `owner` is the UID of the SharePod's creator, such as a ReplicaSet. `needs` are the resources that its pod takes of
+    the node; they count until the pod itself does. Neither is in the ledger, so comparisons of reservations leave both
+    out.
     """
 
     tenant: TenantId
@@ -210,7 +210,7 @@ class Reservation:
     owner: str | None = field(default=None, compare=False)
     needs: Resources = field(default=Resources(), compare=False)
     read_from: Tenant | None = field(default=None, compare=False, repr=False)
-    """Ledger row that it was read from; None for a decision of this process."""
+    """The ledger row from which this was read; None for a decision of this process."""
 
     @property
     def title(self) -> str:
@@ -270,8 +270,9 @@ class PlacementRequest:
 
     - `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that text order is time order.
     - `priority`: the effective priority.
-    - `standing`: use of its namespace's entitlement, in coarse steps; less goes first within one priority.
-    - `pod_uid`: its Pod; None for a claim, and where a place is only searched for.
+    - `standing`: how much of its entitlement the namespace has used, in coarse steps. Within one priority, requests
+      with less go first.
+    - `pod_uid`: UID of its Pod; None for a claim, and while a place is only searched.
     - `claim`: the ResourceClaim that attaches the GPUs.
     - `avoid`: nodes to skip this time, each with the reason as text that fits after "the node" ("was refused by
       kube-scheduler: ...").
@@ -290,11 +291,11 @@ class PlacementRequest:
     claim: ClaimReference | None = None
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
     may_preempt: bool = True
-    """False: no tenant is preempted for it (`preemptionPolicy: Never`)."""
+    """False: no tenant may be preempted for this request (`preemptionPolicy: Never`)."""
     siblings: tuple[PlacementRequest, ...] = ()
-    """Requests of the same Pod: all go to one node, or none is placed."""
+    """Requests of further claims of the same Pod. All are placed on one node, or none is."""
     default_group: str | None = None
-    """Name of the affinity group of a request that names none. None: it then has no group."""
+    """Group of tenants that get their turns together, if the request names none. None: no group."""
 
     @property
     def group(self) -> str | None:
@@ -305,7 +306,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Assignment of a place: distinct GPUs of one node, ordered by index, and the bytes to reserve on each."""
+    """Place for a request: distinct GPUs of one node, ordered by index, and the bytes to reserve on each."""
 
     node: str
     gpus: tuple[GpuUuid, ...]
@@ -338,9 +339,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewHolder:
-    """Place that must be prepared: `count` more holders on this node take GPUs from NVIDIA's device plugin.
+    """Place that must be prepared first: `count` more holders on this node have to take GPUs from NVIDIA's device
+    plugin.
 
-    The kubelet chooses the GPUs. `memory`: bytes that would be reserved on each of the tenant's GPUs.
+    The kubelet chooses the GPUs. `memory`: bytes to reserve on each of the tenant's GPUs.
     """
 
     node: str
@@ -352,27 +354,27 @@ class Outlook(StrEnum):
     """Prospect of a refused request: whether waiting can help. The values are reasons of the condition Placed."""
 
     WAITING = "NoRoom"
-    """Some node could take the request if other tenants left or the node became available."""
+    """Some node could take the request if other tenants left, or if the node became available."""
     NEVER = "NeverFits"
     """No known node could take the request even when empty: the request or the cluster must change."""
     CONFLICT = "AffinityConflict"
-    """The request's affinity group runs, and the request cannot join it, regardless of free room. Causes: another
-    `count` or exclusion label than the members', Exclusive, or GPUs that the request excludes. The request or the group
-    must change."""
+    """The request's affinity group runs, and the request cannot join it, regardless of free room. Causes: its `count`
+    or exclusion label differs from the members', it is Exclusive, or it excludes the group's GPUs. The request or the
+    group must change."""
     SPENT = "BudgetSpent"
     """The budget of its namespace is used up, and new SharePods wait until it is refilled."""
     UNSEEN = "Waiting"
-    """The watches are silent, so the cluster state is too old for an answer."""
+    """The operator's watches deliver nothing, so its cluster state is too old for an answer."""
     UNCOUNTED = "QuotaCannotCount"
-    """The change would grant more than the quotas of its namespace have counted."""
+    """The requested change would grant more than the quotas of the namespace have counted."""
     IN_USE = "MemoryInUse"
-    """The change would take memory that the tenant itself uses: the tenant must free that first."""
+    """The requested change would take memory that the tenant uses, so the tenant must free it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Obstacle that a group of nodes or GPUs has in common. `count` of `unit` ("GPU" or "node"; "SharePod" for an
-    obstacle of the request itself) have it; `what`: its name as one CamelCase word; `text`: its wording for users."""
+    """Obstacle that several nodes or GPUs have in common. `count`: how many `unit`s ("GPU", "node", or "SharePod" for
+    an obstacle of the request itself). `what`: its name as one CamelCase word. `text`: its wording for users."""
 
     what: str
     unit: str
@@ -383,8 +385,8 @@ class Obstacle:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """Answer that there is no place. `obstacles`: the reason for each group of nodes or GPUs; `fits_now`: smaller
-    values that have a place now; `advice`: other changes that would help. None names another namespace's objects or
-    labels."""
+    values with which the request would have a place now; `advice`: other changes that would help. No text names objects
+    or labels of another namespace."""
 
     outlook: Outlook
     headline: str
@@ -394,15 +396,15 @@ class Refusal:
 
     @property
     def message(self) -> str:
-        """The text of the condition, clipped."""
+        """Text of the condition Placed, cut to a bounded length."""
         obstacles = f": {', '.join(item.text for item in self.obstacles)}" if self.obstacles else ""
         parts = (f"{self.headline}{obstacles}.", f"{self._fits_now}." if self.fits_now else "", self.advice)
         return clipped(" ".join(part for part in parts if part))
 
     @property
     def brief(self) -> str:
-        """The text of the Event, one short sentence: what would fit now, else the most frequent obstacle, where
-        possible one of nodes that are not excluded on purpose."""
+        """Text of the Event, one short sentence: what would fit now, else the most frequent obstacle. Obstacles of
+        nodes that are excluded on purpose count last."""
         most = max(self.obstacles, key=lambda item: (item.what not in _CHOSEN, item.count), default=None)
         rest = self._fits_now or (_FIGURES.sub("", most.text) if most is not None else "")
         if len(f"{self.headline} {rest}".split()) > _BRIEF_WORDS:
@@ -416,7 +418,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overcommit:
-    """Over-committed GPU of a loaded ledger. Its rows are kept; none is added."""
+    """GPU that a loaded ledger over-commits. Its rows are kept, and no row is added."""
 
     node: str
     gpu: GpuUuid
@@ -424,14 +426,15 @@ class Overcommit:
 
 
 class PlacementError(Exception):
-    """A reservation, or a change of one, does not fit. The caller has not asked the engine for a place just before."""
+    """Error for a reservation, or a change of one, that does not fit. It does not occur if the caller has just asked
+    the engine for the place."""
 
 
 def label_key(namespace: str, label: str | None) -> LabelKey | None:
-    """Return the comparison key of a scheduling label; None without one."""
+    """Return the key by which a scheduling label is compared; None for no label."""
     return None if label is None else (namespace, label)
 
 
 def in_order(gpus: Iterable[GpuState]) -> tuple[GpuState, ...]:
-    """Sort by index, then UUID: the order of every answer."""
+    """Sort GPUs by index, then UUID. All answers of placement list GPUs in this order."""
     return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)))

@@ -1,8 +1,9 @@
-"""Pods that wait for whole GPUs of NVIDIA's device plugin: counts the GPUs of a node that they could use.
+"""Pods that wait for whole GPUs of NVIDIA's device plugin. Counts the GPUs of a node that they could use, because these
+are left to them.
 
 Guarantees:
-- Pods with equal needs are checked once, and a node once per change of the node or of the pods. So thousands of waiting
-  pods do not slow decisions down.
+- Pods with equal needs are checked together, and a node only again after a change of the node or of the pods. So
+  thousands of waiting pods do not slow decisions down.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from collections.abc import Callable
 from .types import NodeState, PodNeeds, Resources
 
 Could = Callable[[NodeState, Resources, PodNeeds], bool]
-"""Returns whether a node with this room could run a pod with these needs."""
+"""Function: returns whether a node with this free room could run a pod with these needs."""
 
 _Alike = tuple[frozenset[tuple[str, str]], PodNeeds]
 """Key of pods with equal needs. The node selector is repeated here, because the hash of the needs leaves it out."""
 
 
 class WholeGpuPods:
-    """Pods that wait for whole GPUs, by uid."""
+    """Needs of the pods that wait for whole GPUs, by UID."""
 
     def __init__(self) -> None:
         self._needs: dict[str, PodNeeds] = {}
         self._alike: Counter[_Alike] = Counter()
         self._answers: dict[str, tuple[NodeState, Resources, int]] = {}
-        """(node state, room, answer) of the last check, by node. Cleared when the pods change."""
+        """Last answer of `could_have` for each node: (node state, room, answer). Cleared when the pods change."""
 
     def __len__(self) -> int:
         return len(self._needs)
@@ -49,7 +50,8 @@ class WholeGpuPods:
         return True
 
     def could_have(self, state: NodeState, room: Resources, resource: str, could: Could) -> int:
-        """Count the GPUs (`resource`) of a node with this room that these pods could use."""
+        """Return the number of GPUs (`resource`) of a node that the waiting pods could use together, if the node has
+        this free room. `could`: the check of one pod."""
         known = self._answers.get(state.name)
         if known is not None and known[0] is state and known[1] == room:
             return known[2]
