@@ -1,2 +1,2 @@
-"""The agent as two processes: a privileged process with rights on the node, and an unprivileged process that serves
+"""The agent as two processes: a privileged process with rights on the node, and a worker without rights, which serves
 tenants."""

@@ -1,7 +1,7 @@
 """Calls between the agent's two processes: names, arguments and results.
 
-The *privileged process* has rights on the node; the *worker* has none, and serves tenants. Each call's name names the
-called process.
+The *privileged process* has rights on the node; the *worker* has none, and serves tenants. The name of a call
+(`PRIVILEGED_...`, `WORKER_...`) begins with the process that is called.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from .link import DESCRIPTORS_MAX, Call, Failure
 ERRORS: Mapping[str, type[Exception]] = {
     kind.__name__: kind for kind in (InventoryError, StateDirError, UntakenRowsError)
 }
-"""Errors that keep their type when they are sent to the other process."""
+"""Errors that arrive at the other process with their type, by name."""
 
 OPENED_MAX = DESCRIPTORS_MAX // 2
-"""Most tenants of one call that opens files: each file set has two descriptors."""
+"""Most tenants in one call that opens files, because a frame carries `DESCRIPTORS_MAX` descriptors and each tenant has
+two."""
 
 _Id = Annotated[str, Field(max_length=128)]
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=2048)]
@@ -36,7 +37,8 @@ _Pids = Annotated[tuple[_Pid, ...], Field(max_length=65_536)]
 
 @dataclass(frozen=True)
 class DirectoryWanted:
-    """Tenant whose directory must be complete."""
+    """Request to complete the directory of a tenant. `limits`: content of its limits file; None: an Exclusive
+    tenant."""
 
     tenant: _Id
     limits: str | None
@@ -44,7 +46,7 @@ class DirectoryWanted:
 
 @dataclass(frozen=True)
 class FilesAsked:
-    """Shared tenant whose directory must be complete and whose files must be opened."""
+    """Request to complete the directory of a shared tenant and open its files."""
 
     tenant: _Id
     slots: Annotated[int, Field(ge=1, le=1 << 17)]
@@ -52,11 +54,11 @@ class FilesAsked:
 
 @dataclass(frozen=True)
 class HandoverMade:
-    """Handover file, with the state of an earlier agent."""
+    """Handover file that was made for the worker, with the state that an earlier agent has left."""
 
     slots: int
     survivors: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """Pid, start time and bytes by GPU of each process that still runs."""
+    """For each process that still runs: (pid, start time, bytes by GPU)."""
     untracked: tuple[int, ...]
     account: tuple[int, ...] | None
     greeted: bool
@@ -64,17 +66,18 @@ class HandoverMade:
 
 @dataclass(frozen=True)
 class FilesMade:
-    """Open files of a tenant. The answer carries the descriptors of its handover file and listening socket."""
+    """Files that were opened for a tenant. The answer carries the descriptors of its handover file and listening
+    socket."""
 
     handover: HandoverMade
     unwritten: Failure | None
-    """Error of the disk for a change of the directory, if an earlier agent had completed the directory. None if there
-    was no error."""
+    """Error if the disk could not store a change of the directory, which an earlier agent had completed. None if it
+    could."""
 
 
 @dataclass(frozen=True)
 class WatchWanted:
-    """Process of a tenant, as in the handover file, that must be watched."""
+    """Request to watch a process that an earlier agent has left in a tenant's handover file."""
 
     tenant: _Id
     pid: _Pid
@@ -82,7 +85,7 @@ class WatchWanted:
 
 @dataclass(frozen=True)
 class FileContent:
-    """New content of a file that an agent leaves to the next."""
+    """New content of a file by which an agent leaves state to the next agent."""
 
     name: _Id
     content: Annotated[str, Field(max_length=4 << 20)]
@@ -91,40 +94,40 @@ class FileContent:
 
 @dataclass(frozen=True)
 class Identity:
-    """Process at the other end of a connection."""
+    """Identity of the process at the other end of a connection."""
 
     pid: int
     start: int | None
     watched: bool
-    """True if the answer carries the process's pidfd."""
+    """True if the answer carries a pidfd of the process."""
 
 
 @dataclass(frozen=True)
 class ReadingWanted:
-    """Request for a reading of the GPUs."""
+    """Request for a reading of the GPUs, with the tenants about which /proc must be read too."""
 
     leaving: _Ids
-    """Tenants in release, of which no process should be left."""
+    """Ids of tenants of which no process should be left: what remains of them is looked up."""
     clients: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
-    """For each tenant: its connected processes, and those among them whose connection came from the hook."""
+    """For each tenant: pids of its connected processes, and of the subset whose connection came from the hook."""
 
 
 @dataclass(frozen=True)
 class SeenOnNode:
-    """Reading of the GPUs, with the matching facts from /proc."""
+    """Reading of the GPUs, and facts from /proc for the same moment."""
 
     reading: Reading
     residue: dict[str, str | None]
-    """Remains of each requested tenant."""
+    """For each requested tenant: what remains of it, as text; None: nothing."""
     owners: dict[int, str]
-    """Tenant whose Pod each process on the GPUs belongs to, by pid."""
+    """For each process on the GPUs that runs in a tenant's Pod: pid -> tenant id."""
     replaced: dict[str, dict[int, str]]
-    """For each tenant: processes whose hook was replaced, with the evidence."""
+    """For each tenant: pids of processes whose hook was replaced, with the evidence."""
 
 
 @dataclass(frozen=True)
 class EndWanted:
-    """Process of a tenant that must be killed."""
+    """Request to kill a process of a tenant."""
 
     tenant: _Id
     pid: _Pid
@@ -132,7 +135,7 @@ class EndWanted:
 
 @dataclass(frozen=True)
 class ReviewWanted:
-    """Review for the API server."""
+    """Request for a review by the API server, such as a TokenReview."""
 
     path: str
     body: dict[str, Any]
@@ -140,7 +143,7 @@ class ReviewWanted:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Facts from the worker, for the GPUNode's status."""
+    """Facts of the worker for the GPUNode's status."""
 
     gpus: tuple[Gpu, ...]
     gpus_known: bool
@@ -149,25 +152,25 @@ class WorkerReport:
     consumption: list[dict[str, Any]]
     consumed_at: str | None
     moved: bool
-    """True if facts other than usage have changed."""
+    """True if facts other than usage have changed since the last report."""
 
 
 @dataclass(frozen=True)
 class InForce:
-    """Applied rows."""
+    """Result of applying rows in the worker."""
 
     directories: tuple[str, ...]
-    """Tenants whose directories may be published."""
+    """Ids of tenants whose directories may be mounted into their pods."""
     unservable: dict[str, str]
     report: WorkerReport
-    """Facts with these rows applied."""
+    """The worker's facts after it has applied the rows."""
     failure: Failure | None
     """Error if the state directory could not store all files. None if it could."""
 
 
 @dataclass(frozen=True)
 class Pods:
-    """Pods with GPUs of NVIDIA's device plugin."""
+    """What the kubelet reports about GPUs of NVIDIA's device plugin; see `HeldGpus.know_pods`."""
 
     given: dict[str, PluginPod] | None
     problem: str | None
@@ -176,7 +179,7 @@ class Pods:
 
 @dataclass(frozen=True)
 class LedgerHeader:
-    """Pool and holders of the ledger."""
+    """Pool and holders of a ledger, which the worker gets before its rows."""
 
     pool: Pool
     holders: tuple[PluginHolder, ...]
@@ -184,7 +187,7 @@ class LedgerHeader:
 
 @dataclass(frozen=True)
 class ServingState:
-    """Serving state of the agent: whether it is a standby, and why it could not serve."""
+    """Whether the agent is a standby, and why it could not serve."""
 
     stands_by: bool
     unfit: str | None

@@ -1,9 +1,10 @@
-"""Confinement of a process: own namespaces, a root with only the program in it, an own user, no capability.
+"""Confinement of the worker: namespaces of its own, a root directory with only the program, a user of its own, no
+capability.
 
 Guarantees, for a process in which `confine` has returned:
 - It sees no other process, no network, and no file except libraries and the program, which are read-only.
 - It has a user of its own and no capability. No program or system call can give it a capability.
-- Its real user belongs to no tenant, so no tenant can use up the kernel's limits per real user (`take_own_user`).
+- Its real user belongs to no tenant, so no tenant can use up Linux' limits per real user (`take_own_user`).
 - It has only the descriptors that `confine` was given, and cannot grow the files behind them.
 """
 
@@ -23,12 +24,13 @@ from pathlib import Path
 from . import system_calls
 
 SHOWN = 64321
-"""Effective user and group of the confined process, which tenants can see. The kernel keeps no limits by the effective
-user."""
+"""Effective user and group of the confined process. Tenants can see them, which does no harm: Linux keeps no limits by
+the effective user."""
 _OWN_USERS = range(1 << 31, (1 << 32) - 2)
-"""Range of the random real user. The API server refuses Pods whose `runAsUser` is above 2^31 - 1."""
+"""Range of the random real user. No tenant can have such a user, because the API server refuses Pods whose `runAsUser`
+is above 2^31 - 1."""
 _NEW_SPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000
-"""Namespaces: mounts, cgroups, host name, IPC, network."""
+"""Flags of new namespaces: mounts, cgroups, host name, IPC, network."""
 _NEW_PIDS = 0x20000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _DETACH = 2
@@ -36,18 +38,19 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _AMBI
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
 _ROOT = Path("/tmp")  # noqa: S108 - a mount point, in a mount namespace of its own
-"""Directory on which the new root is assembled."""
+"""Mount point on which the new root directory is assembled."""
 
 _FILE_MAX = 1 << 20
-"""Largest size in bytes to which the process may grow a file; there is no bound if its log is a file. Handover files
-have their full size from the start."""
+"""Largest size in bytes to which the process may grow a file. Handover files have their full size from the start. If
+the log is a file, there is no such limit."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
 def next_child_alone() -> Iterator[None]:
-    """Within the block, the next child of this process gets a PID namespace of its own. Raise `OSError`."""
+    """Context manager: the next child that this process forks in the block gets a PID namespace of its own. Raise
+    `OSError`."""
     ours = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         _checked(_libc.unshare(_NEW_PIDS), "a PID namespace")
@@ -62,9 +65,9 @@ def next_child_alone() -> Iterator[None]:
 def take_own_user() -> None:
     """Set a random real user for this process. Its effective user stays root. Raise `OSError`.
 
-    The kernel limits some resources per real user over all containers. They are descriptors in flight between sockets,
-    epoll watches, threads, pending signals, locked pages, pipes, keys, inotify watches. A tenant with the same user
-    could exhaust them.
+    Linux limits some resources per real user over all containers: descriptors in flight between sockets, epoll watches,
+    threads, pending signals, locked pages, pipes, keys, inotify watches. A tenant with the same user could exhaust
+    them.
     """
     user = secrets.choice(_OWN_USERS)
     try:
@@ -74,7 +77,7 @@ def take_own_user() -> None:
 
 
 def confine(descriptors: Collection[int], niceness: int) -> None:
-    """Confine this process permanently. Open descriptors: `descriptors` and 0 to 2. Raise `OSError`.
+    """Confine this process permanently. It keeps only `descriptors` and descriptors 0 to 2 open. Raise `OSError`.
 
     Call this as root, in the first process of a PID namespace, before any thread is started.
     """
@@ -84,7 +87,7 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not stat.S_ISREG(os.fstat(2).st_mode):  # the log
+    if not stat.S_ISREG(os.fstat(2).st_mode):  # the log on descriptor 2 is no file, so it needs no room
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_MAX, _FILE_MAX))
     _checked(_libc.unshare(_NEW_SPACES), "namespaces")
     _enter_root(_program_folders())
@@ -101,7 +104,7 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
 
 
 def _program_folders() -> list[Path]:
-    """Return the folders of the program and its libraries, none within another."""
+    """Return the folders of the program and its libraries. None of them is inside another."""
     found = {Path(each).resolve() for each in (*_LIBRARIES, *sys.path, sys.prefix) if each and Path(each).is_dir()}
     return [each for each in sorted(found) if not any(parent in found for parent in each.parents)]
 

@@ -1,4 +1,5 @@
-"""Child's end of the socket to its supervisor: receives links to the other child, and reports a link that ended."""
+"""Child's end of the socket to its supervisor: receives links (sockets to the other child), and reports a link that has
+ended."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from .link import Line
 
 
 class ControlEnd:
-    """End of the supervisor's socket, on the running loop.
+    """Child's end of the socket to the supervisor, on the running loop.
 
     Args:
         control: Socket to the supervisor.
-        line: Receives the links.
+        line: Connection to the other child, which gets each new link.
         ended: Called once the supervisor has exited.
     """
 
@@ -29,8 +30,8 @@ class ControlEnd:
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
     def say_lost(self) -> None:
-        """Report to the supervisor that the last link has ended. A worker that still runs is then restarted by the
-        supervisor."""
+        """Report to the supervisor that the last link has ended. If the worker still runs, the supervisor kills it and
+        starts another."""
         with contextlib.suppress(OSError):  # the supervisor has exited
             self._control.send(lost(self._number))
 

@@ -1,9 +1,10 @@
-"""The agent as the privileged process sees it: a driver's calls go to the worker, and its facts come from the worker.
+"""The agent in the privileged process, with the interface of `Agent`: it forwards a driver's calls to the worker, and
+returns the facts that the worker reports.
 
 Guarantees:
-- After a restart of the worker, the whole state is sent to it again, the applied rows last.
-- After a restart of the privileged process, it takes over the worker, which has continued to serve. It changes the
-  worker's tenants only when it has a newer ledger.
+- A restarted worker gets the whole state again, the applied rows last.
+- A restarted privileged process takes over the worker, which has continued to serve. It changes the worker's tenants
+  only once it has read a ledger.
 - A tenant counts as drained only if this process also finds no process of it.
 """
 
@@ -31,18 +32,18 @@ from .privileged_services import PrivilegedServices
 log = structlog.get_logger(__name__)
 
 _AWAY_S = 10.0
-"""Seconds that a call waits for an absent worker."""
+"""Seconds that a call waits for the worker to connect."""
 _APPLY_S = 120.0
-"""Timeout in seconds for a whole ledger. Each new row needs a few files."""
+"""Seconds that the worker may take to apply a whole ledger, in which each new row needs a few files."""
 _ATTEMPTS = 6
 """Most attempts of a call, each with a new worker. The fifth kill of a worker within a minute ends the agent."""
 _CLOSE_S = 5.0
 _STALE_S = 10.0
-"""Seconds after which the worker's facts are stale; the worker sends them each second."""
+"""Seconds without a report after which the worker's facts count as stale; the worker reports each second."""
 
 
 class DistantTenants:
-    """Tenants of the worker, as a driver uses them."""
+    """Tenants in the worker, with the part of `TenantRegistry` that a driver uses."""
 
     def __init__(self, agent: DistantAgent) -> None:
         self._agent = agent
@@ -54,17 +55,17 @@ class DistantTenants:
         await self._agent.put_in_force(tuple(rows))
 
     def directory(self, tenant_id: str) -> Path | None:
-        """Return the directory to publish to a tenant's pod, if there is one."""
+        """Return the directory to mount into a tenant's pod; None if there is none."""
         state = self._agent.services.state
         return state.path(tenant_id) if tenant_id in self.ready and tenant_id in self._agent.services.rows else None
 
     def unservable(self, tenant_id: str) -> str | None:
-        """Return why a row cannot be served, or None."""
+        """Return why a tenant's row cannot be served, as text; None if it can."""
         return self.problems.get(tenant_id)
 
 
 class DistantAgent:
-    """Agent whose tenants are served by another process. See `Agent` for its use by a driver."""
+    """Agent whose tenants are served by the worker. A driver uses it as `Agent`."""
 
     def __init__(self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors) -> None:
         self.settings = settings
@@ -91,11 +92,11 @@ class DistantAgent:
         self._report: calls.WorkerReport | None = None
         self._reported_at = 0.0
 
-    # ---- inputs of readings, set by the driver
+    # ---- callbacks for readings, set by the driver
 
     @property
     def residue(self) -> Residue:
-        """Remains of a tenant that the agent has no connection to."""
+        """Callback: what remains of a tenant beyond its connections."""
         return self.services.residue
 
     @residue.setter
@@ -104,7 +105,7 @@ class DistantAgent:
 
     @property
     def owner_of(self) -> OwnerOf:
-        """Tenant whose Pod a process belongs to."""
+        """Callback: tenant in whose Pod a process runs."""
         return self.services.owner_of
 
     @owner_of.setter
@@ -113,7 +114,7 @@ class DistantAgent:
 
     @property
     def replaced(self) -> Replaced:
-        """Processes of a tenant in which the hook was replaced."""
+        """Callback: processes of a tenant whose hook was replaced."""
         return self.services.replaced
 
     @replaced.setter
@@ -143,7 +144,7 @@ class DistantAgent:
         self._stocked = True
 
     async def close(self) -> None:
-        """Have the worker close every socket. Tenants' directories stay."""
+        """Have the worker close all sockets, and close this process's. Tenants' directories stay."""
         self.link_lost = lambda: None
         if self._reviving is not None:
             self._reviving.cancel()
@@ -159,7 +160,8 @@ class DistantAgent:
         self.services.close()
 
     async def put_in_force(self, rows: tuple[Tenant, ...]) -> None:
-        """Make these rows the worker's. Raises `UntakenRowsError`, `OSError`."""
+        """Have the worker apply these rows. Raises `UntakenRowsError` if files could not be stored, `OSError` if the
+        worker cannot be reached."""
 
         async def apply() -> None:
             self._rows = rows
@@ -170,7 +172,7 @@ class DistantAgent:
     def know_plugin_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
     ) -> None:
-        """Set the plugin pods, and the GPUs that the device plugin offers."""
+        """Store what the kubelet reports about plugin pods, here and in the worker. See `HeldGpus.know_pods`."""
         self.held_gpus.know_pods(given, problem, offered)
         self._pods = calls.Pods(dict(given) if given is not None else None, problem, offered)
         self.line.notify(calls.WORKER_KNOW_PODS, self._pods)
@@ -180,7 +182,8 @@ class DistantAgent:
 
     @property
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Series of namespaces' GPU consumption, and the time of the count."""
+        """Namespaces' consumption in the form of the GPUNode's status, and the time of the count, by the worker's last
+        report."""
         return (self._report.consumption, self._report.consumed_at) if self._report is not None else ([], None)
 
     def facts(self) -> AgentFacts:
@@ -201,11 +204,11 @@ class DistantAgent:
         )
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return the inventory's GPUs."""
+        """Return the inventory's GPUs, by the worker's last report."""
         return self._report.gpus if self._report is not None else ()
 
     def unhealthy(self) -> str | None:
-        """Return why the agent cannot do its work; None if it can."""
+        """Return why the agent cannot do its work, as text; None if it can."""
         if self._report is None or asyncio.get_running_loop().time() - self._reported_at > _STALE_S:
             return "the process that serves tenants does not answer"
         return self._report.unhealthy
@@ -223,7 +226,7 @@ class DistantAgent:
         self.line.notify(calls.WORKER_STAND, calls.ServingState(self.stands_by(), self.unfit))
 
     def _revive_soon(self) -> None:
-        """Send a restarted worker the state of its predecessor."""
+        """Send a new worker the whole state, in the background."""
         self._report_standing()
         if self._started:
             if self._reviving is not None:
@@ -234,11 +237,11 @@ class DistantAgent:
         try:
             async with self._order:
                 await self._revive()
-        except OSError as error:  # the next link or ledger tries again
+        except OSError as error:  # the next link or ledger leads to another attempt
             log.error("cannot send the process that serves tenants its whole state", error=str(error))
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` with the worker. If the worker is killed during it, do it again with the next worker."""
+        """Await `work`, which calls the worker. If the worker is killed during it, repeat it with the next worker."""
         for attempt in range(1, _ATTEMPTS + 1):
             async with self._order:
                 try:
@@ -276,7 +279,8 @@ class DistantAgent:
 
 
 class _HeldGpusElsewhere(HeldGpus):
-    """Decision which GPUs are open to tenants. The worker opens and closes the GPUs accordingly."""
+    """Decision which GPUs are open to tenants. The worker makes it again from the same facts, and opens and closes the
+    GPUs."""
 
     def __init__(self, namespace: str, line: Line) -> None:
         super().__init__(namespace, lambda gpus: None)
@@ -284,7 +288,7 @@ class _HeldGpusElsewhere(HeldGpus):
         self._ledger: calls.LedgerHeader | None = None
 
     def know_ledger(self, pool: Pool, holders: Sequence[PluginHolder]) -> None:
-        """Set pool and holders of a ledger, before its rows are applied."""
+        """Set pool and holders of a ledger, before its rows are applied, here and in the worker."""
         super().know_ledger(pool, holders)
         self._ledger = calls.LedgerHeader(pool, tuple(holders))
         self.tell_again()
@@ -296,4 +300,4 @@ class _HeldGpusElsewhere(HeldGpus):
 
 
 AnyAgent = Agent | DistantAgent
-"""Agent as a driver uses it."""
+"""Agent with the interface that drivers use."""

@@ -1,11 +1,11 @@
 """Calls between the agent's two processes, with descriptors, over a private socket pair.
 
-A frame is a header (bytes of the body, kind, descriptors, number of the call) and a body in JSON. Both processes are
-forked from one program, so both have the same version.
+A frame is a header (size of the body, kind, number of descriptors, number of the call) and a body in JSON. Both
+processes are forked from one program, so both have the same version.
 
 Guarantees:
-- Each call gets an answer or an error, or ends with the link or its timeout. Frames are handled in the order of
-  arrival.
+- Each call ends with an answer or an error: of the other process, of the link's end, or of its timeout. Frames are
+  handled in the order of arrival.
 - Input is validated before use. An invalid or oversized frame ends the link.
 - At most `_ANSWERING_MAX` calls of the other process, and `_BYTES_MAX` bytes of calls or unread answers, are in memory.
   Further calls wait in the socket. If the other process does not read its answers, the link ends.
@@ -39,35 +39,35 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 DESCRIPTORS_MAX = 64
-"""Most descriptors of one frame; the kernel's bound is 253."""
+"""Most descriptors of one frame; Linux' limit is 253."""
 _BODY_MAX = 8 << 20
 """Most bytes of a body; a ledger of 256 rows has some 200 KB."""
 SMALL = 1 << 16
-"""Most bytes of a call's body, unless the call declares more."""
+"""Most bytes of a call's encoded body, unless the kind of call declares more."""
 _BYTES_MAX = 16 << 20
 _UNREAD_MAX = 64 << 20
 """Most bytes that may wait to be sent. Beyond this the link ends."""
 _ANSWERING_MAX = 128
 _READ = 1 << 16
-"""Most bytes read in one turn of the loop: some 0.1 ms of parsing."""
+"""Most bytes that are read before the loop runs other tasks: some 0.1 ms of parsing."""
 _HEADER = struct.Struct("=IBBQ")
 _CALL, _NOTICE, _ANSWER, _FAILED = range(4)
 
 
 class LinkLostError(OSError):
-    """The other process is absent or does not answer."""
+    """Error of a call: the other process is not connected, or does not answer."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.ENOTCONN, text)
 
 
 class NoAnswerError(LinkLostError):
-    """The other process is present but does not answer in time."""
+    """Error of a call: the other process is connected, but does not answer in time."""
 
 
 @dataclass(frozen=True)
 class Call(Generic[Argument, Result]):
-    """Kind of call."""
+    """Kind of call: its name, and the types of its argument and result."""
 
     name: str
     argument: TypeAdapter[Argument]
@@ -78,7 +78,7 @@ class Call(Generic[Argument, Result]):
 
 @dataclass(frozen=True)
 class Failure:
-    """Error of a call, as it is sent."""
+    """Error of a call, in the form in which it is sent."""
 
     kind: str
     text: str
@@ -88,29 +88,29 @@ class Failure:
 
 _FAILURE = TypeAdapter(Failure)
 Answerer = Callable[[Any, list[int]], Awaitable[tuple[Any, Sequence[int]]]]
-"""Handler of a call: takes the argument and its descriptors, which it owns. It returns the result and descriptors to
-send, which are closed afterwards."""
+"""Handler of a call: takes the argument and descriptors, which it then owns. It returns the result and descriptors to
+send, which are closed after sending."""
 Taker = Callable[[Any], None]
-"""Handler of a message without answer; runs at once."""
+"""Handler of a notice, a message without answer. It runs before the next frame is handled."""
 
 
 @dataclass(frozen=True)
 class PartService:
-    """Service of one process for the other: the handler of each call, by name."""
+    """What one process offers to the other: the handler of each call and notice, by name."""
 
     answers: Mapping[str, tuple[Call[Any, Any], Answerer]]
     takes: Mapping[str, tuple[Call[Any, Any], Taker]]
     errors: Mapping[str, type[Exception]]
-    """Errors that keep their type when sent, by name; so does `OSError`. Every other error arrives as `OSError`."""
+    """Errors that arrive with their type, by name; so does `OSError`. Every other error arrives as `OSError`."""
 
 
 class PartLink:
-    """One socket to the other process, until it is lost. Owns `sock`.
+    """One socket to the other process, until either end closes it. Owns `sock`.
 
     Args:
         sock: Connected stream socket.
-        service: Services of this process for the other.
-        lost: Called once, when the other process has closed the socket.
+        service: What this process offers to the other.
+        lost: Called once, when the socket has been closed.
     """
 
     def __init__(self, sock: socket.socket, service: PartService, lost: Callable[[], None]) -> None:
@@ -122,7 +122,7 @@ class PartLink:
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[bytes, list[int]]]] = {}
         self._answering: dict[asyncio.Task[None], int] = {}
-        """Calls that are being answered, with the bytes of each."""
+        """Tasks that answer a call, with the size of that call's body in bytes."""
         self._read = bytearray()
         self._descriptors: deque[int] = deque()
         self._outbox = Outbox(sock, self.close, self._go_on)
@@ -132,8 +132,8 @@ class PartLink:
     async def call(
         self, call: Call[Argument, Result], argument: Argument, descriptors: Sequence[int], timeout_s: float
     ) -> tuple[Result, list[int]]:
-        """Return the other process's result, and descriptors, which the caller owns. Raises `LinkLostError`, or the
-        error that the other process raised."""
+        """Call the other process; return its result and the descriptors that came with it, which the caller owns.
+        Raises `LinkLostError`, or the error that the other process raised."""
         number = next(self._numbers)
         answer: asyncio.Future[tuple[bytes, list[int]]] = self._loop.create_future()
         self._pending[number] = answer
@@ -153,7 +153,7 @@ class PartLink:
             raise LinkLostError(f"the answer to {call.name} is none: {error.error_count()} errors") from None
 
     def notify(self, call: Call[Argument, None], argument: Argument) -> None:
-        """Send a message that has no answer."""
+        """Send a notice, which gets no answer."""
         self._send(_NOTICE, 0, _named(call.name, call.argument.dump_json(argument, by_alias=True)), [])
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class PartLink:
     # ---- sending
 
     def _send(self, kind: int, number: int, body: bytes, descriptors: list[int]) -> None:
-        """Send a frame. Closes the descriptors."""
+        """Send a frame, and close the given descriptors, of which the other process gets copies."""
         if not self._open:
             close_all(descriptors)
             if kind == _CALL:
@@ -278,7 +278,8 @@ class PartLink:
         self._go_on()
 
     def _busy(self) -> bool:
-        """Return True if the other process's next call must wait, because too many calls are being answered."""
+        """Return True if no further call may be read now, because too many calls are being answered or too many answers
+        are unread."""
         return (
             len(self._answering) + self._outbox.answers >= _ANSWERING_MAX
             or sum(self._answering.values()) + self._outbox.of_answers >= _BYTES_MAX
@@ -314,7 +315,7 @@ class Line:
     """Connection to the other process across its restarts: each new process brings a new link.
 
     Args:
-        service: Services of this process for the other.
+        service: What this process offers to the other.
         arrived: Called with each new link.
         lost: Called when a link has ended.
     """
@@ -334,7 +335,7 @@ class Line:
         return self._link is not None
 
     def connect(self, sock: socket.socket) -> None:
-        """Use the socket of a newly started other process. Owns the socket."""
+        """Use the socket to a newly started other process, in place of the last one. Owns the socket."""
         self.close()
         self._link = PartLink(sock, self._service, self._down)
         self._up.set()
@@ -349,7 +350,7 @@ class Line:
         timeout_s: float = 30.0,
         wait_s: float = 0.0,
     ) -> tuple[Result, list[int]]:
-        """Call the other process, see `PartLink.call`; wait up to `wait_s` seconds for its link."""
+        """Call the other process, see `PartLink.call`. If it is not connected, wait for it up to `wait_s` seconds."""
         if self._link is None and wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._up.wait(), wait_s)
@@ -358,7 +359,7 @@ class Line:
         return await self._link.call(call, argument, descriptors, timeout_s)
 
     def notify(self, call: Call[Argument, None], argument: Argument) -> None:
-        """Send the other process a message, if it is connected."""
+        """Send the other process a notice. Do nothing if it is not connected."""
         if self._link is not None:
             self._link.notify(call, argument)
 
@@ -382,7 +383,7 @@ def _named(name: str, content: bytes) -> bytes:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return an error in the form that is sent."""
+    """Return an error in the form in which it is sent."""
     if isinstance(error, OSError):
         filename = error.filename if isinstance(error.filename, str) else None
         return Failure(type(error).__name__, error.strerror or str(error), error.errno, filename)

@@ -1,4 +1,4 @@
-"""Send queue of a socket: frames with their descriptors, which go with a frame's first byte."""
+"""Send queue of a socket: frames with descriptors, which are sent with the first byte of their frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from sharepod.agent.sockets.peers import EXHAUSTED
 
 _AGAIN_S = 0.02
-"""Seconds until a frame is retried for which the kernel had no room."""
+"""Seconds until a frame is sent again that Linux had no memory for."""
 
 
 class Outbox:
@@ -20,8 +20,8 @@ class Outbox:
 
     Args:
         sock: Connected stream socket, non-blocking.
-        failed: Called if the socket takes no more.
-        sent: Called after each frame that was an answer.
+        failed: Called if sending has failed permanently.
+        sent: Called after each sent frame that was an answer.
     """
 
     def __init__(self, sock: socket.socket, failed: Callable[[], None], sent: Callable[[], None]) -> None:
@@ -32,16 +32,16 @@ class Outbox:
         self._frames: deque[tuple[memoryview, list[int], int]] = deque()
         self._writing = False
         self._again: asyncio.TimerHandle | None = None
-        """Retry of a frame for which the kernel had no room."""
+        """Timer for a frame that Linux had no memory for."""
         self.waiting = 0
-        """Bytes of the waiting frames."""
+        """Unsent bytes of the frames in the queue."""
         self.answers = 0
-        """Answers among the waiting frames."""
+        """Number of answers in the queue."""
         self.of_answers = 0
-        """Bytes of these answers."""
+        """Bytes of the answers in the queue."""
 
     def put(self, frame: bytes, descriptors: list[int], *, answer: bool) -> None:
-        """Send a frame as soon as the socket takes it. Owns the descriptors."""
+        """Send a frame now, or as soon as the socket has room. Owns the descriptors."""
         self._frames.append((memoryview(frame), descriptors, len(frame) if answer else 0))
         self.waiting += len(frame)
         self.answers += answer
@@ -50,7 +50,7 @@ class Outbox:
             self._write()
 
     def close(self) -> None:
-        """Send no more. Call this before the socket is closed."""
+        """Drop the queue. Call this before the socket is closed."""
         self._rest()
         for _frame, descriptors, _answer in self._frames:
             close_all(descriptors)
@@ -88,7 +88,7 @@ class Outbox:
         self._rest()
 
     def _rest(self) -> None:
-        """Stop waiting for the socket."""
+        """Stop waiting for room in the socket."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -98,7 +98,7 @@ class Outbox:
 
 
 def close_all(descriptors: Sequence[int] | deque[int]) -> None:
-    """Close descriptors, once."""
+    """Close descriptors. Empty their list, so that a second call closes none."""
     for descriptor in descriptors:
         os.close(descriptor)
     if isinstance(descriptors, list | deque):

@@ -47,7 +47,7 @@ class _Child:
     pid: int
     pidfd: int
     control: socket.socket
-    """Supervisor's socket to the child; carries the links to the other child."""
+    """The supervisor's socket to the child. It carries links, by which the children reach each other."""
 
 
 def keep_pair(
@@ -57,7 +57,8 @@ def keep_pair(
     niceness: int,
     kept: Mapping[str, KeptDescriptor] | None = None,
 ) -> int:
-    """Run both programs in child processes, the worker confined, and restart killed ones; return the exit status.
+    """Run both programs in child processes, the worker confined, and restart a child that was killed. Return the exit
+    status.
 
     Call this as root, before any thread is started. SIGTERM, SIGINT and SIGHUP are forwarded to the privileged process.
     Both children are killed when this process exits.
@@ -70,7 +71,7 @@ def keep_pair(
         kept: Descriptors, by name, that this process holds for the first privileged process.
     """
     gc.collect()
-    gc.freeze()  # garbage collections then do not touch these pages, so the pages stay shared with the children
+    gc.freeze()  # garbage collections then do not write to these pages, so they stay shared with the children
     return _Pair(privileged, worker, left_to_worker, niceness, kept or {}).run()
 
 
@@ -158,14 +159,14 @@ class _Pair:
         return False
 
     def _last_of(self, privileged: _Child) -> int:
-        """Wait until the privileged process exits after its termination signal; return its exit status."""
+        """Wait until the privileged process, which was sent a termination signal, exits. Return its exit status."""
         status = os.waitpid(privileged.pid, 0)[1]
         _forget(privileged)
         self._privileged = None
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
 
     def _wait_for_end(self, privileged: _Child, worker: _Child) -> _Child:
-        """Handle the privileged process's messages until one of the children has exited."""
+        """Handle the messages of the privileged process until one of the children has exited. Return that child."""
         messages = self._shelf.messages().fileno()
         poll = select.poll()
         children = privileged, worker
@@ -175,7 +176,7 @@ class _Pair:
         while True:
             ready = {descriptor for descriptor, _event in poll.poll()}
             if messages in ready and not self._shelf.take_in():
-                poll.unregister(messages)  # closed by the privileged process, which is about to exit
+                poll.unregister(messages)  # the privileged process has closed its end, because it is about to exit
             for child in children:
                 if child.pidfd in ready:
                     return child
@@ -183,7 +184,8 @@ class _Pair:
                 poll.unregister(words)
 
     def _take_word(self, privileged: _Child, worker: _Child) -> bool:
-        """Kill a worker that runs and has lost its link. Return False at the end of the messages."""
+        """Read a message of the privileged process. If the current link was lost, kill the worker, which still runs.
+        Return False at the end of the messages."""
         try:
             word = privileged.control.recv(32)
         except BlockingIOError:
@@ -196,7 +198,7 @@ class _Pair:
         return bool(word)
 
     def _connect(self) -> None:
-        """Send both children a new link to each other."""
+        """Connect the children by a new pair of sockets, sent to both."""
         assert self._privileged is not None
         assert self._worker is not None
         self._links += 1
@@ -205,7 +207,7 @@ class _Pair:
             with end:
                 try:
                     socket.send_fds(child.control, [control_end.brought(self._links)], [end.fileno()])
-                except OSError:  # the child has just exited or does not read: its exit brings the next link
+                except OSError:  # the child has exited, or does not read: after its restart a new link is sent
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGKILL)
 
@@ -255,12 +257,12 @@ class _Pair:
 
     @staticmethod
     def _end(child: _Child | None) -> None:
-        """Kill a child that has not exited by itself within `_ENDING_S`."""
+        """Wait `_ENDING_S` for a child to exit by itself, then kill it."""
         if child is None:
             return
         poll = select.poll()
         poll.register(child.pidfd, select.POLLIN)
-        child.control.close()  # this ends the worker
+        child.control.close()  # the worker exits when this socket is closed
         if not poll.poll(_ENDING_S * 1000):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)

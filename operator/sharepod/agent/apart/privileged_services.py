@@ -1,13 +1,13 @@
-"""Privileged process's side of the calls: its actions on the node for the worker, and the checks before them.
+"""Privileged process's handlers of the worker's calls: actions on the node, after checks.
 
 The worker parses input from tenants, so the privileged process treats it as hostile.
 
 Guarantees:
-- For a tenant that is not in the ledger, only its remains are removed.
+- For a tenant that is not in the ledger, the worker can only have its files removed.
 - The content of a tenant's directory comes from the ledger and from this process; the worker only triggers the writes.
 - A process is killed only by policy, and only if /proc or a connection to the tenant's socket shows that it is the
   tenant's.
-- A listening socket survives a restart of the worker: new connections wait in its backlog.
+- A tenant's listening socket survives a restart of the worker: new connections wait in its backlog.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ from .link import Answerer, Call, Failure, PartService, Taker, failure_of
 log = structlog.get_logger(__name__)
 
 _FILES = frozenset((CONTEXTS_FILE, CONSUMPTION_FILE, FINDINGS_FILE))
-"""Files that the worker may read and replace."""
+"""Names of the files that the worker may read and replace."""
 _CONNECTED_MAX = 65_536
-"""Most processes whose connection is remembered."""
+"""Most processes whose connection to a tenant is remembered."""
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """Open files of one tenant."""
+    """Files that were opened for one tenant. `handover`: descriptor of its handover file; `left`: state of an earlier
+    agent."""
 
     handover: int
     slots: int
@@ -68,7 +69,7 @@ class PrivilegedServices:
     Args:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs.
-        kept: Descriptors that survive a kill of this process.
+        kept: Descriptors of which the supervisor keeps copies.
         on_report: Called with the worker's facts.
     """
 
@@ -83,7 +84,7 @@ class PrivilegedServices:
         self.owner_of: OwnerOf = lambda pid: None
         self.replaced: Replaced = nothing_replaced
         self.review: Review | None = None
-        """Review of metrics readers by the API server; None where access is open."""
+        """Has the API server review a reader of metrics; None if every reader is allowed."""
         self.rows: Mapping[str, Tenant] = {}
         """Rows of the ledger by id, including rows that are being applied."""
         self.known = False
@@ -96,9 +97,9 @@ class PrivilegedServices:
         self._digest = ""
         self._listeners: dict[str, socket.socket] = {}
         self._survivors: dict[str, dict[int, int]] = {}
-        """Start time of each process of an earlier agent by pid, by tenant, as recorded by that agent's worker."""
+        """Processes that an earlier agent's worker recorded in the handover file: tenant id -> pid -> start time."""
         self._connected: dict[int, tuple[str, int]] = {}
-        """Tenant to whose socket a process has connected, and the start time of that process, by pid."""
+        """Processes that have connected to a tenant's socket: pid -> (tenant id, start time)."""
         self._on_report = on_report
 
     async def prepare(self) -> None:
@@ -165,7 +166,7 @@ class PrivilegedServices:
     async def _open(
         self, asked: tuple[calls.FilesAsked, ...], descriptors: list[int]
     ) -> tuple[tuple[calls.FilesMade | Failure, ...], Sequence[int]]:
-        """Complete the directories of several tenants and open their files, in one run of a thread."""
+        """Complete the directories of several tenants and open their files, in one call to a thread."""
         _refuse(descriptors)
         wanted = [(self._row(each.tenant), min(each.slots, self._settings.connections_max)) for each in asked]
         answers: list[calls.FilesMade | Failure] = []
@@ -197,8 +198,8 @@ class PrivilegedServices:
             return error
 
     def _heard(self, tenant_id: str, listener: socket.socket | None) -> socket.socket:
-        """Return the listening socket in the tenant's directory: this process's, that of its killed predecessor, or a
-        new one."""
+        """Return a listening socket that serves the tenant's directory: the present one, the one of a killed
+        predecessor, or a new one."""
         listener = listener or self.state.inherit(tenant_id)
         if listener is not None and self.state.heard(tenant_id, listener):
             return listener
@@ -276,20 +277,21 @@ class PrivilegedServices:
                 raise PermissionError(1, f"no connection to tenant {tenant_id}")
             sock = socket.socket(fileno=os.dup(descriptors[0]))
             stack.callback(sock.close)
-            # The peer of a listening socket is the process that called listen: the privileged process.
+            # the peer of a listening socket would be the privileged process itself, which called listen
             listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if listens or sock.getsockname() != listener.getsockname():
                 raise PermissionError(1, f"not a connection to the socket of tenant {tenant_id}")
             pid, pidfd = peer_of(sock)
         start = start_time(pid) if pidfd is not None else None
         if pidfd is not None and _has_ended(pidfd):
-            start = None  # the start time may belong to another process with the same pid
+            start = None  # the start time may belong to a new process with the same pid
         if start is not None:
             self._remember(pid, row.id, start)
         return calls.Identity(pid, start, pidfd is not None), () if pidfd is None else (pidfd,)
 
     async def _listener_of(self, tenant_id: str) -> socket.socket | None:
-        """Return the tenant's listening socket, which a killed predecessor may have left."""
+        """Return the tenant's listening socket: of this process or, if a killed predecessor has left one, that. None if
+        there is none."""
         if tenant_id not in self._listeners:
             async with self._disk:
                 listener = await asyncio.to_thread(self.state.inherit, tenant_id)
@@ -319,8 +321,8 @@ class PrivilegedServices:
         return calls.SeenOnNode(reading, residue, owners, replaced), ()
 
     def _left_of(self, tenant_id: str) -> str | None:
-        """Return the tenant's remaining processes, as text. While the process list is unknown, no process counts as
-        exited."""
+        """Return what remains of the tenant, as text; None if nothing does. Before a ledger has been read, every tenant
+        may remain."""
         return self.residue(tenant_id) if self.known else "no ledger has been read yet"
 
     def _end(self, wanted: calls.EndWanted) -> None:
@@ -347,7 +349,7 @@ class PrivilegedServices:
             return await self.review(wanted.path, wanted.body), ()
         except OSError:
             raise
-        except Exception as error:  # the API server's answer to the review is an error
+        except Exception as error:  # the API server answered the review with an error
             raise OSError(5, str(error)) from None
 
     def _row(self, tenant_id: str) -> Tenant:
@@ -374,7 +376,7 @@ def _as_files_made(opened: _Opened) -> calls.FilesMade:
 
 
 def _refuse(descriptors: list[int]) -> None:
-    """Close the descriptors of a call that takes none."""
+    """Close the descriptors that came with a call that takes none."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -388,15 +390,17 @@ def _has_ended(pidfd: int) -> bool:
 def _processes_of(
     pids: frozenset[int], clients: Mapping[str, tuple[Sequence[int], Sequence[int]]], owners: Mapping[int, str]
 ) -> dict[str, tuple[set[int], set[int]]]:
-    """Return for each tenant its processes on the GPUs, and the subset whose connection came from the hook.
+    """Return for each tenant the pids of its processes on the GPUs, and of the subset whose connection came from the
+    hook.
 
     Args:
-        pids: Processes on the GPUs.
-        clients: Connected processes of each tenant, and the ones whose connection came from the hook.
-        owners: Tenant whose Pod a process belongs to. A connection has precedence.
+        pids: Pids of the processes on the GPUs.
+        clients: For each tenant: pids of its connected processes, and of the subset whose connection came from the
+        hook.
+        owners: Tenant in whose Pod a process runs, by pid. A connection has precedence.
     """
     tenant_of = dict(owners)
-    # reversed, so that the first tenant wins if several have connected to the process
+    # in reverse order, so that the first tenant wins if a process has connected to several
     for tenant_id, (connected, _hooked) in reversed(list(clients.items())):
         tenant_of |= dict.fromkeys(pids.intersection(connected), tenant_id)
     found: dict[str, tuple[set[int], set[int]]] = {}

@@ -1,4 +1,4 @@
-"""Worker's proxies for actions that only the privileged process may do on the node.
+"""Worker's proxies: implementations of `Surroundings` and `Inventory` that have the privileged process act on the node.
 
 Guarantees:
 - No call blocks the event loop: I/O runs in a thread, and the thread waits for the privileged process.
@@ -33,17 +33,17 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 _TIMEOUT_S = 30.0
-"""Seconds that the privileged process may take for disk I/O."""
+"""Seconds that the privileged process may take for a call with disk I/O."""
 _AWAY_S = 5.0
 """Seconds that a thread waits for an absent privileged process, which is restarted within milliseconds."""
 _AGAIN_S = 0.02
-"""Seconds between two requests to a privileged process that has not read a ledger yet."""
+"""Seconds between two calls to a privileged process that has not read a ledger yet."""
 _STARTS_MAX = 65_536
-"""Most start times of processes that are remembered."""
+"""Most processes whose start time is remembered."""
 
 
 class RemoteDirectories:
-    """Tenants' directories and kept files, written by the privileged process. Called from threads."""
+    """Tenants' directories and files for the next agent, which the privileged process writes. Called from threads."""
 
     def __init__(self, line: Line, tenants_dir: Path, starts: dict[int, int]) -> None:
         self._line = line
@@ -51,7 +51,7 @@ class RemoteDirectories:
         self._starts = starts
         self._loop = asyncio.get_running_loop()
         self.pidfds: dict[tuple[int, int], int] = {}
-        """For each (pid, start time): pidfd of a process of an earlier agent that still runs, until `RemotePeers.watch`
+        """For each (pid, start time) of a running process of an earlier agent: its pidfd, until `RemotePeers.watch`
         takes it."""
 
     def _ask(
@@ -65,18 +65,19 @@ class RemoteDirectories:
         return self._ask(calls.PRIVILEGED_PREPARE, None)[0]
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
-        """Have a tenant's directory completed."""
+        """Have the privileged process complete a tenant's directory; return its path."""
         self._ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted(tenant_id, limits))
         return self.path(tenant_id)
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Have a tenant's directory completed; return why the disk does not take it, if it was complete before."""
+        """Have the privileged process complete a tenant's directory. Return the disk's error if it could not, although
+        the directory was complete before."""
         failure, _none = self._ask(calls.PRIVILEGED_COMPLETE, calls.DirectoryWanted(tenant_id, limits))
         return None if failure is None else _error(failure)
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
-        """Have shared tenants' directories completed and their files opened; return files or errors in the same
-        order."""
+        """Have the privileged process complete shared tenants' directories and open their files. Return files or errors
+        in the same order."""
         asked = tuple(calls.FilesAsked(each.tenant_id, each.slots) for each in wanted)
         answers, received = self._ask(calls.PRIVILEGED_OPEN, asked)
         descriptors = deque(received)
@@ -95,15 +96,15 @@ class RemoteDirectories:
         return opened
 
     def unheard(self, tenant_id: str) -> None:
-        """Close the listening socket of a tenant."""
+        """Have the listening socket of a tenant closed."""
         self._line.notify(calls.PRIVILEGED_UNHEARD, tenant_id)
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Drop the descriptors that a killed agent has left, except these tenants'."""
+        """Have all descriptors dropped that a killed agent has left, except these tenants'."""
         self._line.notify(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
 
     def shut(self, tenant_id: str) -> None:
-        """Have socket and limits removed."""
+        """Have a tenant's socket and limits removed."""
         self._ask(calls.PRIVILEGED_SHUT, tenant_id)
 
     def remove(self, tenant_id: str) -> None:
@@ -120,11 +121,11 @@ class RemoteDirectories:
         return self._tenants_dir / tenant_id
 
     def read(self, name: str) -> bytes:
-        """Return the content of a kept file."""
+        """Return the content of a file by name; see `KeptFiles`."""
         return self._ask(calls.PRIVILEGED_READ_FILE, name)[0].encode()
 
     def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
-        """Replace a kept file."""
+        """Replace a file by name; see `KeptFiles`."""
         self._ask(calls.PRIVILEGED_REPLACE_FILE, calls.FileContent(name, content.decode(), durable))
 
     def _adopted(
@@ -140,8 +141,8 @@ class RemoteDirectories:
         return TenantFiles(handover, left, listener, None if files.unwritten is None else _error(files.unwritten))
 
     def _watch(self, wanted: Sequence[FilesWanted], opened: list[TenantFiles | OSError]) -> None:
-        """Have the privileged process watch the processes that earlier agents left. On failure, replace the tenant's
-        files in `opened` by the error."""
+        """Have the privileged process watch the processes that earlier agents left. If that fails for a tenant, replace
+        its files in `opened` by the error."""
         survivors = [
             (number, survivor)
             for number, files in enumerate(opened)
@@ -166,7 +167,8 @@ class RemoteDirectories:
 
 
 class RemotePeers:
-    """Processes behind connections, identified by the privileged process: the worker sees no other process."""
+    """Identities of processes behind connections. The privileged process finds them, because the worker sees no other
+    process."""
 
     def __init__(self, line: Line, directories: RemoteDirectories, starts: dict[int, int]) -> None:
         self._line = line
@@ -179,14 +181,14 @@ class RemotePeers:
         return None
 
     def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
-        """Request the identity of the connected process; `later` is called with it."""
+        """Request the identity of the connected process. Return None; `later` is called with the identity."""
         task = asyncio.get_running_loop().create_task(self._identify(tenant_id, sock, later), name="identify")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         return None
 
     def watch(self, survivor: Survivor) -> int | None:
-        """Return the pidfd that came with the handover file."""
+        """Return the pidfd that the privileged process sent for the process; None if the process has exited."""
         return self._directories.pidfds.pop((survivor.pid, survivor.start), None)
 
     async def _identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> None:
@@ -197,7 +199,7 @@ class RemotePeers:
             except LinkLostError:
                 await asyncio.sleep(0)
                 continue
-            except BlockingIOError:  # the process has just been started
+            except BlockingIOError:  # the privileged process has just been started, and has not read a ledger yet
                 await asyncio.sleep(_AGAIN_S)
                 continue
             except OSError as error:
@@ -213,7 +215,7 @@ class RemotePeers:
 
 
 class RemoteInventory:
-    """Readings of the GPUs by the privileged process, each with its facts from /proc."""
+    """Readings of the GPUs by the privileged process, which include the facts from /proc that findings need."""
 
     def __init__(
         self, line: Line, *, simulated: bool, timeout_s: float, wanted: Callable[[], calls.ReadingWanted]
@@ -230,7 +232,7 @@ class RemoteInventory:
         return self._simulated
 
     async def read(self) -> Reading:
-        """Return the current state. Raise `InventoryError`."""
+        """Return a new reading. Raise `InventoryError`."""
         try:
             last, _none = await self._line.call(
                 calls.PRIVILEGED_READ, self._wanted(), timeout_s=self._timeout_s, wait_s=_AWAY_S
@@ -241,16 +243,16 @@ class RemoteInventory:
         return last.reading
 
     def residue(self, tenant_id: str) -> str | None:
-        """Return the remains of a tenant, by the last reading."""
+        """Return what remains of a tenant, as text, by the last reading. None if nothing does."""
         unknown = "its remaining processes have not been looked up yet"
         return unknown if self._last is None else self._last.residue.get(tenant_id, unknown)
 
     def owner_of(self, pid: int) -> str | None:
-        """Return the tenant whose Pod a process on the GPUs belongs to, by the last reading."""
+        """Return the tenant in whose Pod a process on the GPUs runs, by the last reading. None if it has none."""
         return self._last.owners.get(pid) if self._last is not None else None
 
     def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-        """Return the processes of a tenant whose hook was replaced, by the last reading."""
+        """Return the evidence for each process of a tenant whose hook was replaced, by the last reading."""
         found = self._last.replaced.get(tenant_id, {}) if self._last is not None else {}
         return {pid: text for pid, text in found.items() if pid in pids}
 

@@ -1,4 +1,4 @@
-"""Seccomp filter of a process without rights. The kernel keeps the filter until the process exits.
+"""Seccomp filter of the worker: the list of system calls that it may make. A process cannot remove its filter.
 
 Guarantees:
 - A call that is not listed fails with EPERM.
@@ -15,7 +15,8 @@ import platform
 import struct
 
 _ALLOWED: dict[str, tuple[int | None, int | None]] = {
-    # name: (number on x86_64, number on aarch64), from asm/unistd_64.h and asm-generic/unistd.h
+    # name: (number on x86_64, number on aarch64) as in asm/unistd_64.h and asm-generic/unistd.h; None: it does not
+    # exist there
     "accept": (43, 202),
     "accept4": (288, 242),
     "access": (21, None),
@@ -109,13 +110,13 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "writev": (20, 66),
 }
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""For each machine: its column in `_ALLOWED`, and its AUDIT_ARCH."""
+"""For each machine: (column of its numbers in `_ALLOWED`, its AUDIT_ARCH value)."""
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
 _IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: requests that a language runtime makes on any descriptor."""
+"""TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: the ioctl requests that a language runtime makes on any descriptor."""
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020080
-"""All flags of new namespaces."""
+"""All clone flags that create a namespace."""
 
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
@@ -125,11 +126,11 @@ _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
 class UnknownMachineError(OSError):
-    """The table has no system call numbers of this machine."""
+    """Error for a machine whose system call numbers are not in the table."""
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
-    """Return the filter for a machine, as instructions (code, jump if true, jump if false, value).
+    """Return the filter for a machine as BPF instructions: (code, instructions to skip if true, if false, value).
 
     Raises `UnknownMachineError`.
     """
@@ -143,12 +144,12 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         (_JUMP_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        (_JUMP_FROM, 0, 1, 0x40000000),  # refuse the x32 calls of x86_64
+        (_JUMP_FROM, 0, 1, 0x40000000),  # refuse the x32 calls of x86_64, which have these numbers
         fail,
     ]
     for number in sorted(number for each in _ALLOWED.values() if (number := each[column]) is not None):
         code += [(_JUMP_EQUAL, 0, 1, number), allow]
-    # The C library creates threads by clone where clone3 is missing. A filter cannot read the flags of clone3.
+    # clone3 fails with ENOSYS, because a filter cannot read its flags. The C library then creates threads by clone.
     code += [(_JUMP_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _FAIL | errno.ENOSYS)]
     code += [
         (_JUMP_EQUAL, 0, 5, _CLONE[column]),
@@ -165,7 +166,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def restrict() -> None:
-    """Permanently restrict this process and its future threads to the listed calls. Raises `OSError`."""
+    """Permanently restrict this process and its future threads to the calls in `_ALLOWED`. Raises `OSError`."""
     code = program(platform.machine())
     packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
 

@@ -1,4 +1,4 @@
-"""Worker: the process without rights on the node that parses input from tenants and grants time and memory.
+"""Worker: the agent's process without rights on the node. It parses tenants' frames, and grants time and memory.
 
 Guarantees:
 - All facts about the node, and all actions on the node, go through the privileged process (`remote_node`).
@@ -37,18 +37,18 @@ from .remote_node import RemoteDirectories, RemoteInventory, RemotePeers, review
 log = structlog.get_logger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds after which a thread yields the interpreter to the event loop (Python's default: 5 ms). A hand-off of a GPU
-waits no longer than this."""
+"""Seconds after which a thread yields the interpreter to the event loop (Python's default: 5 ms). This bounds the time
+that a hand-off of a GPU waits for a thread."""
 _REPORT_S = 1.0
 """Seconds between two reports to the privileged process while only usage changes."""
 _AT_ONCE = 8
-"""Tenants whose status is built in one turn of the loop, some 0.1 ms."""
+"""Tenants whose status is built before the loop runs other tasks: some 0.1 ms."""
 _READ_LATE_S = 5.0
 """Seconds that a reading by the privileged process may take beyond NVML's own timeout."""
 
 
 class Worker:
-    """The agent without rights, on the running loop. `run` it.
+    """`Agent` in a process without rights, on the running loop. Await `run`.
 
     Args:
         settings: Settings of the agent.
@@ -87,7 +87,8 @@ class Worker:
         agent.taken_in = lambda: self._taken_in
 
     async def run(self) -> int:
-        """Serve until the privileged process ends it or the supervisor has exited; return the exit status."""
+        """Serve until the privileged process calls for the end, or the supervisor has exited. Return the exit
+        status."""
         agent = self._agent
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the privileged process ends the worker
             self._loop.add_signal_handler(number, lambda: None)
@@ -187,7 +188,7 @@ class Worker:
     # ---- reports
 
     async def _send_reports(self) -> None:
-        """Report the facts to the privileged process when they have changed, and each second."""
+        """Report the facts to the privileged process, whenever they have changed and each second."""
         agent = self._agent
         while True:
             with contextlib.suppress(TimeoutError):

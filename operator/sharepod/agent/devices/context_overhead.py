@@ -1,9 +1,10 @@
 """Context overhead: device memory that a process's CUDA context takes beyond its allocations, estimated from NVML.
+Hooks reserve this amount for each context.
 
 The overhead depends on the GPU's model and the driver, and is the same for most programs.
 - Samples come only from processes that started before an overhead was known, and so reserved no memory for it.
   Otherwise each estimate would depend on the estimate before.
-- Of each process the smallest figure counts, because modules and libraries add memory later.
+- The smallest figure of each process counts, because modules and libraries add memory later.
 - The estimate is the median over processes, so that an unusual program does not change it.
 - The estimates are kept in a file.
 """
@@ -19,14 +20,14 @@ from sharepod.agent.state.files import KeptFiles
 FILE = "contexts.json"
 
 READINGS_MIN = 3
-"""Least readings of a process before its smallest figure counts. The first readings may fall between two of its
-calls."""
+"""Readings of a process after which its smallest figure counts. The first few may fall between two calls that create
+the context."""
 OVERHEAD_MIN = 16 << 20
-"""Smallest plausible overhead in bytes. A smaller figure is a reading between two calls of the process."""
+"""Smallest plausible overhead in bytes. A smaller figure was read while the process created its context."""
 OVERHEAD_MAX = 4 << 30
 """Largest plausible overhead in bytes. A larger figure is memory that bypassed the hook."""
 PROCESSES_MAX = 16
-"""Number of processes on which an estimate is based. After that the estimate stays as it is."""
+"""Processes that make an estimate final; later processes are ignored."""
 
 
 class _OverheadFile(BaseModel):
@@ -43,10 +44,10 @@ class ContextOverhead:
         self._learnt: dict[str, list[int]] = {}
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
         self.changed = False
-        """True if `save` has something to write."""
+        """True if the estimates have changed since the last `save`."""
 
     def load(self) -> None:
-        """Read an earlier agent's estimates. A file that cannot be read counts as empty."""
+        """Read the estimates that an earlier agent has stored. A file that cannot be read counts as empty."""
         try:
             self._learnt = _OverheadFile.model_validate_json(self._files.read(FILE)).bytes
         except (OSError, ValidationError):
@@ -58,7 +59,7 @@ class ContextOverhead:
         self._files.replace(FILE, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
 
     def kib(self, model: str, driver: str) -> int:
-        """Return the KiB to reserve for the context of a process. 0 while the overhead is unknown."""
+        """Return the KiB to reserve for the context of each process. 0 while the overhead is unknown."""
         learnt = self._learnt.get(_key(model, driver))
         return round(statistics.median_low(learnt)) >> 10 if learnt else 0
 
@@ -69,8 +70,8 @@ class ContextOverhead:
             model: the GPU's model.
             driver: the driver's version.
             uuid: the GPU.
-            samples: by pid, bytes beyond the credits of each process that has reserved nothing for its context. A
-            missing pid has exited.
+            samples: For each running process that has reserved nothing for its context: pid -> bytes beyond its
+            credits.
         """
         key = _key(model, driver)
         for pid in [pid for kind, pid, gpu in self._seen if (kind, gpu) == (key, uuid) and pid not in samples]:

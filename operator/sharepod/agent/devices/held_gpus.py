@@ -1,8 +1,9 @@
-"""GPUs of a node of pool `device-plugin` that SharePod's holders have, as the kubelet reports.
+"""GPUs that tenants may use, on a node of pool `device-plugin`: the GPUs that SharePod's holders have taken from
+NVIDIA's device plugin, as the kubelet reports.
 
 Guarantees:
 - HG1 held-first: in pool `device-plugin` a GPU is open to tenants only under two conditions. The kubelet's last answer
-  assigns it to a pod that the ledger lists as holder. That holder is not being released.
+  assigns the GPU to a pod that the ledger lists as a holder, and that holder is not being released.
 - HG2 names: a holder is identified by the agent's namespace and its Pod's name; the operator controls both.
 - HG3 plugins-health: in pool `device-plugin` a GPU counts as unhealthy if NVIDIA's device plugin does not offer it and
   offers other GPUs.
@@ -32,7 +33,7 @@ class PluginPod:
 
 
 class HeldGpus:
-    """GPUs that are open to tenants.
+    """Decides which GPUs are open to tenants.
 
     Args:
         namespace: Namespace of the holders' Pods.
@@ -50,10 +51,10 @@ class HeldGpus:
         """UUIDs of the GPUs that the plugin offers; empty: unknown."""
         self.pool = Pool.DEDICATED
         self.problem: str | None = None
-        """Why no GPU of the device plugin can be shared; None if they can."""
+        """Why no GPU of the device plugin can be shared, as text; None if they can."""
 
     def know_ledger(self, pool: Pool, holders: Sequence[PluginHolder]) -> None:
-        """Set pool and holders of a ledger, before its rows are applied."""
+        """Store pool and holders of a ledger. Call this before its rows are applied."""
         self.pool = pool
         self._holders = {each.pod_name: each.id for each in holders if each.state is not HolderState.RELEASING}
         self._settle()
@@ -61,19 +62,20 @@ class HeldGpus:
     def know_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: Collection[str] = ()
     ) -> None:
-        """Record which pod has each GPU that the device plugin has assigned.
+        """Store which pod has each GPU that the device plugin has assigned.
 
         Args:
             given: the pod of each assigned GPU, by UUID. None if the kubelet does not report the assignments.
-            problem: why the plugin's GPUs cannot be shared; None if they can.
+            problem: why the plugin's GPUs cannot be shared, as text; None if they can.
             offered: UUIDs of the GPUs in the plugin's list, allocated or free. If it is empty, the health of the
-                plugin's GPUs is unknown.
+            plugin's GPUs is unknown.
         """
         self._given, self.problem, self._offered = given, problem, offered
         self._settle()
 
     def mark(self, gpu: Gpu) -> Gpu:
-        """Return the GPU, marked with its state at the device plugin. In pool `dedicated` return it unchanged."""
+        """Return the GPU with the fields that show its state at the device plugin. In pool `dedicated` return it
+        unchanged."""
         if self.pool is not Pool.DEVICE_PLUGIN:
             return gpu
         holder = self._holder_of(gpu.uuid)
@@ -85,7 +87,7 @@ class HeldGpus:
         return gpu.model_copy(update=marks)
 
     def native(self) -> Mapping[str, PluginPod]:
-        """Return the pods with a GPU from the device plugin that are not SharePod's holders, by the GPU's UUID."""
+        """Return the pods that have a GPU from the device plugin and are not SharePod's holders, by the GPU's UUID."""
         given = (self._given or {}).items()
         ours = (self._namespace, HOLDER_PREFIX)
         return {uuid: pod for uuid, pod in given if (pod.namespace, pod.name[: len(HOLDER_PREFIX)]) != ours}

@@ -3,7 +3,7 @@
 Guarantees:
 - A reading is complete; otherwise `InventoryError` is raised.
 - A reading takes no longer than its timeout.
-- A `fresh` reading began after it was requested, so it contains everything that existed at that moment.
+- A `fresh` reading began after it was requested, so it contains every process that existed at the request.
 - A GPU that cannot be read any more stays in the reading as unhealthy, with the reason, until the agent ends. The next
   agent does not know such a GPU.
 """
@@ -29,17 +29,17 @@ _UUID = re.compile(r"^GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 
 
 class InventoryError(Exception):
-    """Inventory that cannot be read. The message has the cause and the remedy."""
+    """Error for an inventory that cannot be read. The message has the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class UtilizationSample:
-    """Sample of the utilization of a GPU by one process."""
+    """Sample of how busy one process kept a GPU."""
 
     until: float
     """End of the time that the sample covers, in seconds of `time.monotonic`."""
     part: float
-    """Part of that time (0 to 1) in which kernels of the process ran."""
+    """Part of the covered time (0 to 1) in which kernels of the process ran."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Process:
     """Process on a GPU."""
 
     pid: int
-    """In the agent's PID namespace."""
+    """Pid in the agent's PID namespace."""
     uuid: str
-    """The GPU."""
+    """UUID of the GPU."""
     memory: int
     """Device memory in bytes; 0 if the driver does not report it."""
     utilization: float | None = None
     """Part of the time since the last reading (0 to 1) in which kernels of the process ran; None if not reported."""
     samples: tuple[UtilizationSample, ...] = ()
-    """Samples of which `utilization` is the mean, where the driver reports their ends."""
+    """Samples whose mean is `utilization`, if the driver reports when they ended."""
 
 
 @dataclass(frozen=True)
@@ -63,29 +63,30 @@ class Reading:
     """GPUs of the node and the processes on them at one moment."""
 
     gpus: tuple[Gpu, ...]
-    """In order of index."""
+    """GPUs in order of their index."""
     processes: tuple[Process, ...]
     fresh: bool = True
-    """False if this is an earlier reading again, because the driver does not answer."""
+    """False if the driver does not answer, so that this repeats an earlier reading."""
     unread: frozenset[str] = frozenset()
     """UUIDs of the GPUs whose processes could not be read."""
     exhaustive: bool = False
     """True if the list of processes is complete on each GPU that is not `unread`."""
     utilization: Mapping[str, float] = field(default_factory=dict)
-    """Part of the time (0 to 1) in which any kernel ran, by UUID; a GPU without a report is missing."""
+    """Part of the time (0 to 1) in which any kernel ran on a GPU, by UUID. A GPU is missing if the driver does not
+    report this."""
     xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """Number of reports of each Xid, by UUID, since the node's boot, as far as an agent listened."""
+    """Number of reports of each Xid since the node's boot, by GPU UUID, as far as an agent was running."""
     driver: str = ""
     """Version of the driver."""
 
 
 XIDS_TOLERATED = frozenset((13, 31, 43, 45, 63, 68, 92, 94, 109))
-"""Xids after which the GPU still counts as healthy. Errors of a program (13, 31, 43, 45, 68, 109), memory errors that
+"""Xids after which the GPU still counts as healthy: errors of a program (13, 31, 43, 45, 68, 109), memory errors that
 the GPU has contained or remapped (63, 94), and a notice (92). See NVIDIA's catalogue of Xid errors."""
 
 
 def failure(xids: Collection[int], tolerated: Collection[int]) -> str | None:
-    """Return why a GPU with these reported Xids counts as failed; None if it does not."""
+    """Return why a GPU with these reported Xids counts as failed, as text; None if it does not."""
     fatal = sorted(set(xids).difference(tolerated))
     if not fatal:
         return None
@@ -97,16 +98,15 @@ def failure(xids: Collection[int], tolerated: Collection[int]) -> str | None:
 
 
 class Inventory(Protocol):
-    """Source of readings."""
+    """Source of readings: NVML or a file."""
 
     @property
     def simulated(self) -> bool:
         """True if there are no real GPUs behind the readings."""
 
     async def read(self) -> Reading:
-        """Return a reading that began after this call, or an earlier reading with `fresh` False. Raise
-        `InventoryError`.
-        """
+        """Return a reading that began after this call or, if the driver does not answer, the last one with `fresh`
+        False. Raise `InventoryError`."""
 
 
 def is_gpu_uuid(text: str) -> bool:
@@ -183,7 +183,7 @@ class SimulatedInventory:
         self._reading: Reading | None = None
 
     async def read(self) -> Reading:
-        """Return the file's content; an unchanged file is not read again."""
+        """Return a reading from the file. An unchanged file is not read again."""
         return await asyncio.to_thread(self._load)
 
     def _load(self) -> Reading:

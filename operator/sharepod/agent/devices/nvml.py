@@ -3,9 +3,10 @@
 Guarantees:
 - Readings run in a thread, one at a time. A failing GPU can block any call of NVML, and the event loop must not wait
   for it.
-- If a reading exceeds its timeout, the last reading is returned again, with every GPU unhealthy, until the thread
-  returns.
-- Every other reading began after it was requested. A reading that the driver delayed beyond its timeout is discarded.
+- If a reading exceeds its timeout, the last reading is returned again, with every GPU unhealthy, until the thread has
+  finished.
+- Otherwise the returned reading began after it was requested. A reading that the driver delayed beyond its timeout is
+  discarded.
 - A failed call about one GPU makes that GPU unhealthy and no other.
 """
 
@@ -27,9 +28,10 @@ from .inventory import XIDS_TOLERATED, InventoryError, Process, Reading, Utiliza
 from .xids import XidListener
 
 _SAMPLE_US = 1_000_000
-"""Microseconds of the longest sample of utilization."""
+"""Longest time that NVML's utilization samples cover, in microseconds."""
 _STEP_S = 0.02
-"""Seconds by which wall time may move against monotonic time between two readings: more than NTP slews in 15 s."""
+"""Change, in seconds, of the difference between wall time and monotonic time from which the clock counts as stepped.
+NTP's slewing changes it by less in 15 s."""
 _SYS_PCI = Path("/sys/bus/pci/devices")
 """sysfs folder of the PCI devices, which has each device's NUMA node."""
 
@@ -60,10 +62,10 @@ class NvmlInventory:
         self._xids: XidListener | None = None
         self._sampled: dict[str, int] = {}
         self._offsets: dict[str, float] = {}
-        """Wall time minus monotonic time at the last look at samples, in seconds, by UUID."""
+        """Wall time minus monotonic time at the last reading of samples, in seconds, by GPU UUID."""
         self._running: Future[Reading] | None = None
         self._begun = 0
-        """Number of readings begun so far."""
+        """Number of readings that were begun so far."""
         self._initialised = False
         self._driver = ""
         self._last: Reading | None = None
@@ -71,10 +73,11 @@ class NvmlInventory:
         self._links: dict[frozenset[str], str] = {}
 
     async def read(self) -> Reading:
-        """Return GPUs and processes, read from now on. Raise `InventoryError` if there is no driver, or if it has never
-        answered.
+        """Return a reading of GPUs and processes that begins after this call. Raise `InventoryError` if there is no
+        driver, or if it has never answered.
 
-        A reading in progress began too early. It is awaited, and then one new reading is made for all waiting callers.
+        A running reading began too early for this, so it is awaited. Then one new reading is made for all waiting
+        callers.
         """
         needed = self._begun + 1
         try:
@@ -97,24 +100,23 @@ class NvmlInventory:
             return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
 
     def _begin_or_join(self) -> tuple[Future[Reading], int]:
-        """Return (the running reading or a new one, its number)."""
+        """Return the running reading, or begin a new one. Also return its number."""
         if self._running is None:
             self._running = Future()
             self._begun += 1
-            # A daemon thread, so that a call into a blocked driver cannot keep the agent from exiting.
+            # a daemon thread, so that a call into a blocked driver does not keep the agent from exiting
             threading.Thread(target=self._run, args=(self._running,), name="nvml", daemon=True).start()
         return self._running, self._begun
 
     def _forget(self, running: Future[Reading]) -> bool:
-        """Forget a finished reading, so that the next caller begins a new one. Return False if another caller has
-        already begun one.
-        """
+        """Forget a finished reading, so that the next caller begins a new one. Return False if it was already
+        forgotten."""
         if self._running is not running:
             return False
         self._running = None
         return True
 
-    # ---- in the thread
+    # ---- in the reading thread
 
     def _run(self, answer: Future[Reading]) -> None:
         try:
@@ -199,12 +201,13 @@ class NvmlInventory:
         return self._xids
 
     def _lost(self, lost: Collection[tuple[int, str]], read: Collection[str]) -> Iterator[Gpu]:
-        """Yield GPUs whose UUIDs cannot be read, in their last known state but unhealthy. A GPU that was never read is
-        left out.
+        """Yield the GPUs whose UUIDs can no longer be read: in their last known state, but unhealthy. A GPU that was
+        never read is left out.
 
         Args:
             lost: (index, reason) of each GPU that cannot be read.
-            read: UUIDs of the GPUs that were read. The driver may have renumbered GPUs.
+            read: UUIDs of the GPUs that were read. They show which are missing, because the driver may have renumbered
+            GPUs.
         """
         gpus = self._last.gpus if self._last is not None else ()
         known = {gpu.index: gpu for gpu in gpus if gpu.uuid not in read}
@@ -214,7 +217,7 @@ class NvmlInventory:
                 yield _sick(gpu.model_copy(update={"index": index}), reason)
 
     def _read_gpu(self, nvml: Any, index: int, uuid: str, handle: Any) -> tuple[Gpu, list[Process] | None]:
-        """Return the GPU and its processes; None for processes that cannot be read."""
+        """Return a GPU and the processes on it; None in place of processes that cannot be read."""
         troubles: list[str] = []
 
         def ask(what: str, call: Callable[[], Any], default: Any) -> Any:
@@ -242,7 +245,8 @@ class NvmlInventory:
         for kind in ("Compute", "Graphics", "MPSCompute"):
             before = len(troubles)
             listed = ask("its processes", lambda kind=kind: _running(nvml, kind, handle), None)  # type: ignore[misc]
-            # Not every GPU supports graphics or MPS. A GPU that does not list its compute processes lists none.
+            # No graphics or MPS processes is normal, as not every GPU supports them. But a GPU that does not list
+            # compute processes lists none at all.
             complete = complete and len(troubles) == before and (listed is not None or kind != "Compute")
             for process in listed or ():
                 used = int(process.usedGpuMemory or 0)
@@ -269,14 +273,14 @@ class NvmlInventory:
         return gpu, processes
 
     def _samples_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, list[UtilizationSample]] | None:
-        """Return the samples of utilization since the last call, by pid; a missing pid was idle. None if the driver
-        does not report them."""
+        """Return the samples of utilization since the last call, by pid. A pid without samples was idle. None if the
+        driver does not report samples."""
         now, monotonic = time.time_ns() // 1000, time.monotonic()
         since, until = self._sampled.get(uuid, 0), now + _SAMPLE_US
         offset = now / 1e6 - monotonic
         stepped = abs(offset - self._offsets.setdefault(uuid, offset)) > _STEP_S
         self._offsets[uuid] = offset
-        if stepped:  # the time stamps of some samples may be from before the step
+        if stepped:  # the wall clock was stepped, so time stamps of some samples cannot be converted
             self._sampled[uuid] = now
             return {}
         try:
@@ -287,7 +291,8 @@ class NvmlInventory:
         by_pid: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
-            # samples outside this interval are old, and busy values above 100 % are invalid
+            # samples outside this interval are from an earlier call or have a wrong time; utilization above 100 % is
+            # invalid
             if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:
                 by_pid.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))
@@ -325,7 +330,8 @@ class NvmlInventory:
 
 
 def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
-    """Return the processes of one kind (`Compute`, `Graphics`, `MPSCompute`), on older drivers too."""
+    """Return the processes of one kind (`Compute`, `Graphics`, `MPSCompute`). On older drivers, use the older
+    function."""
     try:
         return list(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle))
     except nvml.NVMLError as error:
@@ -335,7 +341,8 @@ def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
 
 
 def _utilization(nvml: Any, handle: Any) -> float | None:
-    """Return the part of the last sample period in which any kernel ran; None if the driver does not report it."""
+    """Return the part of the last sample period in which any kernel ran on a GPU. None if the driver does not report
+    it."""
     try:
         return min(100, max(0, int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))) / 100
     except nvml.NVMLError:

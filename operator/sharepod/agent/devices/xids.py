@@ -1,10 +1,10 @@
-"""Xid errors that the driver reports, counted from the agent's first reading on.
+"""Xid errors (the driver's reports of GPU faults), counted from the agent's first reading on.
 
 Guarantees:
 - Reported Xids outlive the agent, in a file: a restart of the agent does not make a GPU healthy.
-- Reported Xids are dropped after a restart of the node, which resets its GPUs, and when an administrator removes the
-  file.
-- The health of a GPU that has no Xid events follows from its readings only. This is logged once.
+- Reported Xids are dropped after a restart of the node, which resets its GPUs. They are also dropped at the agent's
+  start if an administrator has removed the file.
+- A GPU that supports no Xid events is judged by its readings only. This is logged once.
 - An Xid counts even if the UUID of its GPU can no longer be read, as after the GPU has fallen off the bus.
 - A driver that answers with errors is retried at intervals.
 
@@ -29,11 +29,11 @@ from sharepod.agent.state.boot import boot_id
 log = structlog.get_logger(__name__)
 
 _WAIT_MS = 2000
-"""Milliseconds of one wait for an event: the time within which `stop` takes effect."""
+"""Milliseconds of one wait for an event. `stop` takes effect within this time."""
 _AGAIN_S = 5.0
-"""Seconds from an error of the driver to the next try."""
+"""Seconds from an error of the driver to the next attempt."""
 _NO_EVENTS_AGAIN_S = 300.0
-"""Seconds until GPUs that had no Xid events are tried again: a driver may be replaced under a running agent."""
+"""Seconds until GPUs without Xid events are tried again, because the driver may be replaced while the agent runs."""
 
 
 class _XidsFile(BaseModel):
@@ -47,7 +47,7 @@ class _XidsFile(BaseModel):
 
 
 class XidListener:
-    """Counter of the Xids of all GPUs. Call `listen` once."""
+    """Counter of the Xids of all GPUs. Call `listen` to start it."""
 
     def __init__(self, nvml: Any, path: Path | None = None) -> None:
         """Args:
@@ -68,7 +68,7 @@ class XidListener:
     def listen(self) -> None:
         """Start the thread, unless it runs."""
         if self._thread is None:
-            # A daemon thread, so that a call into a blocked driver cannot keep the agent from exiting.
+            # a daemon thread, so that a call into a blocked driver does not keep the agent from exiting
             self._thread = threading.Thread(target=self._run, name="xids", daemon=True)
             self._thread.start()
 
@@ -77,11 +77,11 @@ class XidListener:
         self._stopped.set()
 
     def counts(self) -> Mapping[str, Mapping[int, int]]:
-        """Return, by GPU UUID and Xid, the number of reports."""
+        """Return the number of reports of each Xid, by GPU UUID."""
         with self._lock:
             return {uuid: dict(counts) for uuid, counts in self._counts.items()}
 
-    # ---- in the thread
+    # ---- in the listening thread
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -94,7 +94,7 @@ class XidListener:
             self._stopped.wait(_AGAIN_S)
 
     def _follow(self) -> None:
-        """Count the events of one event set until the driver fails. Return if no GPU has Xid events."""
+        """Count events until the driver fails. Return earlier, after a pause, if no GPU supports Xid events."""
         nvml = self._nvml
         events = nvml.nvmlEventSetCreate()
         try:
@@ -123,7 +123,7 @@ class XidListener:
             return self._uuids[handle_key(device)]
 
     def _register(self, events: Any) -> int:
-        """Register all GPUs for Xid events. Return the number of GPUs that have such events."""
+        """Register all GPUs for Xid events. Return the number of GPUs that support them."""
         nvml, heard = self._nvml, 0
         for index in range(int(nvml.nvmlDeviceGetCount())):
             try:
@@ -179,6 +179,6 @@ class XidListener:
 
 
 def handle_key(handle: Any) -> object:
-    """Return a key that is equal for all handles of one GPU. Handles of the real module are pointers, a new object each
-    time."""
+    """Return a key that is equal for all handles of one GPU. A handle of the real `pynvml` is a pointer in a new object
+    each time, so it cannot be compared itself."""
     return handle if isinstance(handle, int) else ctypes.cast(handle, ctypes.c_void_p).value

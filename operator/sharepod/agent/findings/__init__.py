@@ -1,1 +1,2 @@
-"""Process attribution, utilization and findings, from the driver's readings. Pure."""
+"""What readings of the driver show about tenants: which processes are theirs, how busy they keep the GPUs, and
+findings. Pure."""

@@ -15,19 +15,19 @@ class TenantProcesses:
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
     """Device memory in bytes, by GPU UUID and pid."""
     utilization: dict[str, float] = field(default_factory=dict)
-    """Part of the time (0 to 1) in which kernels of the tenant ran, by GPU UUID. A GPU is missing if its utilization
-    cannot be separated from that of other tenants."""
+    """Part of the time (0 to 1) in which kernels of the tenant ran, by GPU UUID. A GPU is missing if other tenants used
+    it too and the driver does not report utilization by process."""
 
     busy: dict[str, dict[int, float]] = field(default_factory=dict)
     """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid. A GPU is missing if the
     driver does not report this by process."""
 
     samples: dict[str, list[UtilizationSample]] = field(default_factory=dict)
-    """Samples of the tenant's processes, by GPU UUID; a GPU without samples is missing."""
+    """Utilization samples of the tenant's processes, by GPU UUID. A GPU without samples is missing."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """The tenant's processes on all of its GPUs."""
+        """Pids of the tenant's processes on all of its GPUs."""
         return frozenset(pid for by_pid in self.memory.values() for pid in by_pid)
 
 
@@ -73,8 +73,8 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
 def _utilization(processes: list[Process], *, alone: bool, whole: float | None) -> float | None:
     """Return the utilization of a GPU by one owner's processes, None if unknown.
 
-    An owner that is `alone` on the GPU has at most the utilization of the `whole` GPU and at most the sum over its
-    processes. Processes of other owners may have just exited.
+    If the owner is `alone` on the GPU, the result is at most the utilization of the `whole` GPU, which may still
+    include processes of others that have just exited. It is also at most the sum over the owner's processes.
     """
     each = [process.utilization for process in processes if process.utilization is not None]
     total = min(1.0, sum(each)) if len(each) == len(processes) else None

@@ -10,8 +10,8 @@ Guarantees:
 
 The driver does not report the length of its samples. Busy time beyond turns is therefore summed up for each length in
 `LENGTHS`, and the length with the least growth counts, in favour of the tenant. Each entry of `LENGTHS` stands for
-lengths up to `_RATIO` times as long, and the end of a sample may be off by the clock's error. Of all these cases, the
-largest overlap with turns is subtracted.
+lengths up to `_RATIO` times as long, and the end of a sample may be off by the clock's error. The overlap with turns
+that is subtracted is the largest of all these cases.
 
 So for an offender that holds the token for a part h of the time, the result is too low by about h / 10. The clock's
 error lowers it further, by h times the ratio of the error to the length of a sample.
@@ -39,15 +39,15 @@ CLOCK_ERROR_S = 0.02
 """Seconds by which a sample's end may differ from its time stamp. This covers a late timer of the driver, and the few
 milliseconds by which the end of a turn is recorded late."""
 ROUNDING = 0.01
-"""Part by which NVML's figures may be too high, because they are whole per cents."""
+"""Amount by which NVML's figures may be too high, as a part of the time, because they are whole per cents."""
 _RATIO = 1.1
 """Ratio of one entry of `LENGTHS` to the one before."""
 _LAG_S = 1.0
-"""Greatest age in seconds of a figure without a time stamp. NVML's figure for a whole GPU is the figure of its last
-sample."""
+"""Greatest age in seconds of a figure without a time stamp. Such a figure is NVML's for a whole GPU, which repeats the
+last sample."""
 _AGE_MOST_S = 600.0
-"""Greatest age in seconds of a sample. A driver cannot hang for longer between two readings, so an older time stamp
-comes from another clock."""
+"""Greatest plausible age of a sample, in seconds. No driver hangs for longer between two readings, so an older time
+stamp comes from another clock."""
 _LAG_STEP_S = 0.1
 """Seconds between two end times that are tried for a figure without a time stamp."""
 
@@ -60,21 +60,22 @@ def _lengths() -> tuple[float, ...]:
 
 
 LENGTHS = _lengths()
-"""Lengths in seconds that samples may have. Each stands for all lengths up to `_RATIO` times as long."""
+"""Assumed lengths of samples, in seconds. Each entry stands for all lengths up to `_RATIO` times as long."""
 NOTHING = (0.0,) * len(LENGTHS)
 _STAMPED = (-CLOCK_ERROR_S, 0.0, CLOCK_ERROR_S)
 _UNSTAMPED = (*(-_LAG_S + step * _LAG_STEP_S for step in range(round(_LAG_S / _LAG_STEP_S) + 1)), CLOCK_ERROR_S)
 
 Beyond = tuple[float, ...]
-"""For each entry of `LENGTHS`: seconds, since a fixed moment, for which a tenant was busy beyond its turns."""
+"""For each entry of `LENGTHS`: seconds, since a fixed moment, for which a tenant was busy beyond its turns if samples
+have that length."""
 
 
 class Turns:
     """Turns of one tenant.
 
     Args:
-        turns: The turns, in nanoseconds of the clock of the samples (which have seconds).
-        overdue: True: also count time for which a preempted tenant was charged while other tenants held the GPU.
+        turns: The turns, in nanoseconds of the clock whose seconds are in the samples.
+        overdue: True: include time after a preemption, until the tenant had drained, for which it was charged.
     """
 
     def __init__(self, turns: TurnSpans, *, overdue: bool) -> None:
@@ -88,17 +89,17 @@ class Turns:
             self._before.append(self._before[-1] + end - begin)
 
     def before(self, moment: float) -> float:
-        """Return the seconds of turns until `moment`, from the first known turn."""
+        """Return the seconds of turns from the first known turn until `moment`."""
         index = bisect_right(self._begins, moment) - 1
         return self._before[index] + min(moment, self._ends[index]) - self._begins[index] if index >= 0 else 0.0
 
 
 class TurnsOfTenant:
-    """Turns of one tenant at one reading, for all its GPUs. They are computed on demand, because most tenants' kernels
-    are idle most of the time.
+    """Turns of one tenant at one reading, for all its GPUs. They are computed on demand, because most tenants are idle
+    in most readings.
 
     Args:
-        tell: Returns the tenant's turns up to now, in nanoseconds of the clock of the samples (which have seconds).
+        read: Returns the tenant's turns up to now, in nanoseconds of the clock whose seconds are in the samples.
     """
 
     def __init__(self, read: Callable[[], TurnSpans]) -> None:
@@ -111,7 +112,7 @@ class TurnsOfTenant:
 
     @cached_property
     def charged(self) -> Turns:
-        """The turns in `held`, plus the time for which other tenants held before this tenant had drained. `held` itself
+        """The turns in `held`, with the time after a preemption until the tenant had drained. The same object as `held`
         if there is no such time."""
         return Turns(self._spans, overdue=True) if any(span.overdue for span in self._spans.spans) else self.held
 
@@ -121,8 +122,8 @@ class TurnsOfTenant:
 
 
 def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float] = _STAMPED) -> Beyond | None:
-    """Return, for each entry of `LENGTHS`, the part of a sample (0 to 1) that cannot lie within turns. None if the
-    turns of that time are not known.
+    """Return, for each entry of `LENGTHS`, the part (0 to 1) of a sample's time that was busy and cannot lie within
+    turns. None if the turns of that time are unknown.
 
     Args:
         sample: The sample.
@@ -132,7 +133,7 @@ def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float
     first = sample.until + shifts[0]
     if first - LENGTHS[-1] * _RATIO < turns.since:
         return None
-    # how much longer the overlap can be if the sample ends between two shifts
+    # how much longer the overlap can be if the sample ends between two of the shifts
     between = max(later - sooner for sooner, later in pairwise(shifts)) / 2
     held_until = [(sample.until + shift, turns.before(sample.until + shift)) for shift in shifts]
     until_last = held_until[-1][1]
@@ -150,18 +151,18 @@ def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float
 
 @dataclass(frozen=True)
 class BeyondSums:
-    """Sums of one tenant on one GPU."""
+    """Seconds for which one tenant was busy beyond its turns on one GPU, in two sums."""
 
     held: Beyond = NOTHING
     """Busy time beyond the turns that the tenant held."""
     charged: Beyond = NOTHING
-    """Busy time beyond all charged time. Charged time includes the time for which others held before the tenant had
+    """Busy time beyond all charged time, which also includes the time after a preemption until the tenant had
     drained."""
 
 
 class BeyondTurnsMeter:
-    """Busy time of one tenant on one GPU beyond its turns, summed over readings. Each reading stands for the time since
-    the last one."""
+    """Meter of one tenant's busy time beyond its turns on one GPU. It sums over readings, each of which stands for the
+    time since the last one."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -174,9 +175,9 @@ class BeyondTurnsMeter:
 
         Args:
             now: Time of the reading, in seconds.
-            samples: Samples of all the tenant's processes there, from the reading.
+            samples: The reading's samples of the tenant's processes on the GPU.
             part: Part of the time in which the tenant's kernels ran. Used only if there are no samples.
-            turns: The tenant's turns up to now, read only if its kernels ran.
+            turns: The tenant's turns up to now; computed only if its kernels ran.
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
@@ -196,8 +197,8 @@ def _grown(sums: Beyond, elapsed: float, part: Beyond) -> Beyond:
 
 
 def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns) -> Beyond:
-    """Return the mean over the samples whose turns are known. `NOTHING` if there are none. A sample that ends in the
-    future or long ago has a wrong time stamp, and counts as a sample without a time stamp."""
+    """Return the mean of `beyond_turns` over the samples whose turns are known; `NOTHING` if there are none. A sample
+    that ends in the future or long ago has a wrong time stamp, so it counts as one without time stamp."""
     judged = [
         beyond_turns(sample, turns)
         if now - _AGE_MOST_S < sample.until <= now + CLOCK_ERROR_S
@@ -209,7 +210,8 @@ def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns)
 
 
 def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationSample]:
-    """Return one sample for samples of several processes that ended together, in order."""
+    """Merge samples of several processes that end at the same time into one, whose part is the sum. The result is
+    ordered by time."""
     together: list[UtilizationSample] = []
     for sample in sorted(samples, key=lambda each: each.until):
         if together and sample.until - together[-1].until <= CLOCK_ERROR_S / 2:
@@ -221,12 +223,13 @@ def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationS
 
 
 class SlidingBeyond(SlidingWindow[Beyond]):
-    """Growth of `Beyond` over the last `seconds`, for the length with the least growth: the tenant's certain busy time
-    beyond its turns."""
+    """Growth of `Beyond` over the last `seconds`, for the length of samples with the least growth. This is the tenant's
+    certain busy time beyond its turns."""
 
     @property
     def rate(self) -> float:
-        """Part of the time (0 to 1) beyond turns; 0 before there are two values."""
+        """Part of the last seconds (0 to 1) in which the tenant was busy beyond its turns. 0 before there are two
+        values."""
         if self.span <= 0:
             return 0.0
         (_, before), (_, after) = self._marks[0], self._marks[-1]

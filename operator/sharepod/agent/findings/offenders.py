@@ -15,10 +15,11 @@ def offenders(
 ) -> dict[int, FindingReason]:
     """Return the processes that cause the present findings, by pid, each with its gravest finding.
 
-    - No hook, or a replaced hook: the processes concerned.
+    - No hook, or a replaced hook: each process without it.
     - Busy beyond turns: the busiest process on that GPU. If the driver does not report busy time by process: all of the
       tenant's processes on that GPU.
-    - Memory beyond the limit: the process with the most memory on that GPU beyond its credits, if there is one.
+    - Memory beyond the limit: the process with the most memory on that GPU beyond its credits, if any has memory
+      beyond.
 
     Args:
         rules: the tenant's rules, after the reading.

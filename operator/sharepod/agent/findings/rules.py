@@ -1,4 +1,4 @@
-"""Findings rules: processes without the hook, and GPU time and memory beyond the tenant's grants.
+"""Rules of findings: decide from readings when a finding about a tenant begins and ends, and word its message.
 
 Pure: callers pass the time, in seconds.
 
@@ -28,9 +28,11 @@ PREEMPTIONS_MAX = 3
 PREEMPTIONS_WITHIN_S = 60.0
 """Seconds over which preemptions are counted."""
 REFUSED_FOR_S = 60.0
-"""Seconds from the last refused allocation to the end of its finding. So a program that retries causes one finding."""
+"""Seconds from the last refused allocation to the end of the finding. A program that retries sooner causes one finding,
+not many."""
 _LOOKED_AT_S = 3.0
-"""Seconds within which a new agent has checked the hook of every process: two readings, with a check between them."""
+"""Seconds after which a new agent has certainly checked the hook of every process: two readings, with a check between
+them."""
 _LISTED_PIDS = 4
 """Most pids in a message, so that it stays short."""
 
@@ -48,19 +50,18 @@ class FindingThresholds:
     gap_tolerance: int = 512 << 20
     """Bytes that the driver may count for the tenant's processes beyond their credits."""
     gap_after_s: float = 3.0
-    """Seconds for which the driver may count more than that."""
+    """Seconds after which such an excess becomes a finding."""
     kill: bool = False
-    """True if offenders are killed. Messages then mention this."""
+    """True if offenders are killed. The messages then mention it."""
 
 
 class FindingRules:
-    """Findings rules of one tenant. Each `observe_...` is called after each reading of the driver."""
+    """Rules of one tenant's findings. Each `observe_...` is called after each reading of the driver."""
 
     def __init__(self, config: FindingThresholds, resumed: Sequence[Finding] = ()) -> None:
         """Args:
         config: the thresholds.
-        resumed: findings of an earlier agent. Each stays until this agent could have found it again.
-        """
+        resumed: findings of an earlier agent. Each stays until this agent has observed long enough to find it again."""
         self._config = config
         known = {FindingReason(item.reason): item for item in resumed if item.reason in tuple(FindingReason)}
         self._standing = known
@@ -75,13 +76,13 @@ class FindingRules:
         self._preempted_at: deque[float] = deque()
         self._preemptions: int | None = None
         self.unhooked: frozenset[int] = frozenset()
-        """Pids that have been on the tenant's GPUs without the hook for longer than `unhooked_after_s`."""
+        """Pids of processes that have used the tenant's GPUs without the hook for longer than `unhooked_after_s`."""
         self.replaced: frozenset[int] = frozenset()
         """Pids of processes on the tenant's GPUs in which the hook was replaced."""
         self.busy_on: str | None = None
-        """GPU, by UUID, that the tenant now keeps busy beyond its turns; None if there is none."""
+        """UUID of the GPU that the tenant now keeps busy beyond its turns; None if there is none."""
         self.over_limit_on: str | None = None
-        """GPU, by UUID, on which the tenant now has more memory than its limit; None if there is none."""
+        """UUID of the GPU on which the tenant now has more memory than its limit; None if there is none."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -89,15 +90,14 @@ class FindingRules:
         return tuple(self._standing[reason] for reason in FindingReason if reason in self._standing)
 
     def begin_again(self) -> None:
-        """Drop the evidence so far. Called after an offender was killed, so that its evidence does not count against
-        the tenant's other processes.
-        """
+        """Drop the evidence so far. Call this after an offender was killed, so that its evidence does not count against
+        the tenant's other processes."""
         self._windows.clear()
         self._over_since.clear()
         self.busy_on = self.over_limit_on = None
 
     def stands(self, reason: FindingReason) -> bool:
-        """Return whether there is a finding with this reason."""
+        """Return whether a finding with this reason is present."""
         return reason in self._standing
 
     def observe_unhooked(self, now: float, unhooked: Set[int]) -> None:
@@ -153,13 +153,14 @@ class FindingRules:
         beyond_s: Mapping[str, Beyond],
         overdue_s: float = 0.0,
     ) -> None:
-        """Record GPU time and token time.
+        """Record for how long the tenant's kernels ran and for how long it held the token.
 
         Args:
             now: time of the reading.
             busy_s: by GPU UUID, seconds in which the tenant's kernels ran, since a fixed moment.
             held_s: seconds for which the tenant held the token, since a fixed moment.
-            beyond_s: for the GPUs in `busy_s`, seconds in which its kernels ran beyond its turns, since a fixed moment.
+            beyond_s: by UUID of the GPUs in `busy_s`, seconds in which its kernels ran beyond its turns, since a fixed
+            moment.
             overdue_s: seconds for which the tenant had not drained while others held the GPU, since a fixed moment.
         """
         self._overdue.add(now, overdue_s)
@@ -192,7 +193,7 @@ class FindingRules:
             self._end(FindingReason.BUSY_BEYOND_HELD, now, self._config.busy_window_s)
 
     def observe_memory(self, now: float, gap: Mapping[str, int]) -> None:
-        """Record the bytes that the driver counts beyond the credits, by GPU UUID."""
+        """Record the bytes that the driver counts for the tenant beyond its credits, by GPU UUID."""
         tolerated = self._config.gap_tolerance
         self._gap_since = {uuid: self._gap_since.get(uuid, now) for uuid, size in gap.items() if size > tolerated}
         lasting = [uuid for uuid, begun in self._gap_since.items() if now - begun >= self._config.gap_after_s]
@@ -207,7 +208,7 @@ class FindingRules:
             self._end(FindingReason.MEMORY_BEYOND_TRACKED, now, self._config.gap_after_s)
 
     def observe_limit(self, now: float, beyond: Mapping[str, int]) -> None:
-        """Record the bytes that the tenant has beyond its limit, by GPU UUID; GPUs within the limit are left out."""
+        """Record by how many bytes the tenant exceeds its limit, by GPU UUID. GPUs within the limit are left out."""
         self._over_since = {uuid: self._over_since.get(uuid, now) for uuid in beyond}
         lasting = [uuid for uuid, begun in self._over_since.items() if now - begun >= self._config.gap_after_s]
         self.over_limit_on = None
@@ -223,7 +224,8 @@ class FindingRules:
             self._end(FindingReason.MEMORY_BEYOND_LIMIT, now, self._config.gap_after_s)
 
     def observe_refusals(self, now: float, refusals: Mapping[str, tuple[int, DeniedAllocation]]) -> None:
-        """Record the number of refused allocations since the agent serves the tenant, and the last one, by GPU UUID."""
+        """Record, by GPU UUID, the number of refused allocations since the agent serves the tenant, and the last
+        one."""
         for uuid, (count, last) in refusals.items():
             if count > self._refused.get(uuid, 0):
                 self._refused_at = now
@@ -260,7 +262,8 @@ class FindingRules:
         self._resumed_until.pop(reason, None)
 
     def _end(self, reason: FindingReason, now: float = 0.0, resumed_s: float = 0.0) -> None:
-        """End a finding. A finding of an earlier agent ends `resumed_s` seconds after its cause was first absent."""
+        """End a finding. A finding of an earlier agent stays for `resumed_s` seconds after its cause was first
+        absent."""
         if reason in self._resumed_until:
             until = self._resumed_until[reason]
             if until is None:

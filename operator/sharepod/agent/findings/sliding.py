@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class SlidingWindow(Generic[Value]):
-    """Values of the last `seconds`, and the newest value that is older."""
+    """Values of the last `seconds`, and the newest value before them."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -24,7 +24,7 @@ class SlidingWindow(Generic[Value]):
 
     @property
     def span(self) -> float:
-        """Seconds between the oldest and the newest value: `seconds`, or less at the start."""
+        """Seconds between the oldest and the newest value: at least `seconds`, or less at the start."""
         return self._marks[-1][0] - self._marks[0][0] if self._marks else 0.0
 
 

@@ -1,4 +1,5 @@
-"""Surcharge: time for which a tenant's kernels ran beyond its charged time. Pure: callers pass readings.
+"""Surcharge: charges a tenant afterwards for time in which its kernels ran although it was not charged. Pure: callers
+pass readings.
 
 Guarantees:
 - A tenant whose kernels run only in its charged time, within NVML's error, never gets a surcharge (B1 of
@@ -20,33 +21,34 @@ TOLERANCE = 0.01
 """Part of the time for which a tenant may be busy beyond its charged time. No hook can gate the driver's own work for a
 process, such as clearing memory."""
 SLACK_S = 0.5
-"""Seconds of busy time beyond the charged time that are tolerated before a surcharge. They cover the start of contexts,
-and turns that the agent ended early because a process seemed to have no processor time."""
+"""Seconds of busy time beyond the charged time that are tolerated before a surcharge. They cover the creation of
+contexts, and turns that the agent ended early because a process seemed to have no processor time."""
 CAUGHT_S = 60.0
-"""Seconds without tolerance after a surcharge of more than twice `TOLERANCE`: 60 s, as long as the tenant's exclusive
-turns."""
+"""Seconds without tolerance after a surcharge of more than twice `TOLERANCE`: 60 s, as long as the tenant then takes
+exclusive turns."""
 _EMPTY = 1e-6
-"""Level, in seconds, up to which a bucket counts as empty, because of rounding."""
+"""Level, in seconds, up to which a bucket counts as empty. It covers rounding errors."""
 IRREGULAR = 0.2
-"""Part by which the time between two readings varies, up and down."""
+"""Part by which the time between two readings varies at random, up and down."""
 
 
 def irregular(interval_s: float, drawn: float) -> float:
-    """Return the seconds until the next reading. `drawn`: a random number from 0 to 1."""
+    """Return the seconds until the next reading: `interval_s`, varied by `IRREGULAR`. `drawn`: a random number from 0
+    to 1."""
     return interval_s * (1 + IRREGULAR * (2 * drawn - 1))
 
 
 class SurchargeMeter:
-    """Busy time of one tenant on one GPU beyond its charged time, for each length that samples may have. The least of
-    these values counts."""
+    """Meter of one tenant's surcharges on one GPU. Values are kept for each length that samples may have, and the least
+    of them counts."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Beyond] | None = None
         self._levels: Beyond = NOTHING
-        """For each length: level of a leaky bucket of busy time beyond the charged time, which drains at the rate
-        `TOLERANCE`."""
+        """For each length: level of a leaky bucket, in seconds. Busy time beyond the charged time flows in, and it
+        drains at the rate `TOLERANCE`."""
         self._whole: Beyond = NOTHING
-        """For each length: inflow of the bucket since it was last empty, less surcharges."""
+        """For each length: seconds that have flowed into the bucket since it was last empty, less surcharges."""
         self._caught_until = 0.0
 
     def observe(self, now: float, beyond_s: Beyond) -> float:

@@ -1,7 +1,7 @@
 """Utilization of GPUs, in total and by tenant: the driver's readings, summed over time. Pure: callers pass times.
 
-Each reading contains the part of the time since the last reading in which kernels ran. A long gap between readings (a
-driver that did not answer) does not count.
+Each reading contains the part of the time since the last reading in which kernels ran. If the driver did not answer for
+long, only `READING_MAX_S` of the gap counts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from .sliding import SlidingRate
 WINDOW_S = 10.0
 """Seconds over which `ratio` is computed. It equals the window of token time with which it is compared."""
 READING_MAX_S = 15.0
-"""Longest time in seconds that one reading stands for. It exceeds NVML's default timeout (10 s), so that a slow driver
-loses nothing. It is short, so that a driver that hung adds little."""
+"""Longest time in seconds that one reading stands for. It exceeds NVML's default timeout (10 s), so that no time is
+lost with a slow driver. It is short, so that a driver that hung adds little."""
 
 Key = tuple[str, str]
-"""Tenant id (empty: the whole GPU) and GPU UUID."""
+"""(tenant id, GPU UUID). An empty tenant id stands for the whole GPU."""
 
 
 class UtilizationMeter:
-    """Busy seconds, and the utilization over the last `WINDOW_S`, of each `Key`."""
+    """Busy seconds, and utilization over the last `WINDOW_S`, for each `Key`."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -34,7 +34,7 @@ class UtilizationMeter:
 
         Args:
             now: time of the reading, in seconds.
-            utilization: part of the time since the last reading (0 to 1).
+            utilization: part of the time since the last reading (0 to 1) in which kernels ran.
             kept: keys to keep although this reading lacks their utilization. All others are dropped.
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0

@@ -1,4 +1,5 @@
-"""Division of one turn of the event loop, and of the frame rate, between a node's tenants.
+"""Budget for frames: divides each turn of the event loop between a node's tenants, and limits the rate of tenants that
+send too many.
 
 Guarantees:
 - In one turn of the event loop the frames of all tenants together take about 1 ms, whatever the number of tenants and
@@ -14,10 +15,10 @@ _TURN_S = 0.001
 """Seconds that all tenants' frames together may take in one turn of the loop, and so about the longest delay of a
 hand-off. Shorter turns would spend more of the loop on polling."""
 _ALONE_S = 2 * _TURN_S
-"""If only one tenant has frames, frames after this many seconds belong to the next turn of the loop. The end of a turn
-is inferred in this way, because a callback at each end would add a turn of the loop to every hand-off."""
+"""Seconds after which a lone tenant's frames count as the next turn of the loop. The end of a turn is inferred in this
+way, because a callback at each end would add a turn of the loop to every hand-off."""
 _LOUD_S = 5.0
-"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with other such tenants. It exceeds the
+"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with other such tenants. They exceed the
 pauses of a flood that comes in waves."""
 
 
@@ -31,15 +32,15 @@ class FrameBudget:
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
         self._inboxes_now = self._inboxes_before = 0
-        """Tenants with frames in the current turn of the loop, and in the turn before."""
+        """Number of tenants with frames in the current turn of the loop, and in the turn before."""
         self._first_at = 0.0
-        """Start of the current turn's first tenant (loop time)."""
+        """Loop time at which the first tenant of the current turn began."""
         self._loud: dict[str, float] = {}
-        """Time at which each tenant last exceeded its rate (loop time), by tenant id."""
+        """For each tenant that has exceeded its rate: loop time at which it last did."""
 
     def begin_turn(self) -> float:
-        """Count one more tenant with frames in this turn of the loop. Return the loop time at which this tenant's part
-        of the turn ends."""
+        """Count one more tenant with frames in this turn of the loop. Return the loop time until which it may handle
+        frames."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._inboxes_now == 1:
@@ -53,9 +54,8 @@ class FrameBudget:
         return now + _TURN_S / max(self._inboxes_now, self._inboxes_before)
 
     def throttled_rate(self, now: float, tenant_id: str) -> float:
-        """Record that a tenant exceeds its rate. Return the number of its frames that may be handled per second from
-        now on.
-        """
+        """Record that a tenant exceeds its rate. Return the rate at which its frames may be handled from now on, per
+        second."""
         self._loud[tenant_id] = now
         self._loud = {loud: at for loud, at in self._loud.items() if now - at < _LOUD_S}
         return self._per_s / len(self._loud)

@@ -29,16 +29,15 @@ from .refusals import ClientRefusal
 log = structlog.get_logger(__name__)
 
 _HELLO_WITHIN_S = 5.0
-"""Seconds from accept within which a client must send Hello, which a hook sends at once. Otherwise the connection is
-closed."""
+"""Seconds after accept within which a client must send Hello, or it is disconnected. A hook sends Hello at once."""
 
 _MEMORY = (protocol.Reserve, protocol.Release, protocol.MemInfo)
-"""Frames about memory, which the inbox defers until after frames about time. A handover frame is not deferred."""
+"""Frames about memory. The inbox defers them until frames about time are handled, except frames of a handover."""
 
 _PACKET_MOST: int = _ffi.sizeof(_ffi.typeof("shp_received").fields[-1][1].type)
-"""Most bytes of a packet that are received."""
+"""Most bytes of a packet that are kept."""
 
-# The binding looks constants up by name at each use.
+# copied, because cffi looks a constant up by name at each use
 _DRAINED: int = _lib.SHP_DRAINED
 _DRAINING: int = _lib.SHP_DRAINING
 _WANT: int = _lib.SHP_WANT
@@ -47,7 +46,7 @@ _IDLE: int = _lib.SHP_DRAINED_IDLE
 
 
 class Service(Protocol):
-    """Tenant of a connection, as the connection uses it."""
+    """The served tenant, as its connections use it."""
 
     @property
     def tenant_id(self) -> str:
@@ -58,7 +57,7 @@ class Service(Protocol):
 
     @property
     def grace_ms(self) -> int:
-        """Milliseconds that closing the gate may take."""
+        """Milliseconds within which a client must close its gate and drain."""
 
     @property
     def hints_fd(self) -> int:
@@ -68,7 +67,7 @@ class Service(Protocol):
         """Record a client that has completed Hello."""
 
     def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
-        """Count a client that is being closed."""
+        """Count a client that is disconnected for the reason `why`."""
 
     def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None:
         """Handle a frame after Hello. Raises `ProtocolError`."""
@@ -79,9 +78,9 @@ class HookConnection:
 
     Args:
         sock: Accepted socket.
-        pid: Pid of the process that connected, by the kernel.
+        pid: Pid of the process that connected.
         service: The tenant.
-        inbox: Reads this connection.
+        inbox: Inbox of the tenant, which reads this connection.
         closed: Called once after the connection was closed, from the event loop.
     """
 
@@ -92,20 +91,20 @@ class HookConnection:
         self.greeted = False
         """True once the client has sent Hello and was accepted."""
         self.observes = False
-        """True for a client that uses no GPU (a reader of NVML): it may only ask for memory figures."""
+        """True for an observer, a client that uses no GPU (a reader of NVML). It may only request memory figures."""
         self.handover_open = True
         """True while the client may still declare memory that it got on an earlier connection: until its first frame of
         another kind."""
         self.heartbeat: protocol.Heartbeat | None = None
         """Signs of life of the process. None if it has no pulse page (memory shared with the agent)."""
         self.version = protocol.VERSION_MIN
-        """Negotiated version of the protocol; the first version before Hello."""
+        """Version of the protocol that was negotiated by Hello. Before Hello, the first version."""
         self.closing: Callable[[], None] | None = None
-        """Called before the socket is closed."""
+        """Called before the socket is closed, so that no prepared hand-off uses its descriptor."""
         self.streak = self.longest_streak = 0
         """See `inbox.Sender`."""
         self._spoke_of_memory = False
-        """True once a frame about memory other than a handover was read."""
+        """True once a memory frame that is no handover has been read."""
         self._inbox = inbox
         self._sock = sock
         self._service = service
@@ -149,8 +148,8 @@ class HookConnection:
         except ProtocolError as error:
             self._break_off(ClientRefusal.OUT_OF_PLACE, str(error))
         except Exception as error:
-            # One log line every few seconds instead of one traceback per frame: a client could fill the log with
-            # tracebacks.
+            # Log one line every few seconds, without a traceback per frame, because a client could fill the log with
+            # them.
             self._break_off(ClientRefusal.OUT_OF_PLACE, repr(error))
 
     def send(self, frame: protocol.AgentFrame) -> None:
@@ -159,11 +158,12 @@ class HookConnection:
 
     @property
     def samples_progress(self) -> bool:
-        """Return whether the process counts samples of its progress under a concurrent grant."""
+        """True if the process counts samples of its progress under a concurrent grant, so that its tenant may
+        co-run."""
         return self.version >= protocol.CONCURRENT_VERSION and self.heartbeat is not None
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
-        """Return a frame encoded for this client."""
+        """Return a frame encoded in the client's version of the protocol."""
         return protocol.encode(frame, version=self.version)
 
     def taken(self) -> None:
@@ -200,9 +200,8 @@ class HookConnection:
             self.close()
 
     def _hands_over(self, frame: protocol.ClientFrame) -> bool:
-        """Return True if a frame declares memory of the process. Such frames are valid only before its first frame of
-        another kind.
-        """
+        """Return True if a frame declares memory that the process already has. Such frames are valid only before its
+        first frame of another kind."""
         return isinstance(frame, protocol.Reserve) and frame.handover and not self._spoke_of_memory
 
     def _break_off(self, why: ClientRefusal, error: str) -> None:
@@ -241,7 +240,7 @@ class HookConnection:
             if version >= protocol.PULSE_VERSION:
                 with contextlib.suppress(
                     OSError
-                ):  # without a pulse page, which shows the end of work, the agent waits until the client has drained
+                ):  # without a pulse page, the agent has to wait until the client reports that it has drained
                     page = protocol.PulsePage()
                     stack.callback(page.close_fd)
                     self.heartbeat = protocol.Heartbeat(page.read, page)
@@ -251,7 +250,7 @@ class HookConnection:
 
 
 def frame_of(received: Received) -> protocol.ClientFrame:
-    """Return the frame of a packet. Raise `ProtocolError`."""
+    """Return the frame that a packet contains. Raise `ProtocolError`."""
     kind = received.type
     if kind == _DRAINED:
         flags = received.flags

@@ -11,7 +11,8 @@ Guarantees:
 - At most `per_s` frames a second are handled, and fewer if they take longer than 25 us each. Further frames wait. The
   frames of one reading, and up to `_PUT_OFF_MAX` deferred frames, wait in the inbox; all others wait in the senders'
   sockets.
-- While the tenant is over its rate for frames about memory, frames about time are read at `_URGENT` of that rate.
+- While the tenant is over its rate, deferred frames wait, and frames about time are still read at `_URGENT` of the
+  rate.
 - Deferred frames are answered in the order in which they came.
 - If clients send too many frames for `_FLOOD_S` without waiting for answers, the client with most frames is passed to
   `on_flood`.
@@ -36,33 +37,36 @@ from .frame_budget import FrameBudget
 
 _new, _receive = _ffi.new, _lib.shp_receive
 _NO_SOCKET = -1
-"""Marks a packet in the buffer whose connection has ended since it was read."""
+"""Marks a packet in the buffer whose connection was closed after it was read."""
 
 FRAMES_A_TURN = 32
-"""Frames of one tenant read, and deferred frames answered, in one turn of the loop, before other tenants get their
-turn. With two or more frames from each of as many clients, up to twice as many are read."""
+"""Frames of one tenant that are read, and deferred frames that are answered, before other tenants get their turn. If as
+many clients have several frames each, up to twice as many are read."""
 _BURST_S = 0.25
-"""Seconds of `frames_per_s` that may come at once: all processes of a tenant may start or reconnect together."""
+"""Seconds of `frames_per_s` that may come at once, because all processes of a tenant may start or reconnect
+together."""
 _FRAME_S = 25e-6
 """Seconds of the agent's time that one frame pays for; a frame that takes longer is charged as several. Documented with
 the setting `frames_per_s`; at the default of 10,000 a second, one tenant takes a quarter of a core at most."""
 _CHARGED_S = 0.005
-"""Most seconds charged for one turn: a longer turn was interrupted by another program on the node."""
+"""Most seconds charged for one turn. In a longer turn, another program on the node has interrupted the agent."""
 _THROTTLE_PAUSE_S = 0.1
-"""Seconds for which nothing is read from a tenant over its frame rate: at most ten useless wake-ups a second."""
+"""Seconds for which nothing is read from a tenant over its rate. This bounds useless wake-ups to ten a second."""
 _FLOOD_S = 1.0
 """Seconds over the rate after which the client with most frames is passed to `on_flood`."""
 _PUT_OFF_MAX = 128
-"""Most deferred frames of one tenant: twice the frames that the threads of one process may have in flight."""
+"""Most deferred frames of one tenant: twice the frames that the threads of one process may have in flight. At this
+number nothing more is read."""
 _URGENT = 0.1
 """Part of `frames_per_s` that is read while the tenant is over its rate. A process sends three frames for each grant:
 at the default rate this suffices for 30 processes at ten grants a second."""
 _STREAK_MAX = 128
-"""Frames without a pause that are no flood: more than any hook has in flight, and no more than fit into a socket."""
+"""Longest streak of frames that does not count as a flood: more than any hook has in flight, and no more than fit into
+a socket."""
 
 
 class Received(Protocol):
-    """Packet from a client, or the end of its connection: shp_received of frame_reader.h."""
+    """Packet from a client, or the end of its connection: struct shp_received of frame_reader.h."""
 
     socket: int
     size: int
@@ -78,14 +82,14 @@ class Sender(Protocol):
     """Connection of one client, as the inbox reads it."""
 
     streak: int
-    """Frames handled since its socket was last found empty."""
+    """Frames that were handled since the client's socket was last found empty."""
     longest_streak: int
-    """The longest streak since the inbox last reset it."""
+    """Longest streak since the inbox last reset this."""
 
     def fileno(self) -> int: ...
 
     def take(self, received: Received) -> None:
-        """Handle bytes and descriptors from the client, or defer them."""
+        """Handle a packet of the client, or defer it. At the end of the connection, close it."""
 
     def answer(self, frame: ClientFrame) -> None:
         """Handle a deferred frame."""
@@ -98,7 +102,7 @@ class Inbox:
         tenant_id: The tenant, for its part of `budget`.
         budget: Budget of the node, shared by all inboxes.
         per_s: Frames of this tenant handled a second.
-        on_flood: Called with the flooding client; closes it.
+        on_flood: Called with the flooding client, which it must close.
     """
 
     def __init__(
@@ -114,11 +118,11 @@ class Inbox:
         self._urgent = RateLimiter(self._loop.time(), per_s=_URGENT * per_s, burst=_URGENT * _BURST_S * per_s)
         """Limiter of the frames that are read while the tenant exceeds the rate of `_limiter`."""
         self._senders: dict[int, Sender] = {}
-        """Senders by file descriptor."""
+        """Connections by descriptor."""
         self._put_off: deque[tuple[Sender, ClientFrame]] = deque()
         """Deferred frames, the oldest first."""
         self._answering: asyncio.Handle | None = None
-        """Call of `_answer` in the next turn of the loop, while any frame is deferred."""
+        """Scheduled call of `_answer`; set while frames are deferred."""
         self._deaf = False
         """True while no socket is read, until the pause ends."""
         self._paused: asyncio.TimerHandle | None = None
@@ -126,22 +130,22 @@ class Inbox:
         """Loop time since when the tenant has been over its rate, and loop time at which reading last resumed after a
         pause."""
         self._received: Sequence[Received] = _new("shp_received[]", 2 * FRAMES_A_TURN)
-        """Buffer of one reading: `_count` frames and ends of connections, of which `_handled` were handled."""
+        """Buffer of one reading. It has `_count` entries (packets and ends of connections), of which `_handled` were
+        handled."""
         self._handled = self._count = 0
         self._more: asyncio.Handle | None = None
-        """Call of `_handle_more` in the next turn of the loop. Set while there are frames that were read and not
-        handled."""
+        """Scheduled call of `_handle_more`; set while some entries that were read are not handled."""
         self._epoll = select.epoll()
         self._poller = self._epoll.fileno()
         self._loop.add_reader(self._epoll.fileno(), self._turn)
 
     def add(self, sender: Sender) -> None:
-        """Start reading a connection. Raises `OSError` if the kernel has no room for it."""
+        """Start reading a connection. Raises `OSError` if epoll has no room for it."""
         self._epoll.register(sender.fileno(), select.EPOLLIN)
         self._senders[sender.fileno()] = sender
 
     def remove(self, sender: Sender) -> None:
-        """Stop reading a connection, and drop its frames; call this before the socket is closed."""
+        """Stop reading a connection, and drop its frames. Call this before the socket is closed."""
         descriptor = sender.fileno()
         if self._senders.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
@@ -152,8 +156,8 @@ class Inbox:
             self._put_off = deque(each for each in self._put_off if each[0] is not sender)
 
     def put_off(self, sender: Sender, frame: ClientFrame) -> None:
-        """Defer a frame: `sender.answer(frame)` is called once all sockets that are readable now have been read, at the
-        tenant's rate."""
+        """Defer a frame: `sender.answer(frame)` is called at the tenant's rate, once all sockets that are readable now
+        have been read."""
         self._put_off.append((sender, frame))
         if self._answering is None and self._paused is None:
             self._answering = self._loop.call_soon(self._answer)
@@ -174,11 +178,11 @@ class Inbox:
         self._put_off.clear()
 
     def charge(self, seconds: float) -> None:
-        """Charge the tenant for time that its clients took from the agent, apart from frames."""
+        """Charge the tenant for other time that its clients took from the agent, in seconds."""
         self._limiter.charge(min(seconds, _CHARGED_S) / _FRAME_S)
 
     def charge_frame(self) -> None:
-        """Charge the tenant for a frame that was handled but not read here."""
+        """Charge the tenant for a frame that the loop's wait has read and handled."""
         self._limiter.charge(1)
 
     def _turn(self) -> None:
@@ -187,7 +191,7 @@ class Inbox:
         until, frames = self._budget.begin_turn(), 0
         if self._handled == self._count and not self._receive(now):
             return
-        # 2. Handle the received bytes, at least one frame.
+        # 2. Handle received packets, at least one.
         received, before = self._received, len(self._put_off)
         while self._handled < self._count:
             one = received[self._handled]
@@ -202,7 +206,7 @@ class Inbox:
                 break
         if self._handled < self._count and self._more is None:
             self._more = self._loop.call_soon(self._handle_more)
-        # 3. Charge the answered frames, and time beyond the time that these frames pay for.
+        # 3. Charge the handled frames, and time beyond the time that these frames pay for.
         answered = frames - max(0, len(self._put_off) - before)
         self._limiter.charge(answered)
         if self._paused is not None:
@@ -210,8 +214,8 @@ class Inbox:
         self._charge_time(now - begun, answered)
 
     def _receive(self, now: float) -> bool:
-        """Receive from the clients. Return True if a packet or an end of a connection was received."""
-        # If the tenant exceeds its rate, only a few frames are read, so that frames about time are handled, or none for
+        """Read from the clients into the buffer. Return True if any packet or end of a connection was read."""
+        # If the tenant exceeds its rate, read only few frames, so that frames about time are still handled, or none for
         # a moment.
         if self._limiter.wait_s(now) > 0:
             self._throttle(now)
@@ -228,7 +232,7 @@ class Inbox:
             self._turn()
 
     def _answer(self) -> None:
-        """Answer deferred frames, for this tenant's part of a turn of the loop."""
+        """Answer deferred frames until the tenant's part of this turn of the loop is over."""
         self._answering = None
         begun = now = self._loop.time()
         until, frames = self._budget.begin_turn(), 0

@@ -1,4 +1,4 @@
-"""Processes behind a tenant's sockets, from connect to exit.
+"""Processes behind a tenant's connections, from connect to exit.
 
 Guarantee: a pid here always names the process that connected. Each process is watched through a pidfd that was taken at
 its connection, so a reused pid is noticed.
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from sharepod.agent.state.handover import Survivor, start_time
 
-_SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; Python's socket module has no name for it
+_SO_PEERPIDFD = 77  # from asm-generic/socket.h, since Linux 6.5; Python's socket module lacks it
 _UCRED = struct.Struct("iII")
 """struct ucred of SO_PEERCRED: pid, uid, gid."""
 
@@ -26,14 +26,14 @@ _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """Flags of each send, computed once: combining two of Python's flags takes longer than building the frame."""
 
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS))
-"""Errors that the peer does not cause: this process or the node has no descriptors or memory left."""
+"""Errors of a call for which the peer is not to blame: this process or the node has no descriptors or memory left."""
 
 
 def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send a packet to a tenant's process, at once or not at all. Raise `OSError`.
 
-    A receiver with SO_PASSCRED gets the effective user, which the message names. It does not get the real user, by
-    which the kernel keeps limits (`apart.confinement`).
+    The packet carries this process's effective user for receivers with SO_PASSCRED. By default they would get the real
+    user, by which Linux keeps limits, and which tenants must not know (`apart.confinement`).
     """
     sender = _UCRED.pack(os.getpid(), os.geteuid(), os.getegid())
     ancillary = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]
@@ -45,9 +45,9 @@ def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] =
 def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     """Return the pid of the process that connected and a pidfd of that process, which the caller closes.
 
-    The pidfd is None if the process has exited or is not in the agent's PID namespace. A pid of 0 means an invisible
-    PID namespace. The pid comes from the kernel, not from the process. Raises `OSError` if no descriptor is left: a
-    process that cannot be watched is not served.
+    The pidfd is None if the process has exited or is not in the agent's PID namespace. In the latter case the pid is 0.
+    The pid comes from Linux (SO_PEERCRED), not from the process. Raises `OSError` if no descriptor is left: a process
+    that cannot be watched is not served.
     """
     pid = peer_pid(sock)
     try:
@@ -68,7 +68,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """Return the pid of the process that connected, by the kernel's SO_PEERCRED."""
+    """Return the pid of the process that connected, by SO_PEERCRED."""
     pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
     return pid
 
@@ -83,8 +83,8 @@ class Peer:
 
 
 Identified = Callable[[socket.socket, Peer | None], None]
-"""Callback that takes a connection and its process. If the process is None, it is unknown, and the callee must close
-the connection."""
+"""Callback for the result of an identification: takes the connection and its process. None: the process is unknown, and
+the callee must close the connection."""
 
 
 class Peers(Protocol):
@@ -94,7 +94,7 @@ class Peers(Protocol):
         """Return the pid of the process that connected. None if only `identify` can find it."""
 
     def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
-        """Return the process that connected to a tenant's socket. If None, `later` will be called with the process.
+        """Return the process that connected to a tenant's socket, or None: `later` will then be called with it.
 
         Raises `OSError` if no descriptor is left.
         """
@@ -105,7 +105,7 @@ class Peers(Protocol):
 
 
 class NodePeers:
-    """Processes as seen by this process, which shares the node's PID namespace."""
+    """Identities as this process sees them, which shares the node's PID namespace."""
 
     def pid(self, sock: socket.socket) -> int | None:
         """Return the pid of the process that connected."""

@@ -11,11 +11,11 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _LOG_EVERY_S = 10.0
-"""Seconds between two log lines about one tenant's clients: a tenant must not be able to fill the node's log."""
+"""Seconds between two log lines about one tenant's clients, so that a tenant cannot fill the node's log."""
 
 
 class ClientRefusal(StrEnum):
-    """Reason for closing a client's connection; the values are the values of the metric's label `why`."""
+    """Reason for disconnecting a client. The values are the values of the metric's label `why`."""
 
     MALFORMED = "malformed"
     """A packet was no frame."""
@@ -45,10 +45,10 @@ class RefusalLog:
         self._clock = clock
         self._logged_at: float | None = None
         self._suppressed = 0
-        """Refusals since the last log line."""
+        """Number of refusals since the last log line."""
 
     def add(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
-        """Count one refusal; log it unless another was logged within the last 10 s."""
+        """Count one refusal. Log it unless a refusal was logged within the last 10 s."""
         self.counts[why] += 1
         now = self._clock()
         if self._logged_at is not None and now - self._logged_at < _LOG_EVERY_S:
