@@ -1,8 +1,8 @@
 """SharePod: many Kubernetes pods share NVIDIA GPUs.
 
-`api` holds the objects that users and components exchange, `placement` decides which GPU, `timeshare` decides whose
-turn it is: all three are pure. `protocol` is the wire format between hook and agent. `controller` (the operator) and
-`agent` are the programs that act.
+`api` has the objects that users and components exchange, `placement` chooses the GPUs of a request, and `timeshare`
+decides whose turn a GPU is; all three are pure. `protocol` is the wire format between hook and agent. `controller` (the
+operator) and `agent` are the programs that act.
 """
 
 __version__ = "0.1.0"

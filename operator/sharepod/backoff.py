@@ -1,4 +1,5 @@
-"""Exponential back-off: pauses between tries, which double with each failure in a row. Pure: callers count and wait."""
+"""Exponential back-off: pauses between attempts, which double with each failure in a row. Pure: callers count and
+wait."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 _MOST_DOUBLED = 10
-"""Doublings of a pause: none is longer than 1,024 times the first."""
+"""Most doublings of a pause, so that none is longer than 1,024 times the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,12 @@ class Backoff:
     longest_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause after so many failures in a row, from 1 on."""
+        """Return the pause after this many failures in a row (at least 1), in seconds."""
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, _MOST_DOUBLED))
 
     def spread_s(self, failures: int, drawn: float) -> float:
-        """Return that pause less up to half of it. `drawn`: number from 0 to 1; a random one spreads the callers."""
+        """Return `pause_s`, shortened by up to half. `drawn`: a number from 0 to 1. With random numbers, callers do not
+        all retry at the same time."""
         return self.pause_s(failures) * (0.5 + drawn / 2)
 
     def __iter__(self) -> Iterator[float]:

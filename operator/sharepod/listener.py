@@ -1,8 +1,10 @@
 """Listening socket, of a tenant or of an HTTP server: accepts at a limited rate and hands connections on.
 
 Guarantees:
-- No more than `per_s` connections a second are accepted, in bursts of at most `burst`; the kernel bounds how many wait.
-- An agent that has no descriptor left pauses for a second instead of spinning on a socket that stays readable.
+- No more than `per_s` connections a second are accepted, in bursts of at most `burst`. The socket's backlog bounds how
+  many wait.
+- A process without free descriptors pauses for a second, instead of being woken all the time by a socket that stays
+  readable.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from sharepod.rate_limit import RateLimiter
 log = structlog.get_logger(__name__)
 
 _BATCH = 4
-"""Connections accepted in one turn of the loop; few, so that other tenants get their turn."""
+"""Connections that are accepted before the loop runs other tasks."""
 _EXHAUSTED_PAUSE_S = 1.0
-"""Seconds until the next attempt after running out of descriptors: some client has to exit first."""
+"""Seconds until the next attempt after descriptors have run out, because a client has to disconnect first."""
 _THROTTLE_PAUSE_S = 0.1
-"""Seconds for which nothing is accepted once the rate is exceeded: at most ten useless wake-ups a second."""
+"""Seconds for which nothing is accepted once the rate is exceeded. This bounds useless wake-ups to ten a second."""
 
 
 class Listener:
-    """Listening socket on the event loop. Takes over `sock`.
+    """Listening socket on the event loop. Owns `sock`.
 
     Args:
         sock: Listening socket, non-blocking.
         owner: Key-values that name the owner in the log, such as `tenant` and its id.
-        admit: Takes a connection over, or closes it. Raises `OSError` if no descriptor is left.
+        admit: Called with each connection, which it then owns. Raises `OSError` if no descriptor is left.
         per_s: Connections accepted a second.
         burst: Connections accepted at once.
     """
@@ -57,7 +59,7 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Close the socket; no connection is accepted any more."""
+        """Close the socket and stop accepting."""
         if not self._open:
             return
         self._open = False

@@ -8,7 +8,8 @@ Guarantees:
 - With form `json` every line is one JSON object with at least `event`, `level`, `logger` and `timestamp` (ISO, UTC).
 - Records of the standard library's loggers (Kopf, asyncio, aiohttp) come in the same form, from WARNING up.
 - An event below the configured level costs no formatting.
-- A traceback has no local variables, also where `rich` is installed: rendering them takes a tenth of a second each.
+- Tracebacks show no local variables, even if `rich` is installed, because rendering these takes a tenth of a second
+  each.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def configure(level: str, form: str) -> None:
     """Configure structlog, and the standard library's logging, for this process.
 
     Args:
-        level: name of the lowest level that our own modules log: `debug`, `info`, `warning` or `error`.
+        level: lowest level that SharePod's own modules log: `debug`, `info`, `warning` or `error`.
         form: `json`, or `console` for people.
     """
     shared: list[structlog.types.Processor] = [

@@ -1,8 +1,7 @@
-"""Faults of settings and files, as both programs print them: the field and the reason. For an unknown setting also the
-most similar name.
+"""Messages about invalid settings and files, as both programs print them: the field and the reason.
 
 Guarantees:
-- A name that is no setting is answered with the most similar setting, if one is similar.
+- For an unknown setting, the message names the most similar setting, if one is similar.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from pydantic import ValidationError
 
 
 def first_fault(error: ValidationError, whole: str = "") -> str:
-    """Return the field and the reason of the first fault. `whole`: name of the object, for a fault that concerns no
-    single field."""
+    """Return the field and the reason of the first fault. `whole`: name to use for a fault that concerns no single
+    field."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 

@@ -1,8 +1,8 @@
 """Supervision of the long-running tasks of the operator and of the agent.
 
 Guarantees:
-- A supervised task that raises or returns ends the wait with a `TaskEndedError` that names the task. The program ends
-  with it, and its Deployment or DaemonSet starts it again.
+- A supervised task that raises or returns ends the wait with a `TaskEndedError` that names the task. The program then
+  ends, and its Deployment or DaemonSet starts it again.
 - On leaving `async with Supervisor()`, all tasks that it started have ended.
 - No failure is lost: the first is raised, each other one is logged with the name of its task.
 """
@@ -21,7 +21,8 @@ log = structlog.get_logger(__name__)
 
 
 class TaskEndedError(Exception):
-    """A task ended that was to run until it is cancelled. `__cause__` is the exception that it raised, if any."""
+    """Error: a task has ended that should run until it is cancelled. `__cause__`: the exception that it raised, if
+    any."""
 
     def __init__(self, task: str, cause: BaseException | None) -> None:
         super().__init__(f"{task} has ended" if cause is None else f"{task} failed: {cause}")
@@ -69,7 +70,8 @@ class Supervisor:
         self._supervised.append(_Supervised(asyncio.create_task(work, name=name), stop, grace_s))
 
     async def wait(self, stop: asyncio.Event | None = None) -> None:
-        """Wait until `stop` is set; without `stop`, until cancelled. Raise `TaskEndedError` once a task has ended."""
+        """Wait until `stop` is set; without `stop`, until this call is cancelled. Raise `TaskEndedError` once a task
+        has ended."""
         stopping = asyncio.create_task((stop or asyncio.Event()).wait(), name="stop")
         tasks = [supervised.task for supervised in self._supervised]
         try:
@@ -87,8 +89,8 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the tasks and wait until they have ended. Raise `TaskEndedError` for the first that failed, unless
-        `error` is already on its way."""
+        """End the tasks and wait until they have ended. Raise `TaskEndedError` for the first that has failed, unless
+        the block is left with `error`."""
         at_once = [supervised.task for supervised in self._supervised if supervised.stop is None]
         for task in at_once:
             task.cancel()
@@ -108,7 +110,7 @@ class Supervisor:
             raise TaskEndedError(name, failure) from failure
 
     def _failures(self) -> list[tuple[str, BaseException]]:
-        """Return the tasks that have raised, by name, in the order of their start."""
+        """Return (name, exception) of the tasks that have raised, in the order of their start."""
         tasks = (supervised.task for supervised in self._supervised)
         return [
             (task.get_name(), failure)

@@ -95,7 +95,7 @@ class WhenSpent(StrEnum):
 
 
 class ModelWeight(Model):
-    """Weight of one GPU model: the price of its time relative to other models."""
+    """Weight of the time of one model of GPU."""
 
     model: Annotated[str, Field(min_length=1, max_length=96)]
     """Model of the GPU as GPUNodes show it, such as `NVIDIA A100-SXM4-80GB`."""

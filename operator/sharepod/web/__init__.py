@@ -1,1 +1,1 @@
-"""HTTP of operator and agent: a server that stays reachable under load, and access control for metrics."""
+"""HTTP servers of operator and agent, which stay reachable under load, and access control for metrics."""

@@ -1,4 +1,5 @@
-"""Reviews by the API server, over a connection of their own that is opened for the first client."""
+"""Reviews (TokenReview, SubjectAccessReview) by the API server, over a connection that is opened when the first client
+needs one."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from sharepod.kube import ApiError, Connection
 from .metrics_access import Reviews
 
 _TIMEOUT_S = 3.0
-"""Timeout of one review in seconds: two of them end well within a scrape's timeout."""
+"""Timeout of one review in seconds. Two reviews end well within a scrape's timeout."""
 
 
 class ApiReviews:
-    """Reviews by the API server that `open_connection` opens. Close it at the end."""
+    """Client for reviews. `open_connection`: opens the connection to the API server. Call `close` at the end."""
 
     def __init__(self, open_connection: Callable[[], Awaitable[Connection]]) -> None:
         self._open = open_connection
@@ -24,7 +25,7 @@ class ApiReviews:
 
     @property
     def reviews(self) -> Reviews:
-        """The guard's access to reviews."""
+        """Function for reviews, as `MetricsGuard` takes it."""
         return Reviews(self._create, (ApiError, OSError))
 
     async def close(self) -> None:

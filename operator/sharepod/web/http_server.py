@@ -5,9 +5,9 @@ Anything that reaches the port may send requests, including programs of tenants.
 Guarantees:
 - Connections of an address above its rate are closed unread and unanswered; slow clients are closed after `_WITHIN_S`.
 - An address that asks occasionally (the kubelet, Prometheus, an API server) is answered even during a flood.
-- A new connection is refused only if all open ones belong to readers that the guard has allowed. Otherwise it replaces
-  another one. In order of preference that is one of an address without a reader, one without a pending request, the
-  oldest.
+- If all places are taken, a new connection replaces an open one: preferably of an address without a reader that the
+  guard has allowed, then without a pending request, then the oldest. It is refused only if all open ones belong to
+  readers.
 - Invalid requests are answered but not logged: a client could fill the log with them.
 """
 
@@ -33,21 +33,20 @@ from sharepod.rate_limit import RateLimiter
 from .metrics_access import MetricsGuard
 
 _CONNECTS_PER_S, _CONNECTS_AT_ONCE = 1000.0, 256.0
-"""Connections accepted per second, and at once, from all addresses together: bounds the agent's time for closing
+"""Limit on connections from all addresses together: accepted per second, and at once. It bounds the time for closing
 them."""
 _ASKS_PER_S, _ASKS_AT_ONCE = 50.0, 100.0
-"""Requests answered per second, and at once, for one address: far more than Prometheus and the kubelet send."""
+"""Limit on requests of one address: per second, and at once. Prometheus and the kubelet send far fewer."""
 _OPEN_EACH, _OPEN_MAX = 8, 64
-"""Most open connections of one address, and of all addresses."""
+"""Limit on open connections: of one address, and of all addresses."""
 _ADDRESSES = 1024
-"""Number of client addresses that are remembered. The latest ones are kept, so that memory is bounded for any number of
-addresses."""
+"""Most client addresses that are remembered, the latest ones, so that memory is bounded for any number of addresses."""
 _READERS = 64
-"""Number of readers' addresses that are remembered, the latest ones. Prometheus has one or two addresses."""
+"""Most addresses of readers that are remembered, the latest ones. Prometheus has one or two addresses."""
 _WITHIN_S = 10.0
-"""Seconds from accept until the answer must have been read; the timeout of a scrape is usually 10 s too."""
+"""Seconds from accept within which the client must have read the answer. A scrape's timeout is usually 10 s too."""
 _BACKLOG = 128
-"""Most connections that wait in the kernel."""
+"""Most connections that wait to be accepted."""
 _IDLE_S = 120.0
 """Seconds that a kept connection may be idle: longer than the 90 s after which Go's client closes one. So the client
 closes first, and no request meets a closing connection."""
@@ -56,7 +55,8 @@ _HANDSHAKE_S = 5.0
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record of the HTTP library reports a fault of this server, not of a client's input."""
+    """Return True if a log record of the HTTP library reports a fault of this server, False if a client's input caused
+    it."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -71,14 +71,14 @@ class _Connection:
     address: str
     sock: socket.socket
     transport: asyncio.Transport | None = None
-    """Transport of the connection; None until it is handed over."""
+    """Transport of the connection. None until the HTTP application has the connection."""
     handed_over: bool = False
     reader: bool = False
-    """True once the guard has allowed a request on it."""
+    """True once the guard has allowed a request on this connection."""
     asks: bool = False
-    """True while a request on it has no answer yet."""
+    """True while a request on this connection has no answer."""
     answered: bool = False
-    """True once a request on it has been answered, if the connection is kept."""
+    """True once a request on this connection has been answered, if clients keep connections."""
 
     def is_closed(self) -> bool:
         """Return whether the connection or its transport is closed."""
@@ -88,17 +88,17 @@ class _Connection:
         """Close the connection without an answer."""
         if self.transport is not None:
             self.transport.abort()
-        elif not self.handed_over:  # its transport is still being created, and closes it when ready
+        elif not self.handed_over:  # its transport is still being created; it then finds the socket shut down
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptConnections:
-    """Connections that carry several requests each, over TLS, for clients that ask often, such as an API server.
+    """Settings for connections with several requests each, over TLS, for clients that send many, such as an API server.
 
-    A connection must have been answered once within `_WITHIN_S`; later it may be idle. After an answer other than 200
-    it is closed, so that invalid requests are bounded by the rate of accepted connections.
+    A connection must have got an answer within `_WITHIN_S`; later it may be idle. After an answer other than 200 it is
+    closed, so the rate of accepted connections also bounds invalid requests.
     """
 
     tls: ssl.SSLContext
@@ -109,7 +109,7 @@ class KeptConnections:
 
 
 class HttpServer:
-    """Running HTTP server, created by `await serve(...)`. `guard`, `kept`: see `serve`."""
+    """HTTP server that `await serve(...)` starts. `guard`, `kept`: see `serve`."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class HttpServer:
         return limiter
 
     def _make_room(self, address: str) -> bool:
-        """Close connections until there is room for one more of this address. Return whether there is room."""
+        """Close connections until one more of this address may be opened. Return False if that is not possible."""
         for protocol in [protocol for protocol, connection in self._connections.items() if connection.is_closed()]:
             del self._connections[protocol]
         own = [protocol for protocol, connection in self._connections.items() if connection.address == address]
@@ -198,7 +198,7 @@ class HttpServer:
         return len(self._connections) < self._open_max or self._drop_one(self._connections)
 
     def _drop_one(self, protocols: Iterable[asyncio.BaseProtocol]) -> bool:
-        """Close the least important connection. Return False if all are readers'."""
+        """Close the least important of these connections. Return False if all belong to readers."""
         spared = min(protocols, key=self._worth)
         if self._connections[spared].reader:
             return False
@@ -224,7 +224,7 @@ class HttpServer:
             connection.handed_over = True
         if protocol in self._connections:
             self._loop.call_later(_WITHIN_S, self._drop_unanswered, connection)
-        else:  # the connection was closed for another one while it was created
+        else:  # another connection has replaced this one while it was being created
             connection.drop()
 
     def _drop_unanswered(self, connection: _Connection) -> None:
@@ -232,12 +232,12 @@ class HttpServer:
             connection.drop()
 
     def _attending(self) -> Middleware:
-        """Return the middleware that records each request, and asks the guard."""
+        """Return the middleware that records each request and asks the guard."""
 
         @web.middleware
         async def attend(request: web.Request, handler: Handler) -> web.StreamResponse:
             connection = self._connections.get(request.protocol)
-            if connection is None:  # the connection was replaced by another one
+            if connection is None:  # another connection has replaced this one
                 raise web.HTTPServiceUnavailable
             connection.asks = True
             try:
@@ -248,7 +248,7 @@ class HttpServer:
                 return await handler(request)
             finally:
                 connection.asks = False
-                if request.protocol in self._connections:  # the connection becomes the latest one
+                if request.protocol in self._connections:  # this makes it the latest connection
                     self._connections[request.protocol] = self._connections.pop(request.protocol)
 
         return attend
@@ -261,7 +261,7 @@ class HttpServer:
             self._readers.popitem(last=False)
 
     async def note_answer(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Record that an answer is being sent, and have its connection closed unless it is kept."""
+        """Record that an answer is being sent. Have the connection closed after it, unless the client keeps it."""
         connection = self._connections.get(request.protocol)
         if self._kept is None or response.status != HTTPStatus.OK or connection is None:
             response.force_close()
@@ -278,12 +278,10 @@ async def serve(
     kept: KeptConnections | None = None,
     sock: socket.socket | None = None,
 ) -> HttpServer:
-    """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
+    """Start a server on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
 
-    `sock`: socket that listens there already; owned.
-
-    `guard`: decides who may read; None: every client. `kept`: clients keep their connections; None: each has one
-    request.
+    `guard`: decides who may read; None: every client. `kept`: clients keep their connections; None: each connection has
+    one request. `sock`: socket that already listens there; the server owns it.
     """
     server = HttpServer(application, guard=guard, kept=kept)
     application.on_response_prepare.append(server.note_answer)

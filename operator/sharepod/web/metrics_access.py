@@ -4,7 +4,7 @@ As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview. A r
 reader of traces may `get` GPUNodes, which name the tenants of all namespaces as traces do.
 
 Guarantees:
-- An answer is remembered for `_ALLOWED_S` or `_DENIED_S`; of a token only the hash is stored.
+- A decision is remembered for `_ALLOWED_S` or `_DENIED_S`. Only the hash of a token is stored.
 - The API server is asked about unknown tokens at most `_REVIEWS_PER_S` times a second, and a fifth of that for one
   address. Clients that send the same token share one review.
 - Unknown tokens neither delay nor displace clients that were allowed before.
@@ -27,7 +27,8 @@ from aiohttp import web
 from sharepod.rate_limit import RateLimiter
 
 Review = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Creates an object at a path of the API server and returns it. Raises one of `Reviews.failures`."""
+"""Function that creates an object at a path of the API server and returns the stored object. Raises one of
+`Reviews.failures`."""
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105  a path
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -37,12 +38,12 @@ TRACE_PATH: Final = "/trace"
 _ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
 _REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
 _REVIEWS_EACH_PER_S, _REVIEWS_EACH_AT_ONCE = 1.0, 4.0
-"""Limits of reviews for one address: number per second, and number at once. So a program that invents tokens does not
-use up the reviews that a reader with a new token needs."""
+"""Limit on reviews for one address: per second, and at once. So a program that invents tokens does not use up the
+reviews that a reader with a new token needs."""
 _ADDRESSES = 1024
-"""Number of client addresses that are remembered, the latest ones."""
+"""Most client addresses that are remembered, the latest ones."""
 _REMEMBERED = 256
-"""Number of tokens that are remembered, the latest ones."""
+"""Most tokens whose decision is remembered, the latest ones."""
 _TOKEN_MAX = 16_384
 """Most characters of a token; a longer one is refused."""
 
@@ -58,7 +59,7 @@ class MetricsAccess(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reviews:
-    """Access to the API server's reviews. `failures`: errors of `create` when there is no answer."""
+    """Access to the API server's reviews. `failures`: errors of `create` if the API server gives no answer."""
 
     create: Review
     failures: tuple[type[Exception], ...]
@@ -66,7 +67,8 @@ class Reviews:
 
 @dataclass(frozen=True, slots=True)
 class _Right:
-    """Right that a reader needs. `attributes`: of a SubjectAccessReview; `role`: a ClusterRole that has it."""
+    """Right that a reader needs. `attributes`: of the SubjectAccessReview; `role`: a ClusterRole that grants it, for
+    the message."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -83,14 +85,14 @@ _TRACES = _Right(
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     status: int
-    """HTTP status; 200: allowed."""
+    """HTTP status of the answer; 200: the client is allowed."""
     text: str
     at: float
-    """Monotonic seconds."""
+    """Monotonic seconds of the decision."""
 
 
 class MetricsGuard:
-    """Guard that decides who may read `path`, and `TRACE_PATH` where that is served."""
+    """Guard that decides who may read `path`, and `TRACE_PATH` if that is served."""
 
     def __init__(
         self, reviews: Reviews, *, path: str = "/metrics", clock: Callable[[], float] = time.monotonic

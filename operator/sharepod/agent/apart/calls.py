@@ -170,7 +170,7 @@ class InForce:
 
 @dataclass(frozen=True)
 class Pods:
-    """What the kubelet reports about GPUs of NVIDIA's device plugin; see `HeldGpus.know_pods`."""
+    """Report of the kubelet about GPUs of NVIDIA's device plugin; see `HeldGpus.know_pods`."""
 
     given: dict[str, PluginPod] | None
     problem: str | None
@@ -187,7 +187,7 @@ class LedgerHeader:
 
 @dataclass(frozen=True)
 class ServingState:
-    """Whether the agent is a standby, and why it could not serve."""
+    """Serving state of the agent: whether it is a standby, and why it could not serve."""
 
     stands_by: bool
     unfit: str | None

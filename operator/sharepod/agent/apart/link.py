@@ -96,7 +96,7 @@ Taker = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class PartService:
-    """What one process offers to the other: the handler of each call and notice, by name."""
+    """Handlers that one process offers to the other, by the name of the call or notice."""
 
     answers: Mapping[str, tuple[Call[Any, Any], Answerer]]
     takes: Mapping[str, tuple[Call[Any, Any], Taker]]

@@ -1,1 +1,2 @@
-"""The agent in a cluster: ledger, status, Lease, and their wiring."""
+"""Driver of the agent in a cluster: follows the ledger, reports status, renews the Lease, publishes the ResourceSlice,
+and connects these parts."""

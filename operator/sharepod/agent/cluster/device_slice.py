@@ -20,12 +20,12 @@ from sharepod.kube import Json
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceSlice"
 TENANTS = "tenants"
-"""Capacity that bounds the number of shares of a GPU. Each share consumes one, and a ledger has at most `MAX_TENANTS`
-rows."""
+"""Name of the capacity that bounds the number of shares of a GPU. Each share consumes one, so that a ledger gets at
+most `MAX_TENANTS` rows."""
 
 _MIB = 1 << 20
 _TEXT_MAX = 64
-"""Most characters of an attribute, as the API server limits it."""
+"""Most characters of an attribute's text; the API server accepts no longer one."""
 
 
 def slice_name(node: str) -> str:
@@ -70,7 +70,7 @@ def slice_body(node: str, node_uid: str, spec: Json, name: str | None = None) ->
 
 
 def says_the_same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Return whether two specs are equal, apart from the generation of the pool."""
+    """Return whether two specs are equal, apart from `pool`, which has the generation."""
     return {**one, "pool": None} == {**other, "pool": None}
 
 
@@ -98,7 +98,7 @@ def _device(gpu: Gpu, rows: int) -> Json:
         },
         "capacity": {
             TIME: _capacity(str(WHOLE_GPU), least="0", most=str(WHOLE_GPU), step="1", default=str(WHOLE_GPU)),
-            # This capacity is never used up. It only carries the claim's limit to the ledger.
+            # A capacity that is never used up: it only passes the claim's limit on to the ledger.
             LIMIT: _capacity(
                 str(WHOLE_GPU * MAX_TENANTS), least="1", most=str(WHOLE_GPU), step="1", default=str(WHOLE_GPU)
             ),

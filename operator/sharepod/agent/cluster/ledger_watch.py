@@ -5,8 +5,8 @@ request for the pod's volume succeeds.
 
 Guarantees:
 - `generation` is always the generation of an applied ledger, never of a ledger that was only read.
-- If the disk cannot store a row's files, the ledger is applied without that row, `problem` names the row, and it is
-  retried. Other rows are not delayed.
+- If the disk cannot store a row's files, the ledger is applied without that row. `problem` names the row, and the agent
+  retries. Other rows are not delayed.
 - When a row becomes Releasing or is removed, it stops entitling its pod before any other step of its release.
 - A new row entitles its pod only once its tenant is set up and its files are on disk (a part of LE1 row-before-use in
   docs/design.md).
@@ -40,10 +40,10 @@ GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 """Path of the GPUNodes in the API."""
 
 KnowLedger = Callable[[Pool, Sequence[PluginHolder]], None]
-"""Callback that takes pool and holders of a ledger."""
+"""Callback that gets pool and holders of a ledger."""
 
 Apply = Callable[[Sequence[Tenant]], Awaitable[None]]
-"""Callback that sets up the tenants of these rows and removes all others; returns when that is done."""
+"""Callback that sets up the tenants of these rows and removes all others. It returns when that is done."""
 
 
 class _Checkpoint(BaseModel):
@@ -84,8 +84,8 @@ class LedgerWatch:
         self._checkpoint = checkpoint
         self._object: Json | None = None
         self._spec: Mapping[str, Any] = {}
-        """Spec of the applied ledger. A different spec can have the same generation after etcd was restored from a
-        backup."""
+        """Spec of the applied ledger. It is compared as well as the generation, because after a restore of etcd a
+        different spec can have the same generation."""
         self._arrived = asyncio.Event()
         self._moved = asyncio.Event()
         self._on_change = on_change
@@ -96,14 +96,15 @@ class LedgerWatch:
         self._absent: str | None = "the agent has not read its ledger yet"
         self._applying_failed: str | None = None
         self.uid: str | None = None
-        """UID of the GPUNode whose ledger is applied; None until a ledger from the API server is."""
+        """UID of the GPUNode whose ledger is applied. None until a ledger from the API server has been applied."""
         self.generation: int | None = None
-        """Generation of the GPUNode whose ledger is applied; None until a ledger from the API server is."""
+        """Generation of the GPUNode whose ledger is applied. None until a ledger from the API server has been
+        applied."""
 
     @property
     def rows(self) -> tuple[Tenant, ...]:
-        """The rows that entitle pods, and the Releasing rows. Releasing rows entitle no pod, but a caller can
-        distinguish them from unknown rows."""
+        """Rows that entitle their pods, and Releasing rows. The latter entitle no pod; they only show that the row is
+        known."""
         return self._entitling
 
     @property
@@ -113,12 +114,12 @@ class LedgerWatch:
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is unknown, so that no new volume is published; None while it is known."""
+        """Why the ledger is unknown, as text, so that no new volume is published. None while it is known."""
         return self._absent
 
     @property
     def problem(self) -> str | None:
-        """Why rows of the ledger are not applied; None if all of them are."""
+        """Why rows of the ledger are not applied, as text. None if all rows are."""
         if self._unreadable:
             return f"rows of the ledger cannot be read (upgrade the agent?): {'; '.join(self._unreadable)}"
         return self._applying_failed
@@ -136,21 +137,21 @@ class LedgerWatch:
 
     @property
     def of_scheduler(self) -> bool:
-        """True if the applied ledger from the API server has pool `scheduler`."""
+        """True if a ledger from the API server is applied and has pool `scheduler`."""
         return self.uid is not None and self._spec.get("pool") == Pool.SCHEDULER
 
     @property
     def publishes(self) -> bool:
-        """True if that ledger has pool `scheduler` and the node is not leaving the pool."""
+        """True if the applied ledger has pool `scheduler`, the GPUNode exists, and the node is not leaving the pool."""
         return self.of_scheduler and self._absent is None and not self._spec.get("leaving")
 
     async def changed(self) -> None:
-        """Wait until rows, generation or object next change."""
+        """Wait for the next change of rows, generation or object."""
         await self._moved.wait()
 
     def note(self, gpunode: Json) -> None:
-        """Cache a GPUNode from the API server. A version older than the cached one is ignored, because watch and writes
-        may cross."""
+        """Cache a GPUNode that the API server has returned. A version older than the cached one is ignored: answers to
+        writes and events of the watch may arrive in either order."""
         if self._object is not None and _is_older(gpunode, self._object):
             return
         self._object = gpunode
@@ -160,7 +161,7 @@ class LedgerWatch:
         self._move()
 
     async def restore(self) -> None:
-        """Apply the ledger of the earlier agent, if its file can be read."""
+        """Apply the ledger that the earlier agent has stored, if the file can be read."""
         try:
             kept = _Checkpoint.model_validate_json(self._checkpoint.read_bytes())
         except FileNotFoundError:
@@ -179,7 +180,8 @@ class LedgerWatch:
         try:
             await self._apply(rows)
         except OSError as error:
-            # The API server's ledger is tried later. Until then volumes must still be unpublished.
+            # Continue nevertheless: the API server's ledger is applied later, and until then volumes must still be
+            # unpublished.
             self._applying_failed = _not_in_force(error)
             log.error("cannot apply all of the earlier agent's ledger", error=str(error))
         self._in_force = rows
@@ -200,7 +202,7 @@ class LedgerWatch:
                         attempt = 0
                         version = str(event["object"]["metadata"]["resourceVersion"])
                         self._take_event(event)
-            except GoneError:  # the API server cannot continue the watch: list again after a short pause
+            except GoneError:  # the API server cannot continue the watch, so list again after a short pause
                 log.info("watch of the ledger expired; listing again", gpunode=self._node)
             except UnavailableError as error:
                 log.warning("cannot follow the ledger; trying again", gpunode=self._node, error=str(error))
@@ -210,7 +212,8 @@ class LedgerWatch:
             await backoff(attempt)
 
     async def enforce(self) -> None:
-        """Apply the newest ledger whenever one has arrived, until cancelled. Ledgers in between are skipped."""
+        """Apply the newest ledger whenever one has arrived, until cancelled. Ledgers that are outdated before they are
+        applied are skipped."""
         attempt = 0
         while True:
             await self._arrived.wait()
@@ -221,8 +224,8 @@ class LedgerWatch:
                 await self._put_in_force(self._object)
                 attempt = 0
             except Exception as error:
-                # Running tenants keep their time and memory even if this ledger cannot be applied, so the agent does
-                # not end.
+                # Retry, and do not end the agent: running tenants keep their time and memory even if this ledger cannot
+                # be applied.
                 self._applying_failed = _not_in_force(error)
                 log.exception("cannot apply the ledger; trying again", gpunode=self._node)
                 attempt += 1
@@ -255,7 +258,7 @@ class LedgerWatch:
         self._in_force = self._entitling = rows
         self.uid, self.generation, self._spec = uid, generation, spec
         self._applying_failed = _not_in_force(failed) if failed is not None else None
-        # otherwise the GPUNode was deleted while its ledger was applied
+        # otherwise the GPUNode was deleted while its ledger was being applied
         if self._object is not None and self._object["metadata"]["uid"] == uid:
             self._absent = None
         self._move()
@@ -277,7 +280,8 @@ class LedgerWatch:
             log.warning("cannot keep the ledger for the next agent", file=str(self._checkpoint), error=str(error))
 
     def _take_list(self, listed: Json, known: Json | None) -> None:
-        """Cache the GPUNode of a list answer. `known`: the GPUNode that was cached when the list was requested."""
+        """Cache the GPUNode in the answer to a list. `known`: the GPUNode that was cached when the list was
+        requested."""
         items = listed.get("items") or []
         if items:
             if known is not None and _is_older(items[0], known):
@@ -310,9 +314,9 @@ class LedgerWatch:
 
 
 def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Tenant, ...], tuple[str, ...]]:
-    """Return the readable rows, and for each other row a text with its fault.
+    """Return the rows that can be read, and for each other row a text with its fault.
 
-    Unknown fields are skipped. A row that has become unreadable keeps its applied state.
+    Unknown fields are ignored. A row that can no longer be read is returned in its applied state.
 
     Args:
         rows: the rows from the API server.
@@ -336,8 +340,8 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
 
 
 def read_holders(rows: Sequence[Any]) -> tuple[PluginHolder, ...]:
-    """Return the readable holders. An unreadable holder, such as a holder with a state that this version does not know,
-    is left out, so its GPU is closed to tenants."""
+    """Return the holders that can be read. Others, such as a holder in a state that this version does not know, are
+    left out, so their GPUs are closed to tenants."""
     known = [row for row in map(_mapping, rows) if row.get("state") in tuple(HolderState)]
     read = []
     for row in known:
@@ -353,7 +357,7 @@ def _not_in_force(error: Exception) -> str:
 
 
 def _is_older(one: Json, other: Json) -> bool:
-    """Return whether `one` and `other` are versions of the same object, and `one` is older."""
+    """Return whether `one` is an older version of the same object than `other`."""
     if one["metadata"].get("uid") != other["metadata"].get("uid"):
         return False
     try:

@@ -3,7 +3,7 @@
 Guarantees:
 - Only one agent writes the Lease, because a node has one agent.
 - The Lease is owned by the GPUNode and is deleted with it.
-- The agent takes no decision by the Lease. The operator places no tenant on a node whose agent does not renew its
+- The agent itself decides nothing by the Lease. The operator places no tenant on a node whose agent does not renew its
   Lease.
 """
 
@@ -26,9 +26,9 @@ RENEW_S = 5.0
 DURATION_S = 20
 """Validity of a renewal in seconds, as written into the Lease."""
 RENEW_TIMEOUT_S = 4.0
-"""Timeout of one renewal in seconds: shorter than `RENEW_S`, so that renewals do not pile up."""
+"""Timeout of one renewal in seconds. It is shorter than `RENEW_S`, so that at most one renewal is running."""
 FIRST_RETRY_S = 1.0
-"""Seconds between tries until the first renewal, because placement on the node waits for it."""
+"""Seconds between attempts until the first renewal has succeeded, because placement on the node waits for it."""
 
 
 def lease_name(node: str) -> str:
@@ -106,5 +106,5 @@ class LivenessLease:
 
 
 def _now() -> str:
-    """Return the current time as a metav1.MicroTime."""
+    """Return the current time in the format of metav1.MicroTime."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -2,10 +2,10 @@
 
 RBAC lets an agent write the status of every GPUNode and every Lease of its namespace. The admission policy
 sharepod-agent-own-node restricts each agent to its own node's objects. If the policy is missing or names another
-ServiceAccount, it refuses nothing. Only this check detects that.
+ServiceAccount, the API server refuses nothing, and only this check detects that.
 
 Guarantees:
-- Nothing is written: the attempt is a dry run, with a name that no node has.
+- Nothing is written: the check attempts a write as a dry run, with a name that no node has.
 - An API server that does not answer gives no verdict.
 """
 
@@ -24,12 +24,12 @@ from .status_report import OwnNodeReason, Readiness
 log = structlog.get_logger(__name__)
 
 _AGAIN_S = 10.0
-"""Seconds until the next check while the policy is not effective. A policy that was just applied takes effect after a
-second or two."""
+"""Seconds until the next check while the policy is not effective. A policy takes effect a second or two after it was
+applied."""
 _HELD_S = 600.0
 """Seconds until the next check while the policy is effective."""
 _NO_NODE = "a.node.that.does.not.exist"
-"""Name that no node has, so that the attempt is not mistaken for a write of another agent."""
+"""Name that no node has, so that the attempt concerns no other agent's Lease."""
 _NOT_IN_FORCE = (
     "the API server would let this agent write for other nodes: the policy sharepod-agent-own-node is not installed, "
     "or its matchConditions name another ServiceAccount than the agent's. Apply manifests/policies; if you changed "

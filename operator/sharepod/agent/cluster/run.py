@@ -228,14 +228,15 @@ async def run(agent: AnyAgent) -> None:
 
 
 def taken_in(gpunode: Json | None) -> frozenset[str]:
-    """Return the consumption series that the operator has added to its accounts, from the GPUNode's annotation."""
+    """Return the names of closed consumption series that the operator has added to its totals, from the GPUNode's
+    annotation."""
     annotations = (gpunode or {}).get("metadata", {}).get("annotations") or {}
     return frozenset(str(annotations.get(TAKEN_IN_ANNOTATION) or "").split(","))
 
 
 async def _first_word(agent: AnyAgent) -> PluginPods:
-    """Request the GPUs of each pod from the kubelet before any tenant is served, because GPUs of the device plugin may
-    be closed to tenants."""
+    """Ask the kubelet for the GPUs of each pod. This is done before any tenant is served, because a GPU of the device
+    plugin may be closed to tenants."""
     plugin_pods = PluginPods(agent.settings.kubelet_root)
     await plugin_pods.ask()
     agent.know_plugin_pods(plugin_pods.given, plugin_pods.problem, plugin_pods.offered)
@@ -243,7 +244,7 @@ async def _first_word(agent: AnyAgent) -> PluginPods:
 
 
 def _interval_s(agent: AnyAgent) -> float:
-    """Return the seconds between two requests for the GPUs of each pod."""
+    """Return the seconds between two requests to the kubelet for the GPUs of each pod."""
     return HELD_INTERVAL_S if agent.held_gpus.pool is Pool.DEVICE_PLUGIN else INTERVAL_S
 
 
@@ -258,7 +259,7 @@ def process_watches(agent: AnyAgent, attachments: Attachments, tenants_dir: Path
 
 
 def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
-    """Return the condition: whether a pod that is placed here now would run, with the reason if not."""
+    """Return the condition AgentReady: whether a pod that is placed here now would run, with the reason if not."""
     unhealthy = agent.unhealthy()
     if unhealthy is not None:
         return Readiness(ReadyReason.INVENTORY_UNAVAILABLE, unhealthy)
@@ -277,7 +278,8 @@ def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration
 
 
 def attachable(agent: AnyAgent, cdi: CdiWatch, cordoned: Collection[str]) -> tuple[Gpu, ...]:
-    """Return the GPUs of this node that take new tenants by claims, without the `cordoned` UUIDs and indexes."""
+    """Return the GPUs of this node that take new tenants by claims. `cordoned`: UUIDs and indexes of GPUs that do
+    not."""
     able = [gpu for gpu in agent.gpus() if gpu.shareable and gpu.health is Health.HEALTHY]
     gpus = [gpu for gpu in able if not gpu.is_cordoned(cordoned)]
     attached = cdi.devices([gpu.uuid for gpu in gpus])
@@ -290,7 +292,7 @@ def unfit(conditions: Mapping[str, Readiness], unregistered: str | None, *, plug
     Args:
         conditions: Readiness of the agent, by type of the condition.
         unregistered: Why the kubelet does not call the driver of those claims; None if it does.
-        plugin_offers: NVIDIA's device plugin offers GPUs of the node.
+        plugin_offers: True if NVIDIA's device plugin offers GPUs of the node.
     """
     if conditions[CONDITION_AGENT_READY].reason is not ReadyReason.SERVING:
         return f"the agent is not ready: {conditions[CONDITION_AGENT_READY].message}"
@@ -315,7 +317,8 @@ def cdi_watch(agent: AnyAgent) -> CdiWatch:
 
 
 def cdi_readiness(cdi: CdiWatch, dra: KubeletRegistration) -> Readiness:
-    """Return the condition: whether a claim that is allocated here now would be attached, with the reason if not."""
+    """Return the condition CDIDevices: whether a claim that is allocated here now would be attached, with the reason if
+    not."""
     if dra.settling:
         return Readiness(CdiReason.STARTING, "the kubelet has not registered the driver yet")
     if dra.problem is not None:

@@ -2,13 +2,13 @@
 
 Guarantees:
 - A slice exists only while the applied ledger has pool `scheduler` and the node is not leaving the pool.
-- The deletion of the slice is reported only while this process has written no slice since then.
-- If others change or delete the slice (as a kubelet does while the agent is away), it is written again. The same holds
-  after a restore of etcd from a backup.
+- The slice is reported as deleted only as long as this process has not begun another write of it.
+- A slice that others have changed or deleted (as a kubelet does while the agent is away) is written again. The same
+  holds after a restore of etcd from a backup.
 - A GPU that takes no tenants is left out of the slice. If the node takes no tenants, all GPUs are left out. Claims that
   have such a GPU keep it, and kube-scheduler still counts them.
-- If a slice of another node or driver has the node's own slice name, this node's slice gets its second name.
-- If a dry run shows that the API server does not store the fields for shares of devices, nothing is published.
+- If another node's or driver's slice has the preferred name, the second name is used (`device_slice.slice_names`).
+- Nothing is published if a dry run shows that the API server drops the fields for shares of devices.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = structlog.get_logger(__name__)
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 """Path of the ResourceSlices in the API."""
 LOOK_S = 2.0
-"""Seconds between two checks of the GPUs, whose health may change at any time."""
+"""Seconds between two checks of the GPUs, because their health may change at any time."""
 _REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _NODE_UID = "authentication.kubernetes.io/node-uid"
-"""Extra field of a user whose token is bound to a node, or to a Pod there."""
+"""Key in the `extra` field of a user: UID of the Node to which the user's token is bound, directly or through a Pod."""
 
 _NO_SHARES = (
     "the API server does not store shares of devices: turn on the feature gate DRAConsumableCapacity everywhere (on by "
@@ -92,12 +92,12 @@ class SlicePublisher:
         self._changed = changed
         self._woken = asyncio.Event()
         self._seen: Json | None = None
-        """The slice as last read or written; None: none is known."""
+        """The slice as last read or written. None: it does not exist, or is unknown."""
         self._written: tuple[Json, Json] | None = None
-        """Spec that this process wrote last, and the API server's answer."""
+        """(spec that this process wrote last, spec in the API server's answer)."""
         self._node_uid: str | None = None
         self._proven = False
-        """True once the API server was seen to store the fields for shares of devices."""
+        """True once the API server has been seen to store the fields for shares of devices."""
         self._withdrawn = False
         """True if the slice was deleted and no write of a slice has begun since then."""
         self._verdict = Readiness(SliceReason.STARTING, "the API server has not been asked yet")
@@ -138,7 +138,7 @@ class SlicePublisher:
                     await self._woken.wait()
 
     async def follow(self) -> None:
-        """Watch the slice while the node is of the pool, and wake at each change of the slice or of the ledger."""
+        """Watch the slice while the node is in the pool. Wake `run` at each change of the slice or of the ledger."""
         attempt = 0
         while True:
             if not self._ledger.publishes:
@@ -157,7 +157,7 @@ class SlicePublisher:
     async def step(self) -> None:
         """Write the slice that the applied ledger requires. Raise `ApiError`."""
         if self._ledger.uid is None:
-            return  # an earlier agent's slice stays until the ledger is known
+            return  # the slice of an earlier agent stays until the ledger is known
         if self._name is None:
             await self._choose()
         if self._ledger.publishes:
@@ -192,9 +192,10 @@ class SlicePublisher:
             self._tell(SliceReason.PUBLISHED, "" if gpus else "no GPU of the node takes tenants")
 
     def _is_as_written(self, seen: Json, wanted: Json) -> bool:
-        """Return whether the slice is unchanged since this process wrote it, and has the wanted spec.
+        """Return whether the slice is unchanged since this process wrote it, and whether what it wrote is the wanted
+        spec.
 
-        The API server normalizes quantities, so the slice is compared with the API server's answer.
+        The API server normalizes quantities, so the slice is compared with the API server's answer to the write.
         """
         if self._written is None:
             return False
@@ -218,7 +219,7 @@ class SlicePublisher:
         except NotFoundError:
             if self._seen is None:
                 raise
-            self._seen = None  # deleted in the meantime
+            self._seen = None  # the slice was deleted in the meantime
         else:
             self._seen, self._written = made, (body["spec"], made["spec"])
             log.info("published the node's GPUs", devices=len(body["spec"]["devices"]))
@@ -232,14 +233,14 @@ class SlicePublisher:
             log.info("the node's GPUs are no longer published")
         except NotFoundError:
             pass
-        except ForbiddenError:  # an agent without the right to delete slices has never published one
+        except ForbiddenError:  # the agent has no right to delete slices, so it has never published one
             if self._ledger.of_scheduler:
                 raise
         self._seen, self._withdrawn = None, True
         self._changed()
 
     async def _choose(self) -> None:
-        """Choose the name: the name of the node's existing slice, else the first possible name that is free."""
+        """Choose the slice's name: of the node's existing slice, else the first possible name that is free."""
         if self._node_uid is None:
             self._node_uid = await self._own_node_uid()
         names = slice_names(self._node, self._node_uid)
@@ -262,7 +263,7 @@ class SlicePublisher:
         return str(found[0]) if found else None
 
     async def _watch(self) -> None:
-        """List and watch the slice, until the server ends the watch or the node leaves the pool."""
+        """List and watch the slice, until the API server ends the watch or the node leaves the pool."""
         known, name = self._seen, self._name
         query = {"fieldSelector": f"metadata.name={name}"}
         listed = await self._api.get(SLICES, query)

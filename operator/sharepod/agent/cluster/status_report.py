@@ -1,13 +1,12 @@
 """Status report: writes the agent's facts into the status of its GPUNode.
 
 Guarantees:
-- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most once a second; a
-  newly drained tenant at most every 0.1 s.
+- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most once a second. Newly
+  drained tenants are written at most every 0.1 s.
 - Usage and consumption are written together with facts. Without changed facts they are written at most every 30 s, and
   only if they have changed.
 - Consumption that was never written is written at once.
-- `drained` is never written with an older generation than the generation that was applied when the tenant was found
-  drained.
+- `drained` is never written with an older generation of the ledger than was applied when the tenant was found drained.
 - The status is written only to the GPUNode (by UID) whose ledger is applied.
 - Conditions of other writers stay unchanged.
 """
@@ -36,20 +35,20 @@ from .ledger_watch import GPUNODES, LedgerWatch
 log = structlog.get_logger(__name__)
 
 FACTS_EVERY_S = 1.0
-"""Shortest time between two writes, in seconds. So the API server gets at most one write per node and second."""
+"""Shortest time between two writes, in seconds, so that the API server gets at most one write per node and second."""
 DRAINED_EVERY_S = 0.1
-"""Shortest time between two writes, in seconds, if the later one reports a newly drained tenant. The tenant's next run,
+"""Shortest time between two writes, in seconds, if the later one reports a newly drained tenant: the tenant's next run,
 or the next tenant, waits for this write."""
 USAGE_EVERY_S = 30.0
 """Shortest time between two writes of usage alone, in seconds."""
 _USAGE = frozenset({"tenants", "consumption", "consumptionAt"})
-"""Fields of the status that contain usage. The other parts of `tenants` count as facts."""
+"""Fields of the status that contain usage. Within `tenants`, fields other than usage count as facts."""
 LOOK_EVERY_S = 5.0
-"""Seconds between two checks without a wake-up, for facts that change with time."""
+"""Seconds between two checks without a wake-up, because some facts change with time only."""
 _MESSAGE_MAX = 32768
-"""Characters of a condition's message: the API server refuses a status with a longer one."""
+"""Most characters of a condition's message. The API server refuses a status with a longer one."""
 LAST_WRITE_S = 3.0
-"""Timeout of the last write in seconds: a part of the grace period of a pod that ends (30 s)."""
+"""Timeout of the last write in seconds: only a part of the 30 s within which a terminating pod must exit."""
 
 
 class ReadyReason(ConditionReason):
@@ -95,7 +94,7 @@ class SliceReason(ConditionReason):
 
 @dataclass(frozen=True)
 class Readiness:
-    """Readiness of the agent, in one respect, to run a pod that is placed here now."""
+    """One condition of the agent: whether it could run a pod that is placed here now, in one respect."""
 
     reason: (
         ReadyReason
@@ -107,7 +106,7 @@ class Readiness:
         | SliceReason
     )
     message: str = ""
-    """Text of the condition."""
+    """Message of the condition."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,8 @@ class StatusReport:
             except UnavailableError as error:
                 log.warning("cannot write the agent's status; trying again", error=str(error))
             except ApiError as error:
-                # 422: a test of the patch failed. 404: the GPUNode was deleted. The watch reports the new state.
+                # 422: a test of the patch failed. 404: the GPUNode was deleted. In both cases the watch brings the new
+                # state, so this is not logged at first.
                 if error.status not in (404, 409, 422) or attempt > 2:
                     log.error("API server refuses the agent's status", path=self._path, error=str(error))
                 self._written = None
@@ -192,7 +192,7 @@ class StatusReport:
             log.info("cannot report that the agent stops", error=str(error))
 
     async def write_if_due(self) -> bool:
-        """Write the parts that are due. Return True if there were any. Raise `ApiError`."""
+        """Write the parts of the status that are due. Return True if any was written. Raise `ApiError`."""
         ledger, now = self._ledger, asyncio.get_running_loop().time()
         gpunode = ledger.object
         if gpunode is None or ledger.uid is None or gpunode["metadata"].get("uid") != ledger.uid:
@@ -213,7 +213,7 @@ class StatusReport:
             and last.facts == still
             and _without_usage(last.status) == _without_usage(wanted)
         ):
-            return False  # no fact has changed, and usage is not due yet
+            return False  # no fact has changed, and usage is not due
         operations = patch(gpunode, wanted, last.status if last else None)
         if not operations:
             return False
@@ -296,9 +296,10 @@ def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
 
 
 def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | None) -> list[Json]:
-    """Return the JSON Patch that changes the status of `gpunode` from `last` to `wanted`; empty if nothing differs.
+    """Return the JSON Patch that changes the status of `gpunode` from `last` to `wanted`. Empty if they are equal.
 
-    The patch tests the object's UID. If it changes conditions, which others write too, it tests the resourceVersion.
+    The patch tests the object's UID. If it changes conditions, which others write too, it also tests the
+    resourceVersion.
 
     Args:
         gpunode: the cached object.

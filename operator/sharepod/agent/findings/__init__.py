@@ -1,2 +1,2 @@
-"""What readings of the driver show about tenants: which processes are theirs, how busy they keep the GPUs, and
+"""Conclusions from readings of the driver: which processes belong to which tenant, how busy they keep the GPUs, and
 findings. Pure."""

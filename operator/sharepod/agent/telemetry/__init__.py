@@ -1,1 +1,1 @@
-"""Telemetry: the agent's metrics and health over HTTP, safe to expose to any pod."""
+"""Telemetry: the agent's metrics, traces and health over HTTP, safe to expose to any pod."""

@@ -1,10 +1,10 @@
 """Prometheus collector of the agent: fills the metric families for one scrape.
 
-`families.FAMILIES` is the whole list. A tenant's series have the same names in every mode:
+`families.FAMILIES` lists all families. A tenant's series have the same names in every mode:
 - `mode="Shared"`: measured by the tenant's token and its allocations;
-- `mode="Exclusive"`: GPUs of its own, measured by NVML;
+- `mode="Exclusive"`: a tenant with whole GPUs, measured by NVML;
 - `mode="Native"`: a pod with a GPU from NVIDIA's device plugin, measured by NVML, with an empty `tenant` label.
-Tenants of the last two modes have no series about sharing. The label `pod` of a claim is `claim/NAME`.
+The last two modes have no series about sharing. The label `pod` of a claim is `claim/NAME`.
 
 Guarantee: a scrape uses the event loop in steps of one tenant each, and its text is rendered in another thread. So a
 hand-off of a GPU waits at most for the figures of one tenant.
@@ -28,7 +28,7 @@ from .families import FAMILIES
 
 
 class _Sheet:
-    """Samples of one scrape, by family."""
+    """Samples of one scrape, collected by family."""
 
     def __init__(self) -> None:
         self.families: dict[str, GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily] = {}
@@ -80,7 +80,8 @@ class AgentCollector(Collector):
         return sheet.families.values()
 
     def _fill(self, sheet: _Sheet) -> Iterator[None]:
-        """Add all samples. Yield after each step: rows and GPUs may have changed then."""
+        """Add all samples. Yields after each step, so that the caller can let other tasks run; rows and GPUs may have
+        changed then."""
         agent, tenants = self._agent, self._agent.tenants
         sheet.add("agent_inventory_simulated", (), int(agent.inventory.simulated))
         sheet.add("agent_build_info", (agent_version(),), 1)
@@ -135,7 +136,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _reserved(sheet: _Sheet, labels: tuple[str, ...], row: Tenant) -> None:
-        """Add the tenant's reservation in the ledger."""
+        """Add what the ledger reserves for the tenant."""
         for uuid in row.gpus:
             sheet.add("tenant_request_ratio", (*labels, uuid), row.request_milli / 1000)
             sheet.add("tenant_limit_ratio", (*labels, uuid), row.limit_milli / 1000)
@@ -143,7 +144,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _measured(sheet: _Sheet, labels: tuple[str, ...], view: TenantView) -> None:
-        """Add every tenant's measured usage, by token and allocations or by NVML."""
+        """Add the tenant's measured usage: by token and allocations, or by NVML."""
         for uuid, used in view.memory_used.items():
             sheet.add("tenant_memory_used_bytes", (*labels, uuid), used)
         for uuid in view.row.gpus:
@@ -158,7 +159,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _shared(sheet: _Sheet, labels: tuple[str, ...], row: Tenant, share: ShareView) -> None:
-        """Add the figures that only tenants with turns have: waits, grants, co-running, refused allocations."""
+        """Add the figures of a tenant that takes turns: waits, grants, co-running, refused allocations."""
         usage = share.usage
         sheet.add_histogram("tenant_wait_seconds", labels, share.waits.buckets(), share.waits.sum_ns / 1e9)
         sheet.add("tenant_throttled", labels, share.throttled)

@@ -35,13 +35,13 @@ from .trace import trace
 log = structlog.get_logger(__name__)
 
 _TRACED_MAX_S = 60.0
-"""Longest trace in seconds; turns of a busy node are kept for about ten."""
+"""Longest trace that a reader may request, in seconds. The turns of a busy node are kept for about ten."""
 CACHED_S = 1.0
-"""Seconds for which one scrape is served to all clients: far below any scrape interval."""
+"""Seconds for which one scrape is served to all clients. This is far below any scrape interval."""
 
 
 class Endpoints:
-    """Both servers, running. `metrics_port`, `health_port`: where they listen."""
+    """Both running servers. `metrics_port`, `health_port`: the ports on which they listen."""
 
     def __init__(self, metrics: HttpServer, health: HttpServer) -> None:
         self._servers = metrics, health
@@ -70,9 +70,9 @@ class Sockets:
 
 
 async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | None = None) -> Endpoints:
-    """Serve on the addresses of the settings, or on these sockets. Raises `OSError` if an address is taken.
+    """Serve on the addresses of the settings, or on `sockets`. Raises `OSError` if an address is taken.
 
-    `guard`: decides who may read the metrics; None: every client.
+    `guard`: decides who may read the metrics; None: every client may.
     """
     collector, computing, tracing = AgentCollector(agent), asyncio.Lock(), asyncio.Lock()
     scrape, scraped_at = b"", -math.inf
@@ -121,7 +121,7 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
 
 
 async def _trace(agent: Agent, query: Mapping[str, str]) -> web.Response:
-    """Return the trace of the last `seconds` of the GPU `gpu`."""
+    """Return the response with the trace of the GPU `gpu` over the last `seconds`, as given in the query."""
     known = {gpu.uuid: gpu.index for gpu in agent.gpus()}
     gpu = query.get("gpu", "")
     if gpu not in known:
@@ -146,7 +146,7 @@ async def _trace(agent: Agent, query: Mapping[str, str]) -> web.Response:
 
 
 class _Gathered(Collector):
-    """Families that have been gathered."""
+    """Families whose samples were already collected, in the form that the renderer takes."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

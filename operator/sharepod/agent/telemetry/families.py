@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _TENANT = ("tenant", "namespace", "pod", "mode")
 _EACH = (*_TENANT, "gpu")
-"""Labels of a tenant's series per GPU."""
+"""Labels of a tenant's series for each GPU."""
 _GPU = ("gpu", "index")
 
 

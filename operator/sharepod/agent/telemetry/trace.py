@@ -1,8 +1,8 @@
 """Trace of one GPU in the format of Chrome's trace viewer and Perfetto. Pure.
 
 Guarantees:
-- One track shows the GPU: which tenants hold it, alone or together, or that no tenant does. Its slices have no gap and
-  no overlap.
+- One track shows the GPU: which tenants hold it, alone or together, or that no tenant does. The slices (intervals) of
+  the track have no gap and no overlap.
 - One track for each tenant shows its waits, its turns, and the drain at the end of each turn.
 - Times are microseconds since the trace's begin.
 """
@@ -17,7 +17,7 @@ from sharepod.agent.shares.turn_log import LoggedTurn
 
 _GPU_TRACK = 0
 Slice = tuple[str, int, int]
-"""Name, begin and end in nanoseconds."""
+"""(name, begin, end). Moments in nanoseconds of the agent's clock."""
 
 
 def trace(
@@ -26,8 +26,8 @@ def trace(
     """Return the trace of a GPU between two moments in nanoseconds of the clock.
 
     Args:
-        gpu: Its UUID.
-        turns: Turns on it, also present turns and waits.
+        gpu: UUID of the GPU.
+        turns: Turns on the GPU, including current turns and waits.
         names: Names of tenants by their ids.
         begin: Begin of the trace.
         end: End of the trace.
@@ -49,7 +49,8 @@ def trace(
 
 
 def gpu_slices(turns: Iterable[LoggedTurn], names: Mapping[str, str], begin: int, end: int) -> Iterator[Slice]:
-    """Yield the GPU's slices: the names of its holders, `waited for` while tenants wait and none holds, or `idle`."""
+    """Yield the slices of the GPU's track: the names of its holders, `waited for` while tenants wait and none holds, or
+    `idle`."""
     changes: dict[int, list[tuple[str, bool, int]]] = {begin: [], end: []}
 
     def between(tenant: str, holds: bool, since: int, until: int) -> None:
@@ -83,7 +84,8 @@ def gpu_slices(turns: Iterable[LoggedTurn], names: Mapping[str, str], begin: int
 
 
 def tenant_slices(turn: LoggedTurn, begin: int, end: int) -> Iterator[Slice]:
-    """Yield a tenant's slices: `waits`, `holds`, in it `drains` at the end, and `overruns` after it lost the GPU."""
+    """Yield the slices of a tenant's track for one turn: `waits`, `holds`, within it `drains` at the end, and
+    `overruns` after the tenant has lost the GPU."""
     ended = end if turn.end is None else turn.end
     held_until = ended if turn.lost is None else turn.lost
     parts: list[tuple[str, int | None, int]] = [

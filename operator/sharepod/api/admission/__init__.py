@@ -1,1 +1,1 @@
-"""Admission: the ValidatingAdmissionPolicies for SharePods, generated in CEL."""
+"""Admission: generates the admission policies on SharePods, claims and Pods, whose rules are in CEL."""

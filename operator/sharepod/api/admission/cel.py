@@ -1,12 +1,12 @@
 """Building blocks of SharePod's admission policies in CEL. Pure.
 
 Guarantees:
-- A change of neither spec nor annotations always passes, and so does every change of an object that is being deleted. A
-  policy that became stricter must not keep a finalizer from being removed.
+- An update that leaves spec and annotations as they are always passes, and so does every update of an object that is
+  being deleted. Otherwise a stricter policy could keep a finalizer from being removed.
 - A policy on SharePods is evaluated only for objects that may break one of its rules. The reason: the API server
   computes each message of an evaluated policy, even if every rule holds.
-- Validations keep their order. The API server shows the first refusal of a policy, so they are in the order in which a
-  user should fix them.
+- Validations keep their order. The API server shows only the first refusal of a policy, so they are in the order in
+  which a user should fix faults.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CLAIMS_RULE: Mapping[str, Any] = {
     "operations": ["CREATE", "UPDATE"],
     "resources": ["resourceclaims", "resourceclaimtemplates"],
 }
-"""Rule of a policy on claims and templates."""
+"""Match rule of a policy on claims and claim templates."""
 NEW_OR_ANNOTATED = (
     "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
     "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
 )
-"""Expression that is true for an object that is new, or whose annotations change: its spec cannot change."""
+"""CEL expression that is true if an object is new or its annotations change. For objects whose spec is immutable."""
 
 
 def policy(
@@ -41,14 +41,15 @@ def policy(
     *,
     suspect: str = "true",
 ) -> list[dict[str, Any]]:
-    """Return a policy on SharePods and the binding that puts it into effect everywhere.
+    """Return a policy on SharePods, and the binding that makes it effective in all namespaces.
 
     Args:
-        name: Name of both.
+        name: Name of the policy and of the binding.
         operations: Operations that are checked.
         variables: Names and expressions that validations use.
         validations: The rules.
-        suspect: Expression without variables, cheaper than the rules, that is true for each object that breaks one.
+        suspect: CEL expression, without variables and cheaper than the rules, that is true for each object that breaks
+        a rule. The rules are evaluated only if it is true.
     """
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
@@ -74,10 +75,10 @@ def in_force(
     validations: Sequence[Validation],
     variables: Iterable[tuple[str, str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a policy on the objects of one rule and the binding that puts it into effect everywhere.
+    """Return a policy on the objects of one match rule, and the binding that makes it effective in all namespaces.
 
     Args:
-        name: Name of both.
+        name: Name of the policy and of the binding.
         rule: Kinds and operations that are checked.
         conditions: Expressions by name, without variables, that are true for each object that may break a rule.
         validations: The rules.
@@ -109,29 +110,31 @@ def in_force(
 
 
 def refuse(unless: str, message: str) -> Validation:
-    """Return a validation that refuses an object unless the expression `unless` is true. `message`: CEL expression of
-    the refusal's text."""
+    """Return a validation that refuses an object unless the CEL expression `unless` is true. `message`: CEL expression
+    of the refusal's text."""
     return {"expression": unless, "messageExpression": message}
 
 
 def listed(path: str) -> str:
-    """Return the CEL list at an optional path; empty if it is absent or null, as in claims without requests."""
+    """Return a CEL expression for the list at an optional path. It is empty if the list is absent or null, as in claims
+    without requests."""
     found = f"{path}.orValue([])"
     return f"(dyn({found}) == null ? [] : {found})"
 
 
 def fraction(value: str) -> str:
-    """Return the CEL number of a text that matches `FRACTION_PATTERN`; `value`: a CEL expression."""
+    """Return a CEL expression for the number in a text that matches `FRACTION_PATTERN`. `value`: CEL expression of the
+    text."""
     digits = f"{value}.replace('m', '').replace('%', '')"
     return f"(double({digits}) / ({value}.endsWith('m') ? 1000.0 : {value}.endsWith('%') ? 100.0 : 1.0))"
 
 
 def text(value: str) -> str:
-    """Return a CEL string."""
+    """Return a CEL string literal."""
     assert not {"'", "\\"} & set(value), f"{value} would need escapes in CEL"
     return f"'{value}'"
 
 
 def texts(values: Iterable[str]) -> str:
-    """Return a CEL list of strings."""
+    """Return a CEL list of string literals."""
     return "[" + ", ".join(text(value) for value in values) + "]"

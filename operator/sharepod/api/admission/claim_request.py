@@ -1,7 +1,7 @@
 """Admission policy on claims of class `sharepod.dev` and their templates: refuses unsupported requests at apply. Pure.
 
-It refuses the same as `claims.lower` does later, in nearly the same words, from the same tables. It leaves to
-`claims.lower` the rules that CEL can hardly express: selectors that contradict each other, and sums over requests.
+It refuses the same as `claims.lower` does later, in nearly the same words, from the same tables. Rules that CEL can
+hardly express are left to `claims.lower`: selectors that contradict each other, and sums over requests.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, re
 from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
 LINE_FIELDS = ("deviceClassName", "allocationMode", "count")
-"""Fields of the request of a line's claim. A request with any other field, such as tolerations, is no line's
-(`claims.of_line`)."""
+"""Fields that the request of a resource line's claim may have. With any other field, such as tolerations, a claim is
+not a line's (`claims.of_line`)."""
 
 NAME = "sharepod-claims"
 
@@ -92,8 +92,8 @@ def claim_policy() -> list[dict[str, Any]]:
 
 
 def _of_line(template: str) -> str:
-    """Return whether an object belongs to a Pod's resource line, which has the sizes. It is a template of that name, or
-    a claim that a Pod owns."""
+    """Return a CEL expression: whether an object is the claim of a Pod's resource line, which has no size of its own.
+    It is the template with the line's name, or a claim that a Pod owns."""
     owned = "object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Pod' && o.?controller.orValue(false))"
     return (
         f"({template} ? object.metadata.name == {text(LINE_CLAIM)} : {owned}) && {_REQUESTS}.size() == 1 && "
@@ -103,7 +103,7 @@ def _of_line(template: str) -> str:
 
 
 def _annotations() -> list[Validation]:
-    """Refuse annotations that a claim cannot have, and invalid values."""
+    """Return validations that refuse annotations that a claim cannot have, and invalid values."""
     unknown = f"variables.present.filter(k, !(k in {texts(ANNOTATIONS)}))"
     known = ", ".join(ANNOTATIONS)
     choices: dict[str, list[str]] = {
@@ -162,7 +162,7 @@ def _annotations() -> list[Validation]:
 
 
 def _supported() -> list[Validation]:
-    """Refuse unsupported requests of a claim of SharePod's class."""
+    """Return validations that refuse requests of a claim that SharePod does not support."""
     return [
         refuse(
             "variables.devices.?constraints.orValue([]).size() == 0",
@@ -204,7 +204,7 @@ def _supported() -> list[Validation]:
 
 
 def _capacity() -> list[Validation]:
-    """Refuse amounts that no GPU has."""
+    """Return validations that refuse amounts that no GPU has."""
 
     def each(name: str, unless: str, message: str) -> Validation:
         return refuse(

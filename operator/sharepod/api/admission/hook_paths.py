@@ -1,7 +1,6 @@
-"""Refusal of paths in containers that lead to the tenant's directory or the hook's file. Pure.
+"""Refusal of container paths by which a Pod would mount something over the tenant's directory or the hook's file. Pure.
 
-A kubelet and a runtime mount something at three kinds of paths that a Pod chooses: volumes, block devices and
-termination messages.
+A Pod chooses the path of three kinds of mounts: volumes, block devices and termination messages.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ TERMINATION = "terminationMessagePath"
 
 
 def is_reserved(path: str) -> str:
-    """Return the condition that a path leads to a mount of SharePod."""
+    """Return a CEL condition: whether a path leads to a mount of SharePod."""
     return f"{path}.matches('{RESERVED_MOUNT_PATTERN}')"
 
 
 def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list[tuple[str, str]]:
-    """Return, for each kind of path, a condition and a part of the message. The condition is true if a container `c`
-    has such a path on a reserved place. The text names field and path, as CEL within a string.
+    """Return, for each kind of path, a CEL condition and a part of the message. The condition is true if the container
+    `c` has such a path that is reserved. The message names field and path, as CEL within a string.
 
     Args:
-        reserved: Condition on a path.
-        but_of: Volume whose mounts do not count.
+        reserved: Returns the CEL condition that a path is reserved.
+        but_of: Name of a volume whose mounts are allowed.
     """
     found = []
     for field, path in _LISTS.items():
@@ -42,7 +41,8 @@ def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list
 
 
 def hook_paths_policy() -> list[dict[str, Any]]:
-    """Refuse Pods with claims, or with SharePod's volume, whose containers have such a path, from any user."""
+    """Return the policy that refuses such container paths, in Pods with claims or with SharePod's volume, from any
+    user."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     ours = f"object.spec.?volumes.orValue([]).exists(v, v.?csi.?driver.orValue('') == '{CSI_DRIVER}')"
     return in_force(

@@ -1,7 +1,8 @@
-"""Refusals of containers that evade the line of their Pod: they get GPUs by another way, name a part of its claim, or
-mount over the hook. Pure.
+"""Validations that keep containers from evading their Pod's resource line: by GPUs from elsewhere, by naming only a
+part of the line's claim, or by a mount over the hook. Pure.
 
-These rules belong to the policy on Pods with a resource line, whose variables `containers` and `asking` they use.
+The validations belong to the policies on Pods with a resource line, and use the variables `containers` and `asking` of
+these policies.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from .cel import Validation, refuse, text
 from .hook_paths import is_reserved, taking
 
 _MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
-"""CEL expression that is true if nothing needs a check: the Pod has no line, or an update changes only images of
-containers, and admission checked the rest at creation."""
+"""CEL expression that is true if nothing needs a check: the Pod has no line, or this is an update. An update of a Pod
+can change only its containers' images, and the rest was checked at creation."""
 
 
 def past_the_line(own_volume: str | None = None) -> list[Validation]:
-    """Refuse GPUs by another way, a part of the line's claim, and a mount over the hook, in any container.
+    """Return validations that refuse GPUs from elsewhere, a part of the line's claim, and a mount over the hook, in any
+    container.
 
-    `own_volume`: name of the volume that mounts the hook; None where a claim does.
+    `own_volume`: name of the volume that mounts the hook; None if a claim mounts it.
     """
     plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
     limits = "c.?resources.?limits.orValue({})"
@@ -44,7 +46,8 @@ def past_the_line(own_volume: str | None = None) -> list[Validation]:
 
 
 def _none(wrong: str, message: str) -> Validation:
-    """Refuse a Pod with a container `c` for which `wrong` is true. `message`: its text after the container's name."""
+    """Return a validation that refuses a Pod with a container `c` for which the CEL condition `wrong` is true.
+    `message`: the text after the container's name."""
     listed = "(object.spec.containers.exists(o, o.name == c.name) ? 'containers[' : 'initContainers[')"
     return refuse(
         f"{_MADE} || !variables.containers.exists(c, {wrong})",

@@ -1,5 +1,5 @@
-"""Admission of plain Pods with a resource line: one policy gives each its claim, one refuses invalid lines, one keeps
-their claims for them. Pure.
+"""Admission of plain Pods with a resource line, by claims. One policy gives each Pod its claim, one refuses invalid
+lines, and one keeps other users from such claims. Pure.
 
 The messages are nearly the messages of `plain_pods.lower`, from the same tables. Sums over init containers with a line
 are left to `lower`, whose refusal is an Event on the Pod.
@@ -35,7 +35,7 @@ from .request import annotation_variables, few, known, once, readable
 
 CLAIMS_NAME = "sharepod-line-claims"
 OPT_OUT_LABEL = f"{GROUP}/plain-pods"
-"""Label of a namespace whose Pods get no claims by a line, if its value is `disabled`."""
+"""Label of a namespace. With the value `disabled`, resource lines of its Pods give no share."""
 DISABLED = "disabled"
 
 NOT_OPTED_OUT = {"matchExpressions": [{"key": OPT_OUT_LABEL, "operator": "NotIn", "values": [DISABLED]}]}
@@ -45,9 +45,11 @@ _CONTAINERS = "object.spec.containers + object.spec.?initContainers.orValue([])"
 _LIMITS = "c.?resources.?limits.orValue({})"
 _ASKS = f"({text(MILLI)} in {_LIMITS})"
 OF_NO_SHAREPOD = f"object.metadata.?labels[?{text(TENANT_LABEL)}].orValue({text(LINE_TENANT)}) == {text(LINE_TENANT)}"
-"""True for a Pod without the tenant label of a SharePod, which only the operator can set."""
+"""CEL expression that is true for a Pod without the tenant label of a SharePod. Only the operator can set that
+label."""
 _OF_NO_PLACEHOLDER = f"!({text(PLACEHOLDER_LABEL)} in object.metadata.?labels.orValue({{}}))"
-"""True for a Pod without the label of placeholders, which only the operator can set: they have a line and no claim."""
+"""CEL expression that is true for a Pod without the label of placeholders, which only the operator can set.
+Placeholders have a line and no claim."""
 PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 _MOST = {MILLI: MAX_GPUS * 1000, MEMORY: MAX_MIB}
 _MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
@@ -59,7 +61,7 @@ def asks(name: str) -> str:
 
 
 def plain_pod_mutation() -> list[dict[str, Any]]:
-    """Return the policy that gives Pods with a line their claims, with its binding."""
+    """Return the policy that gives Pods with a line their claims, and its binding."""
     selected = {"policyName": PLAIN_PODS_POLICY, "matchResources": {"namespaceSelector": NOT_OPTED_OUT}}
     return [
         policy_object("MutatingAdmissionPolicy", PLAIN_PODS_POLICY, _translation()),
@@ -68,7 +70,8 @@ def plain_pod_mutation() -> list[dict[str, Any]]:
 
 
 def refusing_policies() -> list[dict[str, Any]]:
-    """Return the policies that refuse Pods with an invalid line or without a claim for it, and keep those claims."""
+    """Return the policies that refuse Pods with an invalid line or without a claim for it, and that protect those
+    claims, with bindings."""
     everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
     return [
         policy_object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refused_without_claim()),
@@ -122,7 +125,7 @@ def _translation() -> dict[str, Any]:
 
 
 def translated_pods() -> list[dict[str, str]]:
-    """Return the conditions of a Pod that is given a claim for its line."""
+    """Return the match conditions of Pods to which admission adds a claim for their line."""
     other = (
         f"object.spec.?resourceClaims.orValue([]).exists(r, r.name == {text(LINE_CLAIM)} && "
         f"r.?resourceClaimTemplateName.orValue('') != {text(LINE_CLAIM)})"
@@ -131,7 +134,7 @@ def translated_pods() -> list[dict[str, str]]:
 
 
 def line_pods(of_no_sharepod: str = OF_NO_SHAREPOD) -> list[dict[str, str]]:
-    """Return the conditions of a Pod with a line that is neither a SharePod's nor a placeholder."""
+    """Return the match conditions of Pods with a line that belong to no SharePod and are no placeholders."""
     return [
         {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
         {"name": "of-no-sharepod", "expression": of_no_sharepod},
@@ -152,9 +155,9 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
     """Return the spec of a policy that refuses invalid lines and annotations.
 
     Args:
-        or_also: CEL expression of Pods that are checked although they have no line.
-        made_with: The annotation with the GPUs of a new Pod.
-        attached: Validations of the way in which the Pod is attached.
+        or_also: CEL expression that is true for Pods to check although they have no line.
+        made_with: Value that the annotation with the GPUs must have in a new Pod.
+        attached: Validations of the claim or volume that attaches the share.
     """
     ours = f"k.startsWith({text(PREFIX)})"
     with_line = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
@@ -208,17 +211,18 @@ def _variables() -> list[tuple[str, str]]:
 
 
 def _amount(name: str) -> str:
-    """Return the CEL quantity of this resource among the limits of the container `c`."""
+    """Return a CEL expression: the quantity of this resource in the limits of the container `c`."""
     return f"quantity(string({_LIMITS}[{text(name)}]))"
 
 
 def _beyond(name: str) -> str:
-    """Return the CEL condition that the container `c` asks for more of this resource than any node has."""
+    """Return a CEL condition: whether the container `c` requests more of this resource than any node has."""
     return f"{_amount(name)}.isGreaterThan(quantity('{_MOST[name]}'))"
 
 
 def limit_field(name: str, container: str) -> str:
-    """Return the CEL text of a container's field: limits, by the resource's name. `container`: a CEL expression."""
+    """Return a CEL expression for the beginning of a message: the path of a resource in a container's limits.
+    `container`: CEL expression of the container."""
     kind = f"(object.spec.containers.exists(o, o.name == {container}.name) ? 'containers[' : 'initContainers[')"
     return f"'spec.' + {kind} + {container}.name + '].resources.limits[{name}]: "
 
@@ -235,7 +239,7 @@ def _lines() -> list[Validation]:
         name: f"variables.{which}.filter(c, {_amount(name)}.asInteger() == 0)"
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
-    more = {  # as quantities, because a larger one may not fit into an integer of CEL
+    more = {  # compared as quantities, because a larger amount may not fit into an integer of CEL
         name: f"variables.{which}.filter(c, {_beyond(name)})"
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
@@ -279,7 +283,7 @@ def _no_memory_annotation() -> Validation:
 
 
 def _sizes() -> list[Validation]:
-    """Refuse sizes that no number of GPUs has."""
+    """Return validations that refuse amounts that do not divide into shares of one or more GPUs."""
     line, memory = limit_field(MILLI, "variables.asking[0]"), limit_field(MEMORY, "variables.inMemory[0]")
     return [
         refuse(
@@ -306,7 +310,7 @@ def _sizes() -> list[Validation]:
 
 
 def _exclusive() -> list[Validation]:
-    """Refuse fields that an Exclusive Pod cannot have."""
+    """Return validations that refuse fields that an Exclusive Pod cannot have."""
     line, memory = limit_field(MILLI, "variables.asking[0]"), limit_field(MEMORY, "variables.inMemory[0]")
     mode = f"the annotation {NATIVE_PREFIX}mode"
     return [
@@ -335,7 +339,7 @@ def _exclusive() -> list[Validation]:
 
 
 def _refined() -> list[Validation]:
-    """Refuse annotations that contradict the line."""
+    """Return validations that refuse annotations that contradict the line."""
     request, limit = (f"variables.annotations[variables.{field}[0]]" for field in ("request", "limit"))
     return [
         refuse(
@@ -369,7 +373,7 @@ def _refined() -> list[Validation]:
 
 
 def _operators(made_with: str) -> list[Validation]:
-    """Refuse fields that only the operator may write, and changes without effect."""
+    """Return validations that refuse fields that only the operator may write, and changes that would have no effect."""
     now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
     gpus = f"[?{text(GPUS_ANNOTATION)}].orValue('')"
     fixed = texts(name for key in KEYS for name in key.annotations if name not in _MUTABLE)
@@ -391,8 +395,8 @@ def _operators(made_with: str) -> list[Validation]:
 
 
 def _left_out() -> Validation:
-    """Return the rule that refuses a line in a namespace with `OPT_OUT_LABEL`, also in a Pod that already has all
-    additions."""
+    """Return the validation that refuses a line in a namespace with `OPT_OUT_LABEL`. It also refuses a Pod whose
+    manifest already contains the claim."""
     label = f"namespaceObject.metadata.?labels[?{text(OPT_OUT_LABEL)}].orValue('')"
     return refuse(
         f"request.operation != 'CREATE' || variables.asking.size() == 0 || {label} != {text(DISABLED)}",
@@ -402,8 +406,8 @@ def _left_out() -> Validation:
 
 
 def _translated() -> list[Validation]:
-    """Refuse a Pod with a line and no claim for it, which would be bound without a GPU. Refuse any other use of such a
-    claim."""
+    """Return validations that refuse a Pod with a line and no claim for it, which would run without a GPU. They also
+    refuse any other use of a line's claim."""
     entries = "object.spec.?resourceClaims.orValue([])"
     name = text(LINE_CLAIM)
     mine = f"r.name == {name} && r.?resourceClaimTemplateName.orValue('') == {name}"
@@ -441,7 +445,7 @@ def _translated() -> list[Validation]:
 
 
 def no_node() -> Validation:
-    """Refuse a Pod with a line that names its node."""
+    """Return the validation that refuses a Pod with a line that names its node."""
     return refuse(
         "request.operation != 'CREATE' || variables.asking.size() == 0 || object.spec.?nodeName.orValue('') == ''",
         "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
@@ -450,7 +454,8 @@ def no_node() -> Validation:
 
 
 def _kept_claims() -> dict[str, Any]:
-    """Reserve the template's name for the template without sizes, and each claim from it for the Pod that owns it."""
+    """Return the spec of the policy that protects lines' claims: their template's name is reserved for a template
+    without sizes, and each claim made from it for the Pod that owns it."""
     template = "object.kind == 'ResourceClaimTemplate'"
     requests = listed(f"({template} ? object.spec.?spec : object.?spec).?devices.?requests")
     sizeless = (

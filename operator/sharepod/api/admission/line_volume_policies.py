@@ -1,7 +1,7 @@
 """Policy on plain Pods with a resource line where the cluster has no claims: refuses invalid lines, and lines without a
 volume. Pure.
 
-The required form of such a Pod is checked by `sharepod-tenant-label`, which is in effect in every cluster.
+The policy `sharepod-tenant-label`, which every cluster has, checks that the volume is attached in the required form.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from .line_policies import API, NOT_OPTED_OUT, line_pods, translated_pods
 WEBHOOK_SERVICE = "sharepod-webhook"
 WEBHOOK_NAME = "line.plain-pods.sharepod.dev"
 BY_CLAIM, BY_VOLUME = "line", "line-volume"
-"""Kopf's handlers."""
+"""Ids of Kopf's handlers."""
 HANDLERS: Final[Mapping[str, str]] = {"/line": BY_CLAIM, "/line-volume": BY_VOLUME}
-"""Path of a request, and the handler that answers it."""
+"""Path of a webhook request -> id of the handler that answers it."""
 
 
 def plain_pod_webhook() -> dict[str, Any]:

@@ -27,8 +27,8 @@ _AMOUNTS = ("limits", "requests")
 
 
 def pod_fields_policy() -> list[dict[str, Any]]:
-    """Refuse fields that a Pod with shared GPUs cannot have: GPUs by another way, and the name and mounts of SharePod's
-    volume."""
+    """Return the policy that refuses fields that a Pod with shared GPUs cannot have: GPUs from elsewhere, and the name
+    and mounts of SharePod's volume."""
     path, device = "'spec.containers[' + c.name + ']", f"k.matches('{INJECTION_PATTERN}')"
 
     plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
@@ -105,12 +105,13 @@ SUSPECT = {
     "resources": ("nvidia.com", PREFIX),
     "mounts": ("sharepod", "ld.so.preload", DEVICE_MOUNTS, "..", "proc", "fd", "std", "core"),
 }
-"""Parts of texts, by kind. Each annotation, resource and mount path that a rule refuses contains one of them. A search
-for these parts is cheaper than the rules' patterns and runs first."""
+"""By kind: texts of which each annotation, resource or mount path that a rule refuses contains at least one. Searching
+for them is cheaper than the rules' patterns, so it runs first."""
 
 
 def _suspect() -> str:
-    """Return a condition that holds for each SharePod with something of SharePod, of NVIDIA or of a device injector."""
+    """Return a CEL condition that holds for each SharePod that names something of SharePod, of NVIDIA or of a device
+    injector."""
 
     def suspect(kind: str, value: str) -> str:
         return " || ".join(f"{value}.contains({text(part)})" for part in SUSPECT[kind])
@@ -128,7 +129,8 @@ def _suspect() -> str:
 
 
 def immutability_policy() -> list[dict[str, Any]]:
-    """Refuse every change of a SharePod's spec and request, except of the fields in `CHANGEABLE`."""
+    """Return the policy that refuses every change of a SharePod's spec and request, except of the fields in
+    `CHANGEABLE`."""
     fixed = [name for key in KEYS if key.field not in MUTABLE for name in key.annotations]
     differs = (
         "{new}.filter(k, {which} && !(k in {old} && {new}[k] == {old}[k])) + {old}.filter(k, {which} && !(k in {new}))"

@@ -1,15 +1,15 @@
-"""Admission policies for namespaces in which a ResourceQuota names the resources of the line: refuse requests that no
-quota can count. Pure.
+"""Admission policies for namespaces in which a ResourceQuota names the resources of the resource line. They refuse
+requests that the quota could not count. Pure.
 
-Each policy takes the namespace's quotas as its parameters, so the API server evaluates it for each of them.
+Each policy takes the namespace's quotas as its parameters, so the API server evaluates it once for each quota.
 
 Guarantees, in a namespace whose quota names a resource of the line:
 - A claim of class `sharepod.dev` or `scheduler.sharepod.dev` is created only for a Pod with a line, or by the writers
   of ledgers.
 - Where memory is counted, each Pod with a line and each SharePod sets its memory.
-- The Pod of a SharePod carries a line.
+- The Pod of a SharePod has a line.
 
-In any namespace, warnings are caused by
+In any namespace, the API server warns of
 - a LimitRange with a default for a resource of the line, which each container would get;
 - a ResourceQuota with a misspelt name of such a resource, which would count nothing.
 """
@@ -28,7 +28,7 @@ from .line_policies import OF_NO_SHAREPOD, PATCHES_LEDGER, asks, limit_field
 
 NAME = "sharepod-quota"
 COUNTED = {name: f"requests.{name}" for name in (MILLI, MEMORY)}
-"""Names in a ResourceQuota by resource of the line."""
+"""Resource of the line -> its name in a ResourceQuota."""
 
 _API = "admissionregistration.k8s.io/v1"
 _CHANGED = (
@@ -129,7 +129,8 @@ def _claims() -> list[dict[str, Any]]:
 
 
 def _limit_ranges() -> list[dict[str, Any]]:
-    """Warn of a default for every container. The API server uses `max` as the default if there is none."""
+    """Return the policy that warns of a LimitRange whose default every container would get. If there is no default, the
+    API server uses `max`."""
     given = f"l.?default.orValue({{}}).exists(k, k in {texts((MILLI, MEMORY))})"
     limits = "object.spec.limits"
     first = f"{limits}.filter(l, {given})[0].default.filter(k, k in {texts((MILLI, MEMORY))})[0]"
@@ -150,7 +151,8 @@ def _limit_ranges() -> list[dict[str, Any]]:
 
 
 def _quotas() -> list[dict[str, Any]]:
-    """Warn of a name that counts nothing. The API server accepts any qualified name as that of a resource."""
+    """Return the policy that warns of a ResourceQuota with a name that counts nothing. The API server accepts any
+    qualified name."""
     known = texts((*COUNTED.values(), f"{DEVICE_CLASS}{_OF_CLASS}", f"{SCHEDULER_CLASS}{_OF_CLASS}"))
     names = f"object.spec.?hard.orValue({{}}).filter(k, k.matches({text(_MEANT)}) && !(k in {known}))"
     return _policy(
@@ -175,8 +177,8 @@ def _policy(
     *,
     warns: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return a policy on objects of one API group, and its binding. `of`: group, version, resources, operations;
-    `warns`: it takes no quota, and warns instead of refusing."""
+    """Return a policy on objects of one API group, and its binding. `of`: (group, version, resources, operations).
+    `warns`: True if it takes no quota as parameter, and warns instead of refusing."""
     group, version, resources, operations = of
     rule = {
         "apiGroups": [group],

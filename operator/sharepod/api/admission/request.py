@@ -1,7 +1,7 @@
 """Admission policy on a SharePod's request for GPUs: only one way of requesting, and valid annotations. Pure.
 
-It refuses at `kubectl apply` the same as `effective` does later, in nearly the same words, from the same table. Each
-message names the annotation as the user wrote it and the remedy.
+It refuses at `kubectl apply` what `effective` would refuse later, in nearly the same words, from the same table. Each
+message names the annotation as the user wrote it, and the remedy.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from .cel import Validation, fraction, policy, refuse, text, texts
 
 
 def _annotations(field: str, *, key: str = "") -> list[str]:
-    """Return the annotations of a field; with `key`, only that key's."""
+    """Return the annotations that set a field. `key`: only those with this key after the prefix."""
     names = next(entry.annotations for entry in KEYS if entry.field == field)
     return [name for name in names if not key or name.endswith(f"/{key}")]
 
 
 def _each(names: Sequence[str], unless: str, wrong: str) -> Validation:
-    """Refuse an annotation of `names` unless `unless` holds. Both `unless` and `wrong`, the message, are CEL
-    expressions in `v`, its value."""
+    """Return a validation that refuses an annotation of `names` unless `unless` holds. `unless` and `wrong` (the
+    message) are CEL expressions in `v`, the annotation's value."""
     here = f"variables.present.filter(k, k in {texts(names)})"
     bad = f"{here}.filter(k, ![variables.annotations[k]].all(v, {unless}))"
     return refuse(
@@ -60,13 +60,14 @@ def _quoted(rest: str) -> str:
 
 
 def request_policy() -> list[dict[str, Any]]:
-    """Refuse a SharePod that requests in more than one way, and invalid annotations."""
+    """Return the policy that refuses a SharePod that requests GPUs in more than one way, and invalid annotations."""
     validations = [*few(), *_one_way(), *readable(), *_together()]
     return policy("sharepod-request", ["CREATE", "UPDATE"], annotation_variables(), validations, suspect=_suspect())
 
 
 def _suspect() -> str:
-    """Return a condition that holds unless a SharePod requests only by `spec.gpu` and names no node."""
+    """Return a CEL condition that is false only if a SharePod requests by `spec.gpu` alone and names no node: then no
+    rule can be broken."""
     annotations, labels = "object.metadata.?annotations.orValue({})", "object.metadata.?labels.orValue({})"
     ours = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     return (
@@ -76,7 +77,8 @@ def _suspect() -> str:
 
 
 def annotation_variables() -> list[tuple[str, str]]:
-    """Return the variables that rules about annotations use: all, SharePod's, unknown ones, each field's."""
+    """Return the CEL variables that rules about annotations use: all annotations, SharePod's, unknown ones, and each
+    field's."""
     prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     return [
         ("annotations", "object.metadata.?annotations.orValue({})"),
@@ -95,7 +97,8 @@ def annotation_variables() -> list[tuple[str, str]]:
 
 
 def few() -> list[Validation]:
-    """Refuse more annotations or labels than are read. With too many, the other rules check none of them."""
+    """Return validations that refuse too many annotations or labels. In an object with too many, the other rules check
+    none."""
     fields = {"annotations": "variables.annotations", "labels": "object.metadata.?labels.orValue({})"}
     return [
         refuse(
@@ -107,7 +110,7 @@ def few() -> list[Validation]:
 
 
 def known() -> Validation:
-    """Refuse an unknown annotation of a dialect."""
+    """Return the validation that refuses an unknown annotation of a dialect."""
     choose = " : ".join(f"variables.unknown[0].startsWith({text(p)}) ? {text(known_keys(p))}" for p in PREFIXES[:-1])
     return refuse(
         "variables.unknown.size() == 0",
@@ -117,7 +120,7 @@ def known() -> Validation:
 
 
 def once() -> Validation:
-    """Refuse a field that two annotations set."""
+    """Return the validation that refuses a field that two annotations set."""
     return refuse(
         "variables.twice.size() == 0",
         "'metadata.annotations[' + variables.twice[0][1] + ']: duplicates annotation ' + "
@@ -147,7 +150,7 @@ def _one_way() -> list[Validation]:
 
 
 def readable() -> list[Validation]:
-    """Refuse invalid annotations, independent of other fields."""
+    """Return validations that refuse invalid annotations, each by itself."""
     fractions = [*_annotations("request"), *_annotations("limit")]
     labels = [name for field in ("group", "affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
     listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"
@@ -237,8 +240,8 @@ def readable() -> list[Validation]:
 
 
 def _no_longer_than(most: int, which: str) -> Validation:
-    """Refuse annotations longer than `most` characters. This rule comes first, because the cost of other rules grows
-    with length."""
+    """Return a validation that refuses annotations longer than `most` characters. It comes first, because the cost of
+    other rules grows with the length."""
     longer = f"variables.present.filter(k, {which} && size(variables.annotations[k]) > {most})"
     return refuse(
         f"{longer}.size() == 0",
@@ -252,14 +255,14 @@ def _one_of(field: str, choices: Sequence[str]) -> Validation:
 
 
 def _together() -> list[Validation]:
-    """Refuse annotations that contradict each other. These rules come last: they need each annotation to be valid by
-    itself."""
+    """Return validations that refuse annotations that contradict each other. They come last, because they need each
+    annotation to be valid by itself."""
     key = {field: f"variables.{field}[0]" for field in ("request", "limit", "memory")}
     value = {field: fraction(f"variables.annotations[{key[field]}]") for field in ("request", "limit")}
     given = {field: f"variables.{field}.size() > 0" for field in ("request", "limit", "memory")}
 
     def missing(field: str) -> str:
-        """Name the missing annotation in the dialect of the SharePod."""
+        """Return a CEL expression that names the missing annotation in the SharePod's dialect."""
         entry = next(entry for entry in KEYS if entry.field == field)
         used = [
             f"variables.present.exists(k, k.startsWith({text(p)})) ? {text(entry.usual(p))}" for p in FOREIGN_PREFIXES

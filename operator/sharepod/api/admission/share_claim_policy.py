@@ -1,6 +1,7 @@
-"""Admission policy on claims of SharePods' Pods: only the operator creates them, each for one Pod. Pure.
+"""Admission policy on the claims that attach the GPUs of SharePods' Pods: only the operator creates them, each for one
+Pod. Pure.
 
-Otherwise a second Pod could name such a claim and use the share during and after the life of its own Pod.
+Without it, a second Pod could name such a claim and use the share during and after the life of the SharePod's Pod.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MARKED = (
     f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "
     "r.?exactly.?capacity.?requests.orValue({}).size() == 0))"
 )
-"""CEL expression that is true if the object is a claim of the kind that the operator creates for SharePods."""
+"""CEL expression that is true if the object is a claim in the form that the operator creates for SharePods' Pods."""
 
 NAMED_AS_SHARE = (
     f"{SHARE_REQUEST} without capacity is of a claim that the operator makes for a SharePod; use another name, and "

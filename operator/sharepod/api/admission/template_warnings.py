@@ -1,5 +1,5 @@
-"""Warnings about Pod templates whose Pods admission would refuse: Deployments, StatefulSets, DaemonSets, Jobs and
-CronJobs with an invalid resource line. Pure.
+"""Warnings about Deployments, StatefulSets, DaemonSets, Jobs and CronJobs whose Pod template has an invalid resource
+line, so that admission would refuse its Pods. Pure.
 
 Guarantees:
 - The rules for new plain Pods (`line_policies.refusals`) are applied to the template.
@@ -18,7 +18,7 @@ from .line_policies import no_node, policy_object, refusals
 NAME = "sharepod-templates"
 _TEMPLATE = "(object.kind == 'CronJob' ? object.spec.jobTemplate.spec.template : object.spec.template)"
 _PARTS = {"metadata.?": "?metadata.?", "spec.": "spec."}
-"""Beginning of a path in a Pod, and in a template, whose metadata may be absent."""
+"""Beginning of a path in a Pod -> the same in a Pod template, whose metadata may be absent."""
 _KINDS = {"apps": ["deployments", "statefulsets", "daemonsets"], "batch": ["jobs", "cronjobs"]}
 
 
@@ -62,6 +62,6 @@ def template_policies() -> list[dict[str, Any]]:
 
 
 def _of_template(expression: str, template: str = "variables.template") -> str:
-    """Return a CEL expression about a new Pod as one about a Pod template."""
+    """Return a CEL expression about a new Pod, rewritten as one about a Pod template."""
     about = re.sub(r"object\.(metadata\.\?|spec\.)", lambda found: f"{template}.{_PARTS[found[1]]}", expression)
     return about.replace("request.operation == 'CREATE'", "true").replace("request.operation != 'CREATE'", "false")

@@ -1,1 +1,2 @@
-"""ResourceClaims: the same request as a claim, and the claims that the operator and admission create."""
+"""ResourceClaims: reading claims into the same request as a SharePod, and the claims that the operator and admission
+create."""

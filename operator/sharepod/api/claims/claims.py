@@ -1,7 +1,7 @@
 """Claims: a ResourceClaim of class `sharepod.dev`, read into the same request as a SharePod.
 
-A claim gives time, limit and memory by `capacity.requests`, the number of GPUs by `count`, and the choice of GPUs by
-CEL selectors. SharePod's annotations (`sharepod.dev/gpu-mode` and so on) give the rest.
+A claim requests time, limit and memory by `capacity.requests`, the number of GPUs by `count`, and certain GPUs or
+models by CEL selectors. SharePod's annotations (`sharepod.dev/gpu-mode` and so on) set the rest.
 
 Guarantees:
 - Any claim becomes a `ClaimRequest` or a `SpecError`; no other exception is raised.
@@ -63,7 +63,7 @@ FIELDS_OF_ANNOTATIONS = (
 ANNOTATIONS = tuple(
     name for name, field in FIELD_OF.items() if field in FIELDS_OF_ANNOTATIONS and name.startswith(NATIVE_PREFIX)
 )
-"""Annotations of a claim that are read."""
+"""Annotations that a claim may have."""
 
 GATE_HINT = (
     f'is required; write capacity: {{requests: {{{TIME}: "400", {MEMORY}: 4Gi}}}}. If the claim was written so, the '
@@ -81,18 +81,19 @@ FIELDS = {
         "alternatives are not supported: the operator chooses among all GPUs; write one request under exactly"
     ),
 }
-"""Fields of a claim that are refused, and why."""
+"""Fields of a claim that are refused -> the reason, for the message."""
 _ATTRIBUTES = ("uuid", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """Request of a claim. `devices`: names of its requests, each with its number of GPUs; `gpu.count` is their sum."""
+    """Request that a claim makes. `devices`: (name, number of GPUs) of each request in its spec; `gpu.count` is their
+    sum."""
 
     gpu: GpuRequest
     devices: tuple[tuple[str, int], ...]
     most_milli: Milli
-    """Thousandths that the spec requests: the highest share that the annotation may set."""
+    """Thousandths that the spec requests. An annotation may only lower the share."""
 
 
 def is_ours(claim: Mapping[str, Any]) -> bool:
@@ -101,7 +102,8 @@ def is_ours(claim: Mapping[str, Any]) -> bool:
 
 
 def of_line(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim has no size because the resource line of its Pod has it."""
+    """Return whether a claim belongs to the resource line of a Pod, so that the line has the size and the claim has
+    none."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     if not isinstance(devices, Mapping) or not devices.keys() <= {"requests"}:
@@ -114,7 +116,7 @@ def of_line(claim: Mapping[str, Any]) -> bool:
 
 
 def lower(claim: Mapping[str, Any]) -> ClaimRequest:
-    """Read a claim of SharePod's class. Raises `SpecError`."""
+    """Read a claim of SharePod's class into a request. Raises `SpecError`."""
     if (why := beyond(claim)) is not None:
         raise SpecError("spec", f"{why}; write a smaller claim")
     annotated = _annotations(claim)
@@ -146,13 +148,13 @@ def lower(claim: Mapping[str, Any]) -> ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Exactly:
-    """One request of a claim. `path`: its field in the claim."""
+    """One request in the spec of a claim. `path`: its field in the claim."""
 
     path: str
     name: str
     count: int
     capacity: tuple[tuple[str, int], ...]
-    """Requested capacities by name, in thousandths and bytes."""
+    """(name, amount) of the requested capacities, in thousandths or bytes."""
     uuids: tuple[str, ...] | None
     """UUIDs that its selectors allow; None: any."""
     models: tuple[str, ...] | None
@@ -192,7 +194,7 @@ class _Exactly:
 
 
 def _all_requests(claim: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the requests and alternatives of a claim of any shape."""
+    """Yield the requests of a claim and their alternatives. The claim's content is not checked before."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     requests = devices.get("requests") if isinstance(devices, Mapping) else None
@@ -223,7 +225,7 @@ def _count(value: object, path: str) -> int:
 
 
 def _capacity(value: object, path: str) -> tuple[tuple[str, int], ...]:
-    """Read the requested capacity of each GPU; empty if there is none."""
+    """Return the requested capacity of each GPU, as (name, amount); empty if there is none."""
     asked = _map(_map({} if value is None else value, path).get("requests") or {}, f"{path}.requests")
     found: dict[str, int] = {}
     for name in sorted(asked, key=str):
@@ -256,7 +258,8 @@ def _refuse_value(name: str, value: int, written: object, path: str) -> None:
 
 
 def _request(first: _Exactly, count: int, annotated: Mapping[str, Any]) -> GpuRequest:
-    """Combine spec and annotations. `annotated`: values of the annotations by field."""
+    """Return the request of a claim, from its spec and its annotations. `annotated`: values of the annotations, by
+    field."""
     asked = dict(first.capacity)
     capacity = f"{first.path}.capacity"
     exclusive = annotated.get("mode") == Mode.EXCLUSIVE
@@ -310,7 +313,7 @@ def _request(first: _Exactly, count: int, annotated: Mapping[str, Any]) -> GpuRe
 
 
 def _lowered(request: Milli, memory: Bytes | None, annotated: Mapping[str, Any]) -> Milli:
-    """Return the share that the annotation sets, which replaces the share of the spec."""
+    """Return the request in thousandths: by the annotation if there is one, which may only lower the spec's."""
     if "request" not in annotated:
         return request
     asked = Milli(round(annotated["request"] * WHOLE_GPU))
@@ -326,7 +329,7 @@ def _lowered(request: Milli, memory: Bytes | None, annotated: Mapping[str, Any])
 def _one_of(
     first: _Exactly, field: str, selected: tuple[str, ...] | None, annotated: Mapping[str, Any], count: int
 ) -> tuple[str, ...]:
-    """Return the GPUs or models that a claim allows, by selectors or by annotation; empty: any."""
+    """Return the GPUs or models to which selectors or an annotation restrict a claim; empty: no restriction."""
     if selected is not None and field in annotated:
         raise SpecError(_annotation(field), f"duplicates a selector of {first.path}; set only one of them")
     found: tuple[str, ...] = selected if selected is not None else annotated.get(field, ())
@@ -343,7 +346,7 @@ def _annotation(field: str) -> str:
 
 
 def _annotations(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the claim's annotations of SharePod's dialect, by field."""
+    """Return the values of SharePod's annotations of a claim, by field. Raises `SpecError`."""
     metadata = _map(claim.get("metadata") or {}, "metadata")
     annotations = _map(metadata.get("annotations") or {}, "metadata.annotations")
     if len(annotations) > MAX_ITEMS:
@@ -362,11 +365,11 @@ def _annotations(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 _TOKEN = re.compile(r"""\s*(?:(?P<text>"[^"\\\n]*"|'[^'\\\n]*')|(?P<mark>&&|==|[\[\](),.])|(?P<word>[A-Za-z_]\w*))""")
 _DEVICE = [(token, token == CLAIM_DRIVER) for token in ("device", ".", "attributes", "[", CLAIM_DRIVER, "]", ".")]
-"""Tokens at the beginning of an attribute of SharePod's devices."""
+"""(text, whether it is a string literal) of the tokens with which an attribute of SharePod's devices begins."""
 
 
 def _selected(value: object, path: str) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Return the UUIDs and the models that all selectors together allow; None: any."""
+    """Return the UUIDs, and the models, that all selectors together allow. None: any."""
     left: dict[str, tuple[str, ...]] = {}
     for number, item in enumerate(_list(value, path)):
         where = f"{path}[{number}].cel.expression"
@@ -387,7 +390,7 @@ def _selected(value: object, path: str) -> tuple[tuple[str, ...] | None, tuple[s
 
 
 def _parse(expression: str, path: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Parse comparisons joined by &&: each an attribute and the allowed texts."""
+    """Parse a selector: comparisons joined by &&. Return each as (attribute, allowed texts)."""
     refused = SpecError(
         path,
         f"{quoted(expression)} is not understood: only == and in on uuid and model, joined by &&; write one such as "
@@ -420,7 +423,8 @@ def _parse(expression: str, path: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _tokens(expression: str, refused: SpecError) -> Iterator[tuple[str, bool]]:
-    """Yield the tokens of an expression; True: a text, without its quotes."""
+    """Yield the tokens of an expression, each as (text, whether it is a string literal). Literals are without
+    quotes."""
     place, end = 0, len(expression.rstrip())
     while place < end:
         match = _TOKEN.match(expression, place, end)
@@ -436,7 +440,7 @@ def _tokens(expression: str, refused: SpecError) -> Iterator[tuple[str, bool]]:
 def _listed(
     tokens: Sequence[tuple[str, bool]], path: str, refused: SpecError
 ) -> tuple[tuple[str, ...], list[tuple[str, bool]]]:
-    """Return the texts of the list at the start of the tokens, and the tokens after it."""
+    """Parse the list with which the tokens begin. Return its texts, and the tokens after it."""
     names: list[str] = []
     if not tokens or tokens[0] != ("[", False):
         raise refused

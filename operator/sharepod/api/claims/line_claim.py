@@ -1,11 +1,12 @@
-"""Claim of a resource line: the additions of admission to a plain Pod with a line. Pure.
+"""Claim of a resource line: the parts that the webhook adds to a plain Pod with a line, so that a claim attaches its
+share. Pure.
 
 The MutatingAdmissionPolicy of `manifests/plain` does the same in CEL; a test compares the two.
 
 Guarantees:
-- A Pod that has all additions is left as it is: the mutation is idempotent.
+- A Pod that has all additions stays unchanged, so the mutation is idempotent.
 - Nothing in a Pod is removed, and nothing is changed except for the additions.
-- No content of a Pod makes this raise.
+- No content of a Pod causes an exception.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _LISTS = ("containers", "initContainers")
 
 
 def with_claim(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a merge patch that gives a Pod the claim of its line; empty for a Pod without a line, or with the claim.
+    """Return a merge patch that gives a Pod the claim of its line. It is empty for a Pod without a line, or with the
+    claim.
 
     The patch adds one claim from the namespace's template, its name in each container with a line, and the label of
     such Pods.
@@ -42,7 +44,7 @@ def with_claim(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _naming(container: Any) -> Any:
-    """Return the container with the claim's name, if it has a line."""
+    """Return a container that names the claim, if it has a line; else the container as it is."""
     if not _asks(container):
         return container
     resources = _map(container.get("resources"))

@@ -1,13 +1,13 @@
 """Claims that kube-scheduler allocates: ResourceClaims of class `scheduler.sharepod.dev`, of nodes of pool `scheduler`.
 
-A claim gives time, limit and memory by `capacity.requests`, with the names of class `sharepod.dev`. Then kube-scheduler
-chooses the device and writes the consumed amounts into the result's `consumedCapacity`.
+A claim requests time, limit and memory by `capacity.requests`, with the names of class `sharepod.dev`. kube-scheduler
+chooses the device and writes the allocated amounts into the result's `consumedCapacity`.
 
 Guarantees:
 - Any results become a `ScheduledShare` or a `SpecError`; no other exception is raised.
-- A share equals the results, to the thousandth and the byte. Results with less than a share needs, or more than one row
-  can have, give none.
-- Features of the operator beyond sizes are refused, because kube-scheduler does not have them.
+- A share equals the results, to the thousandth and the byte. Results with less than a share needs, or more than a row
+  can have, are a `SpecError`.
+- All requests beyond sizes (affinity, priority and so on) are refused, because kube-scheduler does not support them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from sharepod.api.units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantit
 from .claims import CAPACITIES, LIMIT, MEMORY, TIME
 
 HOLD_RESOURCE = "gpunodes"
-"""Resource of the operator's own entry in `status.reservedFor`: the GPUNode whose ledger has the row."""
+"""Resource that the operator's own entry in `status.reservedFor` names: the GPUNode whose ledger has the claim's row.
+The entry keeps the allocation."""
 
 ANNOTATED = (
     f"is not for claims of class {SCHEDULER_CLASS}, which kube-scheduler allocates only by size; remove it, or use "
     f"class {DEVICE_CLASS} on nodes of another pool"
 )
-"""Message that refuses an annotation, because such a claim cannot have one."""
+"""Message that refuses an annotation, because a claim of this class cannot have SharePod's annotations."""
 ADMIN_ACCESS = "goes past every share; leave it out"
 SEVERAL = (
     f"has several requests of class {SCHEDULER_CLASS}; all GPUs of a claim have equal shares: write one request with "
@@ -43,7 +44,7 @@ _RESULTS = "status.allocation.devices.results"
 
 @dataclass(frozen=True, slots=True)
 class ScheduledShare:
-    """Share that kube-scheduler has allocated to a claim: this amount of each of `devices`. `memory`: bytes."""
+    """Share that kube-scheduler has allocated to a claim, of each of `devices`. `memory`: bytes."""
 
     node: str
     """Pool of the devices, which is the name of their node."""
@@ -55,7 +56,7 @@ class ScheduledShare:
 
 
 def is_scheduled(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim requests a device of the class in any of its requests."""
+    """Return whether any request of a claim is for this class."""
     return any(asked.get("deviceClassName") == SCHEDULER_CLASS for _, asked in _asked(claim))
 
 
@@ -70,7 +71,7 @@ def hold_entry(node: str, uid: str) -> dict[str, str]:
 
 
 def fault(claim: Mapping[str, Any]) -> SpecError | None:
-    """Return the part of a claim that kube-scheduler cannot allocate; None if there is none."""
+    """Return the first part of a claim that kube-scheduler cannot allocate as intended. None if there is none."""
     if (why := beyond(claim)) is not None:
         return SpecError("spec", f"{why}; write a smaller claim")
     metadata = claim.get("metadata")
@@ -87,7 +88,8 @@ def fault(claim: Mapping[str, Any]) -> SpecError | None:
 
 
 def share(results: Sequence[Mapping[str, Any]]) -> ScheduledShare | SpecError | None:
-    """Return the share in the results of an allocation, or why there is none; None if no result is of the driver."""
+    """Return the share in the results of an allocation, or the fault in them. None if no result is of SharePod's
+    driver."""
     mine = [result for result in results if result.get("driver") == SCHEDULER_DRIVER]
     if not mine:
         return None
@@ -118,7 +120,7 @@ def _share(results: Sequence[Mapping[str, Any]]) -> ScheduledShare:
 
 
 def _taken(result: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Read the consumed capacity of one result."""
+    """Return the consumed capacity of one result, as (name, amount)."""
     consumed = result.get("consumedCapacity")
     found: list[tuple[str, int]] = []
     for name in CAPACITIES:
@@ -134,7 +136,7 @@ def _taken(result: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _asked(claim: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the requests of a claim, including alternatives, each with the number of its request."""
+    """Yield (index of the request in the spec, request) for all requests of a claim and their alternatives."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     requests = devices.get("requests") if isinstance(devices, Mapping) else None

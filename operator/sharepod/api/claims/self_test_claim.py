@@ -1,4 +1,4 @@
-"""Claim of a node's self-test: a ResourceClaim without a share, whose container gets the same as a tenant's. Pure.
+"""Claim of a node's self-test: a ResourceClaim without a share, whose container is set up like a tenant's. Pure.
 
 A Pod of the DaemonSet `sharepod-self-test-claim` has one. The operator allocates it without a row in a ledger, and the
 agent attaches the directory of the self-test by it.
@@ -17,12 +17,12 @@ from sharepod.api.objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS,
 
 
 def has_name_of_self_test(name: str) -> bool:
-    """Return whether the name of a claim in the system's namespace is that of a self-test."""
+    """Return whether a claim in SharePod's own namespace has the name of a self-test's claim."""
     return name.startswith(f"{SELF_TEST_CLAIM}-")
 
 
 def request_of_self_test(claim: Mapping[str, Any]) -> str | None:
-    """Return the name of the one request of a claim of the self-test; None for any other claim."""
+    """Return the name of the single request of a self-test's claim. None for any other claim."""
     request = only_request(claim)
     if request is None:
         return None
@@ -34,6 +34,6 @@ def request_of_self_test(claim: Mapping[str, Any]) -> str | None:
 
 
 def self_test_allocation(request: str, now: str) -> dict[str, Any]:
-    """Return `status.allocation` of a claim of the self-test. `now`: RFC 3339, in whole seconds."""
+    """Return the content for `status.allocation` of a self-test's claim. `now`: RFC 3339, in whole seconds."""
     result = {"device": SELF_TEST_POOL, "driver": CLAIM_DRIVER, "pool": SELF_TEST_POOL, "request": request}
     return {"allocationTimestamp": now, "devices": {"results": [result]}}

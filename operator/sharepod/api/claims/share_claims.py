@@ -1,7 +1,7 @@
 """Claim of a SharePod's Pod: the ResourceClaim by which the Pod's GPUs are attached instead of by CSI. Pure.
 
 The operator creates it with the Pod and allocates it. Size and limits are in the ledger, so the claim has only the
-number of GPUs. It needs no capacity, and so no feature gate.
+number of GPUs. As it requests no capacity, it needs no feature gate.
 
 Guarantees:
 - Such a claim is recognized by its spec, which is immutable: one request named `sharepod` without capacity.
@@ -20,7 +20,7 @@ from sharepod.api.objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST, o
 from .claims import API_VERSION, KIND
 
 _NAME_MAX = 240
-"""Characters of the Pod's name at the beginning of the claim's name, which may have 253 in total."""
+"""Most characters of the Pod's name that the claim's name begins with; the claim's name may have 253 in total."""
 
 
 class Attach(StrEnum):
@@ -37,7 +37,7 @@ def claim_name(pod: str, token: str) -> str:
 
 
 def build_claim(name: str, namespace: str, pod: str, pod_uid: str, count: int) -> dict[str, Any]:
-    """Return the manifest of the claim of `count` GPUs for a Pod, by the Pod's name and uid."""
+    """Return the manifest of the claim of `count` GPUs for a Pod, given by name and UID."""
     exactly = {"deviceClassName": DEVICE_CLASS, "allocationMode": "ExactCount", "count": count}
     return {
         "apiVersion": API_VERSION,
@@ -55,7 +55,7 @@ def build_claim(name: str, namespace: str, pod: str, pod_uid: str, count: int) -
 
 
 def is_share_claim(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim was created by the operator for a SharePod."""
+    """Return whether a claim has the form in which the operator creates claims for SharePods."""
     request = only_request(claim)
     if request is None:
         return False

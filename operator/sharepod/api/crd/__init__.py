@@ -1,1 +1,1 @@
-"""CRDs: the CustomResourceDefinitions, generated from the models and a real API server's PodSpec."""
+"""CRDs: generates the CustomResourceDefinitions from SharePod's models and the PodSpec of a real API server."""

@@ -1,4 +1,4 @@
-"""CustomResourceDefinition of GPUBudgets. Pure: the models in, a manifest out."""
+"""CustomResourceDefinition of GPUBudgets. Pure: returns a manifest made from the models."""
 
 from __future__ import annotations
 

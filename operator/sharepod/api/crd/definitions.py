@@ -1,8 +1,8 @@
 """CustomResourceDefinitions of the group. Pure: builds manifests from the models and a PodSpec schema.
 
 The API server checks types and enums by the schema, with its own messages. CEL rules check fields against each other,
-with SharePod's messages; each states the remedy. The rules are equivalent to `resolve` and `effective` in Python. A CRD
-cannot contain rules that need annotations or iterate over containers: `admission` has them. Unknown fields are pruned.
+with SharePod's messages; each states the remedy. The rules are equivalent to `resolve` and `effective` in Python. Rules
+that need annotations or iterate over containers cannot be in a CRD; they are in `admission`. Unknown fields are pruned.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .parts import Rule, column, definition, fix, rule
 from .schema import Schema, by_key, model_schema
 
 _UNSEEN = {"observedGeneration": -1, "phase": Phase.PENDING.value, "summary": Phase.PENDING.value}
-"""Status of a new SharePod before the operator's first step. The generation shows tools that use kstatus (Helm, Flux)
-that the SharePod is in progress; without it they take an object without conditions as ready."""
+"""Status of a new SharePod before the operator's first step. Tools that use kstatus (Helm, Flux) see by the generation
+that the SharePod is in progress. Without it they would take an object without conditions as ready."""
 _POD_BOUNDS: dict[str, Schema] = {
     "containers": {"minItems": 1},
     "activeDeadlineSeconds": {"minimum": 1, "maximum": (1 << 31) - 1},
@@ -77,7 +77,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     spec["x-kubernetes-validations"] = _fix_pod(spec)
     status = model_schema(SharePodStatus)
     status["default"] = dict(_UNSEEN)
-    status["x-kubernetes-map-type"] = "atomic"  # the field has only one writer
+    status["x-kubernetes-map-type"] = "atomic"  # atomic, because the field has only one writer
     by_key(status, "conditions", key="type")
     by_key(status, "gpus", key="uuid")
     return definition(
@@ -124,7 +124,8 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
 
 
 def _as_a_pod_takes_them(fields: dict[str, Schema]) -> None:
-    """Change the fields of a PodSpec, in place, where the OpenAPI document differs from the API server's checks."""
+    """Adapt the schema of a PodSpec's fields, in place, where the OpenAPI document differs from what the API server
+    accepts."""
     for name in fields.keys() & _POD_BOUNDS.keys():
         fields[name] |= _POD_BOUNDS[name]
     for containers in fields.keys() & {"containers", "initContainers"}:
@@ -199,7 +200,7 @@ def gpustatement_crd() -> dict[str, Any]:
         scope="Cluster",
         description="GPU time of the namespace of its name, by month and model. The operator writes it.",
         spec=model_schema(GPUStatementSpec),
-        # The lists stay atomic. As maps with keys, their managedFields would be larger than their entries.
+        # Lists stay atomic: as maps with keys, their managedFields would be larger than their entries.
         status=model_schema(GPUStatementStatus),
         columns=[
             column("Month", "string", ".status.shown.month", "Latest month with GPU time, in UTC"),
@@ -212,12 +213,13 @@ def gpustatement_crd() -> dict[str, Any]:
 
 
 def _fix_pod(spec: Schema) -> list[Rule]:
-    """Make the gpu block mandatory or absent for life, and the PodSpec immutable: add rules to its fields, return
+    """Add rules to the fields of the spec that make the PodSpec immutable, and fix whether there is a gpu block. Return
     further rules.
 
-    CEL cannot compare a map of quantities, because no type of a CRD represents a quantity: the admission policy does.
-    The policy also prevents adding and removing PodSpec fields. A rule of the whole spec would be evaluated at each
-    write of a status, too. Each access to a field walks over the PodSpec's forty fields.
+    The admission policy compares fields that are maps of quantities, which CEL in a CRD cannot, because no type of a
+    CRD represents a quantity. It also prevents adding and removing PodSpec fields. As one rule of the whole spec, these
+    checks would be evaluated at each write of a status, too, and each access to a field walks over the PodSpec's forty
+    fields.
     """
     names = [
         name

@@ -1,4 +1,4 @@
-"""Schema of the block `spec.gpu` of a SharePod, with the CEL rules of and between its fields.
+"""Schema of the block `spec.gpu` of a SharePod, with CEL rules for single fields and between fields.
 
 The rules are equivalent to `resolve` and `effective` in Python; each message states the remedy.
 """
@@ -153,7 +153,7 @@ def _fraction_rules(field: str) -> list[Rule]:
             ),
         ),
         rule(
-            # The tolerance is far less than a thousandth and far more than the error of a binary float.
+            # far less than a thousandth, and far more than the error of a binary float
             f"self < 0.0 || self > 1.0 || (self * 1000.0 - {nearest} < 0.001 && {nearest} - self * 1000.0 < 0.001)",
             "is finer than a thousandth of a GPU; write at most three decimals",
             expression=(
@@ -237,7 +237,7 @@ def _together_rules() -> list[Rule]:
 
 
 def _fix_gpu(schema: Schema) -> list[Rule]:
-    """Make the gpu block immutable except `MUTABLE`: add rules to its fields, return further rules."""
+    """Add rules to the fields of the gpu block that make it immutable except `MUTABLE`. Return further rules."""
     names = [name for name in schema["properties"] if name not in MUTABLE]
     allowed = f"(only {CHANGEABLE} can)"
     fix(schema, names, allowed)

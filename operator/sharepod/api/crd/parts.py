@@ -1,4 +1,4 @@
-"""Parts of CustomResourceDefinitions: the frame, printer columns, CEL rules."""
+"""Parts that CustomResourceDefinitions share: the frame, printer columns, CEL rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .schema import Schema
 Rule = dict[str, str]
 
 STAYS = "self == oldSelf"
-"""Rule of a field that stays as it was created."""
+"""Rule for a field that keeps the value with which it was created."""
 
 
 def definition(
@@ -28,7 +28,7 @@ def definition(
     subresources: dict[str, Any] | None = None,
     categories: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Return a CRD of one version."""
+    """Return a CRD with one version."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -82,7 +82,8 @@ def column(name: str, kind: str, path: str, description: str = "", *, priority: 
 
 
 def rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
-    """Return a CEL rule. `message` is shown if `expression`, which may quote values, is missing or fails."""
+    """Return a CEL rule. `expression`: CEL expression of the message, which may quote values. `message`: shown if that
+    is missing or fails."""
     result = {"rule": rule, "message": message}
     if expression:
         result["messageExpression"] = expression
@@ -94,10 +95,10 @@ def rule(rule: str, message: str, *, expression: str = "", field: str = "", reas
 
 
 def fix(schema: Schema, names: Sequence[str], allowed: str) -> None:
-    """Make fields of an object immutable: add a rule to each.
+    """Make fields of an object immutable, by a rule for each.
 
-    The API server evaluates all rules at each write, including status writes. The rule of a field costs only if the
-    field is present.
+    The API server evaluates rules at each write, including status writes. A rule of a field costs nothing while the
+    field is absent.
     """
     for name in names:
         rules = schema["properties"][name].setdefault("x-kubernetes-validations", [])

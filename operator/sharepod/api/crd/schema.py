@@ -1,4 +1,4 @@
-"""Structural OpenAPI schemas for SharePod's CRDs. Pure: models and documents in, schemas out.
+"""Structural OpenAPI schemas for SharePod's CRDs. Pure: returns schemas made from models and documents.
 
 The API server takes only structural schemas in a CRD: no `$ref`, no `anyOf` around types, every node typed. Two sources
 are converted to that form: SharePod's pydantic models, and the PodSpec of a real API server's OpenAPI v3 document.
@@ -34,8 +34,8 @@ _KEPT = (
     "x-kubernetes-list-map-keys",
     "x-kubernetes-map-type",
 )
-"""Keys that a pod's field keeps of its schema. Descriptions would make the CRD five times as large; patch strategies
-have no meaning in a CRD."""
+"""Keys of a pod field's schema that are copied. With descriptions, the CRD would be five times as large; patch
+strategies have no meaning in a CRD."""
 
 _QUANTITY_PATTERN = r"^[+-]?([0-9]+|[0-9]+[.][0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
 
@@ -51,7 +51,7 @@ _LONGEST = {
     "requests": MAX_RESOURCES,
     "overhead": MAX_RESOURCES,
 }
-"""Most entries of a list or map of a pod, by its field; of all others `MAX_ITEMS`. The operator reads no more."""
+"""Most entries of a pod's list or map, by field; `MAX_ITEMS` for all others. The operator reads no more."""
 
 _BOUNDS = (
     "type",
@@ -65,16 +65,16 @@ _BOUNDS = (
     "maxProperties",
     "enum",
 )
-"""Keys of pydantic's schema that SharePod's schemas keep."""
+"""Keys of a pydantic schema that are copied."""
 
 
 class SchemaError(ValueError):
-    """Document that cannot be converted to a schema."""
+    """Error for a document that cannot be converted to a schema."""
 
 
 def model_schema(model: type[BaseModel]) -> Schema:
-    """Return the structural schema of one of SharePod's models, in YAML form (camelCase). None means absent, not
-    null."""
+    """Return the structural schema of one of SharePod's models, with the names of YAML (camelCase). A field that is
+    None is absent, never null."""
     document = model.model_json_schema(by_alias=True, mode="validation")
     for known in (model, *_models(BaseModel)):
         described = document if known is model else document.get("$defs", {}).get(known.__name__, {})
@@ -86,14 +86,14 @@ def model_schema(model: type[BaseModel]) -> Schema:
 
 
 def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield every model."""
+    """Yield all models that derive from `base`."""
     for model in base.__subclasses__():
         yield model
         yield from _models(model)
 
 
 def _texts_of_fields(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings of a model's fields, including its base models', by field."""
+    """Return the docstrings of a model's fields and of its base models' fields, by field name."""
     if not model.__module__.startswith("sharepod.api."):
         return {}
     texts = {name: text for base in model.__bases__ for name, text in _texts_of_fields(base).items()}
@@ -142,10 +142,10 @@ def _sentence(node: Mapping[str, Any]) -> str:
 
 
 def by_key(schema: Schema, name: str, *, key: str) -> None:
-    """Make a list of an object a map by `key`: appliers own single entries, and no key may repeat.
+    """Make a list of an object a map by `key`: each applier then owns single entries, and no key may repeat.
 
-    Entries are atomic: of other entries the API server records the owner of each field, and reads that record several
-    times at each write.
+    Entries are atomic. Otherwise the API server would record the owner of each field of an entry, and read this record
+    several times at each write.
     """
     field = schema["properties"][name]
     field |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
@@ -157,7 +157,7 @@ def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
 
     Unknown fields are pruned, so stored objects are as deep as the schema, and `kubectl apply` refuses a misspelt
     field. Lists, maps and quantities are bounded. Quantities may be numbers (`cpu: 0.5`), which a CRD's int-or-string
-    would refuse. Only the defaults of list keys stay. Raises `SchemaError` for another document.
+    would refuse. Defaults are dropped, except of list keys. Raises `SchemaError` for another document.
     """
     schemas = openapi.get("components", {}).get("schemas", {})
     if _POD_SPEC not in schemas:
@@ -171,7 +171,8 @@ def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
 
 
 def _not_on_create(instead: str) -> Schema:
-    """Return the schema of a list that must be empty: every entry is refused, so nothing is stored."""
+    """Return the schema of a list that must be empty. Every entry is refused, so nothing is stored. `instead`: what to
+    write, for the message."""
     return {
         "type": "array",
         "maxItems": MAX_ITEMS,
@@ -205,7 +206,7 @@ def _inlined(node: Mapping[str, Any], schemas: Mapping[str, Any], keys: Sequence
             return _quantity()
         if name == _INT_OR_STRING:
             return {"x-kubernetes-int-or-string": True, "maxLength": MAX_NAME}
-        if name == _OBJECT_META:  # metadata of a volume claim's template, which may have only these two fields
+        if name == _OBJECT_META:  # metadata in a volume claim template; only these two fields are allowed there
             return {"type": "object", "properties": {"annotations": _texts(), "labels": _texts()}}
         return _inlined(schemas[name], schemas, keys, field)
     schema: Schema = {key: node[key] for key in _KEPT if key in node}

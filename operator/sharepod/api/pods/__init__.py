@@ -1,1 +1,1 @@
-"""Pods: that of a SharePod, that of a holder, and plain Pods with a resource line."""
+"""Pods: of SharePods, of holders, and plain Pods with a resource line."""

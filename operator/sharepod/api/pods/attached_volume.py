@@ -1,7 +1,7 @@
-"""Attachment of a share by a CSI volume: its parts in a container. Pure.
+"""Attachment of a share by a CSI volume: what a Pod and its containers must contain for it. Pure.
 
-Used for Pods of SharePods, which the operator creates, and for plain Pods with a resource line. Admission adds the
-volume to the latter where a cluster has no claims.
+The operator adds these parts to the Pods of SharePods. In a cluster without claims, admission adds them to plain Pods
+with a resource line.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = "compute,utility"
 GPUS_FIELD = f"metadata.annotations['{GPUS_ANNOTATION}']"
-"""Field of the Pod from which the kubelet reads a container's GPUs at its start."""
+"""Field of the Pod from which a container's variable takes the GPUs when the container starts."""
 
 
 def volume() -> dict[str, Any]:
-    """Return the Pod's volume."""
+    """Return the entry of the Pod's volumes."""
     return {"name": VOLUME_NAME, "csi": {"driver": CSI_DRIVER, "readOnly": True}}
 
 
 def mounts(*, hook: bool) -> list[dict[str, Any]]:
-    """Return the mounts of a container with a share. `hook`: it preloads the hook."""
+    """Return the mounts of a container with a share. `hook`: True if it preloads the hook."""
     found = [{"name": VOLUME_NAME, "mountPath": VOLUME_MOUNT_PATH, "readOnly": True}]
     if hook:
         found.append({"name": VOLUME_NAME, "mountPath": PRELOAD_PATH, "subPath": PRELOAD_FILE, "readOnly": True})
@@ -40,8 +40,8 @@ def mounts(*, hook: bool) -> list[dict[str, Any]]:
 
 
 def variables(named: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the variables by which the runtime attaches the share's GPUs to a container. `named`: variables that the
-    container has itself."""
+    """Return the variables by which NVIDIA's runtime attaches the share's GPUs to a container. `named`: names of the
+    variables that the container itself sets."""
     found: list[dict[str, Any]] = [{"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": GPUS_FIELD}}}]
     if DRIVER_CAPABILITIES not in named:
         found.append({"name": DRIVER_CAPABILITIES, "value": DEFAULT_CAPABILITIES})
@@ -49,5 +49,5 @@ def variables(named: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def no_gpus() -> dict[str, Any]:
-    """Return the variable by which the runtime attaches no GPU to a container, whatever its image sets."""
+    """Return the variable by which NVIDIA's runtime attaches no GPU to a container, whatever its image sets."""
     return {"name": VISIBLE_DEVICES, "value": NO_GPUS}

@@ -1,7 +1,7 @@
-"""Annotations of a SharePod that its Pod gets: only those on an allow list.
+"""Annotations that are copied from a SharePod to its Pod: only annotations on an allow list.
 
-Container runtimes and their plugins read devices, mounts, hypervisors and hooks from annotations of Pods, under names
-that cannot all be listed. The list therefore names annotations known to be harmless.
+Container runtimes and their plugins take devices, mounts, hypervisors and hooks from annotations of Pods, under names
+that cannot all be listed. So the list names annotations that are known to be harmless.
 
 Guarantees:
 - An annotation that no pattern names is not copied.
@@ -17,14 +17,15 @@ from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import GROUP
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""Annotation in which kubectl stores the applied manifest; on the Pod it would describe the wrong object."""
+"""Annotation in which kubectl stores the applied manifest. On the Pod it would describe the wrong object."""
 
 _OF_TOOLS = ("argocd.argoproj.io/*", "meta.helm.sh/*", "helm.sh/*", "*.fluxcd.io/*", "config.kubernetes.io/*")
-"""Annotations in which tools store the applied manifest: a Pod does not need them."""
+"""Annotations in which tools store the applied manifest. A Pod does not need them, so users are not warned that they
+are not copied."""
 
 ANNOTATION_PATTERN = r"^(\*|(\*\.)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(/(\*|[A-Za-z0-9][-A-Za-z0-9_.]*))?)$"
-"""Pattern of annotations, as a regular expression: `*`, or a name whose prefix may begin with `*.` and whose rest may
-be `*`."""
+"""Regular expression for the patterns of the allow list: `*`, or a name whose prefix may begin with `*.` and whose rest
+may be `*`."""
 
 DEFAULT_ANNOTATIONS = (
     # metrics, logs, traces
@@ -73,7 +74,7 @@ which no container runtime reads devices."""
 
 
 def missed(sharepod: Mapping[str, Any], patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the annotations of a SharePod that its Pod does not get although a user may have meant them for it."""
+    """Return the annotations of a SharePod that its Pod does not get although the user may have meant them for it."""
     names = sharepod["metadata"].get("annotations") or {}
     known = (*patterns, LAST_APPLIED, f"{GROUP}/*", *_OF_TOOLS)
     return tuple(
@@ -89,7 +90,8 @@ def is_copied(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches an annotation. The prefix is compared as a whole, or below `*.`."""
+    """Return whether a pattern matches the name of an annotation. A prefix that begins with `*.` matches all names
+    below it."""
     if pattern == "*":
         return True
     prefix, slash, rest = name.rpartition("/")

@@ -1,8 +1,9 @@
 """Pod of a holder: it takes one GPU from NVIDIA's device plugin, so that SharePods can share it. Pure.
 
 Guarantees:
-- The Pod is pinned to its node by node affinity: kube-scheduler and kubelet decide as for any Pod of the device plugin.
-- It requests one whole GPU, runs nothing on it, and has no token.
+- The Pod is bound to its node by node affinity, so kube-scheduler and kubelet still decide as for any Pod with a GPU of
+  the device plugin.
+- The Pod requests one whole GPU, runs nothing on it, and has no token of the API server.
 - The Pod contains all that the operator needs after a restart: its node, and the tenant that waits for it.
 """
 
@@ -14,12 +15,12 @@ from typing import Any
 from sharepod.api.objects import GROUP, HOLDER_FOR_ANNOTATION, HOLDER_LABEL
 
 _RESOURCES = {"cpu": "10m", "memory": "16Mi"}
-"""Requests and limits are equal, so that the kubelet evicts the Pod last. They are many times the need of a sleeping
-program."""
+"""Requests, and equal limits, so that the kubelet evicts the Pod last. They are many times what a sleeping program
+needs."""
 
 
 def idle_container(name: str, image: str, amounts: Mapping[str, str]) -> dict[str, Any]:
-    """Return a container that only occupies its resources, valid under Pod Security `restricted`."""
+    """Return a container that only occupies its resources. It is valid under Pod Security `restricted`."""
     return {
         "name": name,
         "image": image,

@@ -1,14 +1,14 @@
-"""Volume of a resource line: the additions of admission to a plain Pod with a line where the cluster has no claims.
+"""Volume of a resource line: the parts that the webhook adds to a plain Pod with a line, in a cluster without claims.
 Pure.
 
-The operator's webhook makes them (`manifests/plain-volume`). The policy `sharepod-tenant-label` refuses a Pod that has
-the label without these additions.
+`manifests/plain-volume` installs the webhook. The policy `sharepod-tenant-label` refuses a Pod that has the tenant
+label without these additions.
 
 Guarantees:
-- A Pod that has all additions is left as it is: the mutation is idempotent.
+- A Pod that has all additions stays unchanged, so the mutation is idempotent.
 - Nothing in a Pod is removed or changed: additions come after existing entries.
 - A container without a line sees no GPU, whatever its image sets.
-- No content of a Pod makes this raise.
+- No content of a Pod causes an exception.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_volume(pod: Mapping[str, Any], runtime_class: str) -> dict[str, Any]:
     """Return a merge patch that attaches the share of a Pod's line by a CSI volume, behind a scheduling gate. It is
     empty for a Pod without a line, or with all additions.
 
-    `runtime_class`: of Pods with GPUs; empty if the nodes' default runtime is NVIDIA's.
+    `runtime_class`: RuntimeClass for Pods with GPUs; empty if the nodes' default runtime is NVIDIA's.
     """
     spec, metadata = _map(pod.get("spec")), _map(pod.get("metadata"))
     if not any(_asks(one) for name in _LISTS for one in _list(spec.get(name))):
@@ -64,7 +64,7 @@ def with_volume(pod: Mapping[str, Any], runtime_class: str) -> dict[str, Any]:
 
 
 def _attached(container: Any, *, hook: bool) -> Any:
-    """Return a container with its share, if it has a line, or with no GPU."""
+    """Return a container with its share if it has a line, else a container without GPU."""
     if not isinstance(container, Mapping):
         return container
     env, mounted = _list(container.get("env")), _list(container.get("volumeMounts"))
@@ -79,7 +79,7 @@ def _attached(container: Any, *, hook: bool) -> Any:
 
 
 def _exclusive(annotations: Mapping[str, Any]) -> bool:
-    """Return whether an annotation requests whole GPUs, on which no limit applies."""
+    """Return whether an annotation requests mode Exclusive, in which no limit applies, so that no hook is needed."""
     return any(FIELD_OF.get(name) == "mode" and value == Mode.EXCLUSIVE for name, value in annotations.items())
 
 

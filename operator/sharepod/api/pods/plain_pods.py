@@ -1,12 +1,12 @@
-"""Plain Pods: the resource line of a Pod's containers, read into the same request as a claim.
+"""Plain Pods: reads the resource line of a Pod's containers into the same request as a claim.
 
 The line is `sharepod.dev/gpu-milli` and, optionally, `sharepod.dev/gpu-memory-mib` among a container's limits. Both are
-for the whole Pod, all its GPUs together, as ResourceQuota counts them; annotations of the dialects refine them.
+amounts of all GPUs of the Pod together, as ResourceQuota counts them. Annotations of the dialects refine the request.
 
 Guarantees:
 - Any Pod with a line becomes a `ClaimRequest` or a `SpecError`; no other exception is raised.
 - Every error names the field and the remedy.
-- Several containers count as in Kubernetes: the effective request is the size of the one share that the Pod has.
+- Lines of several containers count as in Kubernetes: the Pod has one share, of the size of its effective request.
 - A resource or annotation under SharePod's prefixes is never ignored: an unknown one is refused.
 """
 
@@ -27,7 +27,7 @@ from sharepod.api.sharepod import GpuRequest, SpecError
 from sharepod.api.units import MIB, WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_whole
 
 MAX_MIB = 1 << 30
-"""Most memory of a line, in MiB: a pebibyte, more than the GPUs of any node have together."""
+"""Largest memory of a line, in MiB: a pebibyte, more than the GPUs of any node have together."""
 
 NOT_A_SHARE = (
     "is neither 1 to 1000 (a share of one GPU) nor a multiple of 1000 (whole GPUs); write one of these, or divide it "
@@ -43,7 +43,7 @@ _LISTS = ("containers", "initContainers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Container:
-    """Line of one container. `path`: its limits. `memory`: MiB; None: not set."""
+    """Line of one container. `path`: field of its limits. `memory`: MiB; None: not set."""
 
     path: str
     milli: int
@@ -53,12 +53,12 @@ class _Container:
 
 
 def asks(pod: Mapping[str, Any]) -> bool:
-    """Return whether a container of a Pod requests a resource under SharePod's prefix, known or not."""
+    """Return whether a container of a Pod has a resource under SharePod's prefix, known or not."""
     return any(_ours(amounts) for _, container in _containers(pod) for amounts in _amounts(container))
 
 
 def lower(pod: Mapping[str, Any]) -> ClaimRequest:
-    """Read the line and the annotations of a Pod. Raises `SpecError`."""
+    """Read the line and the annotations of a Pod into a request. Raises `SpecError`."""
     lines = list(_lines(pod))
     if not lines:
         raise SpecError(f"spec.containers: resources.limits[{MILLI}]", 'is required; write thousandths such as "400"')
@@ -73,7 +73,7 @@ def lower(pod: Mapping[str, Any]) -> ClaimRequest:
 
 
 def _request(path: str, milli: int, memory: int | None, annotated: Mapping[str, str]) -> ClaimRequest:
-    """Combine line and annotations. `path`: limits that an error about the line names."""
+    """Return the request, from the line and the annotations. `path`: limits that an error about the line names."""
     gpu = from_annotations(annotated)
     by_annotation = {FIELD_OF[name]: name for name in annotated}
     count = _count(path, milli, gpu.count if "count" in by_annotation else None)
@@ -101,7 +101,8 @@ def _request(path: str, milli: int, memory: int | None, annotated: Mapping[str, 
 
 
 def _count(path: str, milli: int, annotated: int | None) -> int:
-    """Return the number of GPUs that thousandths are divided among. `annotated`: the number from the annotation."""
+    """Return the number of GPUs among which the line's thousandths are divided. `annotated`: the number by annotation;
+    None: not set."""
     field = f"{path}[{MILLI}]"
     if annotated is None:
         if milli > WHOLE_GPU and milli % WHOLE_GPU:
@@ -126,7 +127,7 @@ def _on_each(path: str, memory: int, count: int) -> Bytes:
 
 
 def _refuse_more(name: str, asked: Milli, line: Milli, memory: int | None) -> None:
-    """Raise `SpecError` for an annotation that requests more than the line, or best effort without memory."""
+    """Raise `SpecError` if an annotation requests more than the line, or best effort without memory."""
     if asked > line:
         most = format_fraction(line)
         text = f"{format_fraction(asked)} is more than the line has on each GPU, {most}; write {most} or less"
@@ -137,8 +138,8 @@ def _refuse_more(name: str, asked: Milli, line: Milli, memory: int | None) -> No
 
 
 def _effective(lines: Sequence[_Container], amount: Callable[[_Container], int]) -> int:
-    """Return Kubernetes's effective request: the sum over containers and sidecars that run together, or the maximum
-    during the start if that is larger."""
+    """Return the Pod's effective request, as Kubernetes computes it: the sum over containers and sidecars that run
+    together, or the largest sum during the start if that is more."""
     running = sidecars = starting = 0
     for line in lines:
         if not line.init:
@@ -184,7 +185,7 @@ def _lines(pod: Mapping[str, Any]) -> Iterator[_Container]:
 
 
 def _refuse_shape(path: str, name: str, limits: Mapping[str, Any], requests: Mapping[str, Any]) -> None:
-    """Raise `SpecError` for an unknown resource, or one whose limit differs from its request."""
+    """Raise `SpecError` for a resource that is unknown, or whose limit differs from its request."""
     field = f"{path}[{clipped(name, 64)}]"
     if name not in RESOURCES:
         raise SpecError(field, f"is not known; use {', '.join(RESOURCES)}, or remove it")

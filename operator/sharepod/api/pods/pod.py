@@ -8,8 +8,8 @@ Guarantees, for any SharePod:
 - The Pod is pinned to the assigned node by node affinity, so the scheduler still makes all its own checks.
 - Each container and init container sees exactly the assigned GPUs, and has the tenant's directory. They are attached by
   the runtime class, a variable and a CSI volume, or by one ResourceClaim.
-- Each of them preloads the hook, unless the SharePod is Exclusive.
-- Its first container carries the resource line of the share, where lines are in use: ResourceQuota and LimitRange then
+- Each container preloads the hook, unless the SharePod is Exclusive.
+- If lines are in use, the first container has the resource line of the share, so that ResourceQuota and LimitRange
   count SharePods and plain Pods alike.
 - The SharePod is the Pod's controller.
 - A SharePod for which this is impossible is refused with `SpecError`.
@@ -50,19 +50,20 @@ INJECTION_PATTERN = (
     r"^([^/]+[.])?cdi[.]k8s[.]io/|^((cdi-)?devices|mounts|cdi)[.](nri[.]io|noderesource[.]dev)(/|$)|"
     r"^(devices[.](crio|gke)[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
 )
-"""Annotations by which a container runtime or its plugins give a pod devices, or folders of its node, without SharePod.
-They belong to CDI, to CRI-O, and to NRI's injectors, such as NVIDIA's toolkit (`cdi-devices.noderesource.dev`) and
-GKE's."""
+"""Pattern of annotations by which a container runtime or its plugins give a pod devices, or folders of its node,
+without SharePod. They belong to CDI, to CRI-O, and to NRI's injectors, such as NVIDIA's toolkit
+(`cdi-devices.noderesource.dev`) and GKE's."""
 
 GPU_RESOURCE_PATTERN = (
     r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$|^deviceclass[.]resource[.]kubernetes[.]io/(.*[.])?(gpu|mig)[.]nvidia[.]com$"
 )
-"""Resources of NVIDIA's device plugin (whole GPUs, replicas of GPUs, MIG slices), and classes of its DRA driver under
-the names of extended resources."""
+"""Pattern of extended resources that give GPUs without SharePod: of NVIDIA's device plugin (whole GPUs, replicas of
+GPUs, MIG slices), and of its DRA driver's classes."""
 
 
 def _loosely(path: str) -> str:
-    """Return a pattern of a path without its first slash, which also matches spellings such as `//` and `/./`."""
+    """Return a regular expression for a path without its first slash, which also matches spellings such as `//` and
+    `/./`."""
     return path[1:].replace(".", "[.]").replace("/", "/([.]?/)*")
 
 
@@ -70,34 +71,35 @@ RESERVED_MOUNT_PATTERN = (
     rf"(?s)^([.]?/)*((var/([.]?/)*)?{_loosely(VOLUME_MOUNT_PATH)}|{_loosely(PRELOAD_PATH)}|"
     r"proc|dev/([.]?/)*(fd|std(in|out|err)|core))(/.*)?$|^(.*/)?[.][.](/.*)?$"
 )
-"""Paths of containers that lead to the tenant's directory or the hook's file, as a kubelet and a runtime resolve them.
-A relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere. So may the kernel's links below
-/proc, and a runtime's links in /dev to them."""
+"""Pattern of container paths that lead to the tenant's directory or the hook's file, as a kubelet and a runtime resolve
+them. A relative path begins at the root, and `//` and `/./` are `/`. `..` may lead anywhere; so may the symbolic links
+below /proc, and a runtime's links in /dev to them."""
 
 LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod sets the share"
 
 NVIDIA_RUNTIME_PATTERN = r"^nvidia(-.*)?$"
-"""Runtime classes of NVIDIA's runtime, under which an image can also choose a container's GPUs."""
+"""Pattern of RuntimeClasses of NVIDIA's runtime. Under such a class, an image can also choose a container's GPUs."""
 
 DEVICE_MOUNTS = "nvidia-container-devices"
-"""Part of mount paths that NVIDIA's runtime can be configured to read as names of GPUs."""
+"""Part of the mount paths that NVIDIA's runtime, if so configured, reads as names of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """Settings of the cluster's admin for every Pod. Empty `runtime_class`: the nodes' default runtime is NVIDIA's."""
+    """Settings that the cluster's admin makes for all Pods of SharePods. An empty `runtime_class`: the nodes' default
+    runtime is NVIDIA's."""
 
     runtime_class: str = "nvidia"
     tolerations: tuple[Mapping[str, Any], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
     annotations: tuple[str, ...] = DEFAULT_ANNOTATIONS
-    """Patterns of the annotations of a SharePod that its Pod gets."""
+    """Patterns of the annotations that are copied from a SharePod to its Pod."""
 
 
 def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
-    """Return the PodSpec of a SharePod before it has a node: placement has to satisfy it.
+    """Return the PodSpec of a SharePod without a node. Placement searches a node that satisfies it.
 
-    Fields that are not a PodSpec's are left out, the configured tolerations are added, and `nodeName` with a GPUID
-    becomes required node affinity.
+    Fields that do not belong to a PodSpec are left out, the configured tolerations are added, and `nodeName` with a
+    GPUID becomes required node affinity.
     """
     spec: dict[str, Any] = dict(
         sharepod.get("spec") or {}
@@ -125,8 +127,8 @@ def build_pod(
     """Build the manifest of the Pod for `sharepod` (as the API server returned it), behind its scheduling gate.
 
     - `claim`: name of the ResourceClaim that attaches the GPUs; None: runtime class and CSI volume do.
-    - `line`: nodes advertise the resources of the line, so that a Pod that carries it can be bound.
-    - `request`: the SharePod's request, if it was already read and its fields checked; None: both are done here.
+    - `line`: True if nodes offer the resources of the line, so that a Pod with the line can be bound.
+    - `request`: the SharePod's request, if the SharePod was already read and checked; None: read and check it here.
 
     Raises `SpecError` where the SharePod contradicts the Pod's needs. Examples are a runtime class of its own, GPUs
     from the device plugin, a volume or mount path with SharePod's name.
@@ -147,7 +149,7 @@ def build_pod(
 
 
 def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool) -> None:
-    """Attach the GPUs by the runtime class and the tenant's directory by a CSI volume, in place."""
+    """Attach the GPUs by the runtime class, and the tenant's directory by a CSI volume. Changes `spec` in place."""
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
     spec["volumes"] = [*(spec.get("volumes") or []), attached_volume.volume()]
@@ -157,8 +159,8 @@ def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool
 
 
 def _attach_by_claim(spec: dict[str, Any], settings: PodSettings, claim: str) -> None:
-    """Attach GPUs and the tenant's directory by a claim, in place. This needs no runtime class for GPUs, which may not
-    exist."""
+    """Attach GPUs and the tenant's directory by a claim. Changes `spec` in place. A RuntimeClass for GPUs is removed,
+    because it is not needed and may not exist."""
     own = spec.get("runtimeClassName")
     if own == settings.runtime_class or re.match(NVIDIA_RUNTIME_PATTERN, str(own)):
         spec.pop("runtimeClassName", None)
@@ -177,7 +179,7 @@ def open_gate(
     longer `affinity`.
 
     Args:
-        uid: Of the Pod.
+        uid: UID of the Pod.
         gates: Names of the Pod's scheduling gates, in their order.
         affinity: `spec.affinity` of the Pod; None without one.
         node: Name of the node.
@@ -196,9 +198,11 @@ def open_gate(
 
 
 def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the JSON Patch that keeps a deleted Pod until `let_go`; refused for any other version of the Pod.
+    """Return the JSON Patch that marks a Pod as withdrawn: once deleted, it stays until `let_go`. The API server
+    refuses the patch for any other version of the Pod.
 
-    From then on no Job counts the Pod, because it never ran. `finalizers`: the Pod's present finalizers.
+    The patch also removes the finalizer by which a Job would count the Pod, because the Pod never ran. `finalizers`:
+    the Pod's present finalizers.
     """
     kept = [finalizer for finalizer in finalizers if finalizer != JOB_TRACKING]
     return [
@@ -209,9 +213,9 @@ def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[d
 
 
 def let_go(uid: str, finalizers: Sequence[str], *, counts: bool) -> list[dict[str, Any]]:
-    """Return the JSON Patch that undoes `mark_taken_back`; refused if the finalizers have changed.
+    """Return the JSON Patch that undoes `mark_taken_back`. The API server refuses it if the finalizers have changed.
 
-    `counts`: the Pod belongs to a Job and runs, so that the Job counts it again.
+    `counts`: True if the Pod belongs to a Job and runs, so that the Job must count it again.
     """
     kept = [finalizer for finalizer in finalizers if finalizer not in (TAKEN_BACK, JOB_TRACKING)]
     if counts:
@@ -291,9 +295,10 @@ def _check_container(path: str, container: Mapping[str, Any]) -> None:
 
 
 def require_node(spec: dict[str, Any], node: str) -> None:
-    """Pin a PodSpec to a node by required node affinity, in place.
+    """Require the node `node` by node affinity. Changes `spec` in place.
 
-    `nodeSelectorTerms` are alternatives, so the pin goes into each of them; an empty term matches nothing and stays so.
+    `nodeSelectorTerms` are alternatives, so the requirement is added to each of them. An empty term matches no node,
+    and stays empty.
     """
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
@@ -313,8 +318,8 @@ def _selects(term: Mapping[str, Any]) -> bool:
 
 
 def _with_gpu(container: Mapping[str, Any], *, hook: bool) -> dict[str, Any]:
-    """Return the container with its GPUs and the tenant's volume. SharePod's variables come first, so that the user's
-    may refer to them."""
+    """Return the container with the GPUs and the tenant's volume. SharePod's variables come first, so that the user's
+    variables may refer to them."""
     own = [variable for variable in container.get("env") or [] if variable.get("name") != VISIBLE_DEVICES]
     env = attached_volume.variables([variable.get("name") for variable in own])
     mounts = attached_volume.mounts(hook=hook)
@@ -327,7 +332,8 @@ def _with_line(container: Mapping[str, Any], gpu: GpuRequest) -> dict[str, Any]:
 
 
 def _with_claim(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container with the claim, without the user's own NVIDIA_VISIBLE_DEVICES, which would contradict it."""
+    """Return the container with the claim. NVIDIA_VISIBLE_DEVICES of the user is removed, because it would contradict
+    the claim."""
     resources = container.get("resources") or {}
     made = {
         **container,

@@ -213,7 +213,7 @@ class PodUsage:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What the pods of a node take: their number, and the resources that they leave free (negative if more is requested
+    """Sum over the pods of a node: their number, and the resources that they leave free (negative if more is requested
     than the node has)."""
 
     pods: int

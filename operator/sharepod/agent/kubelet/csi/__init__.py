@@ -1,1 +1,2 @@
-"""CSI driver for inline ephemeral volumes that carry a tenant's socket, limits and hook into its pod."""
+"""CSI driver for inline ephemeral volumes, by which a tenant's pod gets the tenant's directory: socket, limits and
+hook."""

@@ -1,4 +1,4 @@
-"""Volume admission: decides which tenant's volume a pod gets, if any. Pure.
+"""Volume admission: decides which tenant's directory a pod gets as its volume, if any. Pure.
 
 Guarantees:
 - Nothing that a tenant can write affects the decision: neither the volume's attributes nor labels, annotations or owner
@@ -27,7 +27,7 @@ class VolumeRefusalReason(Enum):
     NOT_ENTITLED = "not entitled"
     """The pod has no right to the volume, now or later."""
     NO_RESERVATION = "no reservation"
-    """The ledger has no row for the pod; the agent's ledger may be older than the pod."""
+    """The ledger has no row for the pod. The agent's ledger may be older than the pod, so waiting may help."""
 
 
 class VolumeRefusedError(Exception):
@@ -39,7 +39,7 @@ class VolumeRefusedError(Exception):
 
 
 class PodIdentity(KubeletIdentity):
-    """Pod, as the kubelet names it."""
+    """Identity of a pod in a call of the kubelet."""
 
 
 def identify(volume_context: Mapping[str, str]) -> PodIdentity:

@@ -4,7 +4,7 @@ Guarantees:
 - A volume is published only for the pod that the kubelet names.
 - A volume is published only while the ledger has a share reserved on this node for this very pod.
 - A refusal is a gRPC status. Its message, with the remedy, appears in `kubectl describe pod`. The kubelet retries.
-- No call of the API server is made. To unpublish a volume, the ledger is not needed either.
+- No call of the API server is made. Unpublishing a volume does not need the ledger either.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CODES = {
 
 
 class Ledger(Protocol):
-    """Ledger of this node."""
+    """The node's ledger, as this driver uses it."""
 
     @property
     def rows(self) -> Iterable[Tenant]:
@@ -48,7 +48,7 @@ class Ledger(Protocol):
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is unknown; None while it is known."""
+        """Why the ledger is unknown, as text; None while it is known."""
 
     async def changed(self) -> None:
         """Wait until `rows` is next replaced."""
@@ -73,10 +73,9 @@ class Driver:
         version: version of the agent.
         volumes: the volumes of the node.
         ledger: the ledger of the node.
-        directory: takes a tenant id; returns the directory for the tenant's pod, None if there is none.
-        trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
-        reservation_wait_s: seconds to wait for a row that the ledger does not have yet.
-        """
+        directory: takes a tenant id; returns the directory for the tenant's pod, None if there is none. trouble: takes
+        a tenant id; returns why the tenant has no directory, as text; None if unknown. reservation_wait_s: seconds that
+        a call waits for a row that the ledger does not have yet."""
         self._node = node
         self._version = version
         self._volumes = volumes
@@ -133,8 +132,8 @@ class Driver:
                 raise VolumeRefusedError(
                     VolumeRefusalReason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})"
                 )
-            # There is no await between the answer of _reserved and the mark that publish() sets. So if the row becomes
-            # Releasing now, its release already finds the volume published.
+            # Between the answer of `_reserved` and the mark that `publish` sets there is no await. So if the row
+            # becomes Releasing now, its release already finds the volume published.
             tenant, source = await self._reserved(who)
             await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
         except VolumeRefusedError as refusal:

@@ -1,9 +1,10 @@
-"""Published volumes: tenants' directories that are mounted in pods. The records survive restarts of the agent.
+"""Published volumes: records which tenants' directories are mounted in which pods, and mounts them. The records survive
+restarts of the agent.
 
 Guarantees:
 - A volume counts as published before it is mounted and until it is unmounted, even if the agent is killed in between.
-- The records come from a file and from the kernel's list of mounts. If they differ, the mounts count. If the file is
-  lost, only the pods of already unmounted volumes are forgotten.
+- An agent that starts reads the records from a file and from /proc/self/mountinfo. If they differ, the mounts count. If
+  the file is lost, only the pods of already unmounted volumes are forgotten.
 - A volume can be unpublished without the API server, the ledger and the tenant's directory.
 - A pod is remembered with its tenant until the tenant is dropped, because the pod's cgroup may outlive its volume.
 """
@@ -32,15 +33,15 @@ _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class VolumeError(Exception):
-    """Volume that cannot be published or unpublished. The message names it, with the remedy."""
+    """Error for a volume that cannot be published or unpublished. The message names it, with the remedy."""
 
 
 class VolumeBusyError(VolumeError):
-    """Target with another operation in progress. The caller retries."""
+    """Error for a volume with another operation in progress. The caller retries."""
 
 
 class TargetError(VolumeError):
-    """Target path that is not a CSI volume of a pod under the kubelet's root."""
+    """Error for a path that is not a CSI volume of a pod under the kubelet's root."""
 
 
 @dataclass
@@ -66,10 +67,9 @@ class Volumes:
 
     def __init__(self, *, pods_dir: Path, tenants_dir: Path, state_dir: Path) -> None:
         """Args:
-        pods_dir: folder in which the kubelet keeps pods' volumes.
+        pods_dir: folder in which the kubelet keeps the pods' volumes.
         tenants_dir: folder of the tenants' directories, each named by the tenant's id.
-        state_dir: the agent's state directory.
-        """
+        state_dir: the agent's state directory."""
         self._pods_dir = pods_dir
         self._listed_pods_dir = pods_dir.resolve()
         self._tenants_dir = tenants_dir
@@ -118,7 +118,7 @@ class Volumes:
         return parts[0]
 
     def published(self, tenant_id: str) -> tuple[Path, ...]:
-        """Return the targets at which this tenant's directory is published or just being published, sorted."""
+        """Return the paths at which this tenant's directory is published or just being published, sorted."""
         tenant = self._tenants.get(tenant_id)
         return tuple(sorted(tenant.targets)) if tenant else ()
 
@@ -171,7 +171,7 @@ class Volumes:
         staging = self._staging / str(next(self._staging_number))
         try:
             if await asyncio.to_thread(mounts.is_bound_readonly, source, target):
-                await self._save_if_possible()  # after its restart, a kubelet publishes the volumes of its pods again
+                await self._save_if_possible()  # a restarted kubelet publishes the volumes of its pods again
                 return
             await self._save()
             await asyncio.to_thread(mounts.bind_readonly, source, target, staging)
@@ -194,8 +194,8 @@ class Volumes:
             raise VolumeBusyError(f"another operation on {target} is under way; try again")
 
     async def _to_the_end(self, target: Path, operation: Coroutine[None, None, None]) -> None:
-        """Run `operation` to its end: a call that the kubelet has abandoned must not mount concurrently with the next
-        call."""
+        """Run `operation` to its end, even if the kubelet abandons its call. Otherwise the operation could mount while
+        the next call runs."""
 
         def done(task: asyncio.Task[None]) -> None:
             del self._running[target]
@@ -208,7 +208,7 @@ class Volumes:
         await asyncio.shield(task)
 
     def _mounted(self) -> dict[Path, str]:
-        """Return the tenant id of each mounted volume, by target, from the kernel's list of mounts."""
+        """Return the tenant id of each mounted volume, by its path, from /proc/self/mountinfo."""
         found: dict[Path, str] = {}
         for mount in mounts.mounts():
             if not mount.point.is_relative_to(self._listed_pods_dir):
@@ -218,7 +218,8 @@ class Volumes:
                 self.pod_of(target)
             except TargetError:
                 continue
-            # `root` is relative to the directory's filesystem: only the end of the path is the same everywhere.
+            # only the end of `root` is the same everywhere, because it is relative to the root of the directory's
+            # filesystem
             tenant_dir = PurePosixPath(mount.root.removesuffix("//deleted"))
             if tenant_dir.parent.name == self._tenants_dir.name:
                 found[target] = tenant_dir.name
@@ -252,7 +253,7 @@ class Volumes:
             await asyncio.to_thread(files.replace, self._state_file, text.encode())
 
     async def _save_if_possible(self) -> None:
-        """Save; log a failure. Used for changes that the next agent can also read from the mounts."""
+        """Write the file; log a failure. For changes that the next agent can also read from the mounts."""
         try:
             await self._save()
         except OSError as error:

@@ -1,1 +1,1 @@
-"""DRA driver: prepares resource claims, by which containers get a tenant's directory and its GPUs as CDI devices."""
+"""DRA driver: prepares resource claims, which give containers a tenant's directory and GPUs as CDI devices."""

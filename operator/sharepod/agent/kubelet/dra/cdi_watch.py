@@ -1,4 +1,5 @@
-"""Watch of the GPUs' CDI devices: finds the GPUs that can be attached by a claim, and a remedy for the other GPUs."""
+"""Watch of the GPUs' CDI devices. Only a GPU with such a device can be attached by a claim, so the watch reports GPUs
+without one, with a remedy."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ log = structlog.get_logger(__name__)
 INTERVAL_S = 2.0
 """Seconds between two checks. A check without changed files costs a few system calls."""
 GENERATE_AFTER_S = 10.0
-"""Seconds for which a device must be missing before the agent generates it, because NVIDIA's own service may be about
-to do so."""
+"""Seconds for which a device must be missing before the agent has it generated. NVIDIA's own service may be about to do
+so."""
 GENERATE_AGAIN_S = 300.0
 """Seconds between two attempts to generate."""
 
@@ -51,16 +52,16 @@ class CdiWatch:
         self._failure: str | None = None
 
     def devices(self, uuids: Sequence[str]) -> Mapping[str, str]:
-        """Return the CDI device of each of these GPUs that has one, by UUID."""
+        """Return the CDI device of each of these GPUs, by UUID. GPUs without a device are missing."""
         return {uuid: self._devices[uuid] for uuid in uuids if uuid in self._devices}
 
     def all_devices(self) -> Sequence[str]:
-        """Return the CDI devices of all GPUs of the node that have one."""
+        """Return the CDI devices of all GPUs of the node, sorted."""
         return sorted(self._devices.values())
 
     @property
     def problem(self) -> str | None:
-        """Why GPUs of the node cannot be attached by a claim, with the remedy; None if all can."""
+        """Why GPUs of the node cannot be attached by a claim, as text with the remedy. None if all can be."""
         if not self._lacking:
             return None if self._devices else "the GPUs are not known yet"
         lacking = ", ".join(gpu.uuid for gpu in self._lacking)
@@ -76,7 +77,7 @@ class CdiWatch:
             await self._generate()
 
     async def look(self) -> None:
-        """Check once."""
+        """Look for the devices once."""
         gpus = tuple(self._gpus())
         before = (self._devices, self._lacking)
         self._devices = await asyncio.to_thread(self._found.find, gpus)
@@ -90,7 +91,7 @@ class CdiWatch:
             self._changed()
 
     async def _generate(self) -> None:
-        """Generate missing devices, if there is a generator."""
+        """Have missing devices generated, if there is a generator and none was generated lately."""
         now = asyncio.get_running_loop().time()
         if self._generator is None or self._lacking_since is None or now - self._lacking_since < GENERATE_AFTER_S:
             return

@@ -5,7 +5,7 @@ Guarantees:
   self-test is prepared without a share.
 - A call waits for a missing row or CDI device, because the kubelet retries a failed call only after a minute or more.
 - Each claim of a call has its own answer, so a failure of one claim does not affect other claims.
-- To unprepare a claim, neither the API server nor the ledger is needed. It succeeds for an unknown claim.
+- Unpreparing a claim needs neither the API server nor the ledger, and succeeds for an unknown claim.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ log = structlog.get_logger(__name__)
 PATIENCE_S = 40.0
 """Seconds that a call waits for a missing row or device. The kubelet's timeout is 45 s."""
 _LOOK_S = 1.0
-"""Seconds between two checks while a call waits. A new row wakes the call at once; a GPU's new CDI device does not."""
+"""Seconds between two checks while a call waits. A new row ends the wait at once; a new CDI device of a GPU does
+not."""
 
 GpuDevicesOf = Callable[[Sequence[str]], Mapping[str, str]]
-"""UUIDs of GPUs -> the CDI device of each GPU that had one at the last check."""
+"""Function: returns, by UUID, the CDI device of each of these GPUs that had one at the last check."""
 
 
 class ClaimLedger(Protocol):
-    """Ledger of this node."""
+    """The node's ledger, as this driver uses it."""
 
     @property
     def rows(self) -> Sequence[Tenant]:
@@ -47,7 +48,7 @@ class ClaimLedger(Protocol):
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is unknown; None while it is known."""
+        """Why the ledger is unknown, as text; None while it is known."""
 
     async def changed(self) -> None:
         """Wait until `rows` is next replaced."""
@@ -72,12 +73,11 @@ class ClaimDriver:
         node: name of the node, and of its pool.
         claims: the prepared claims of the node.
         ledger: the ledger of the node.
-        directory: takes a tenant id; returns the directory for the tenant's containers, None if there is none.
-        trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
-        gpu_devices: returns the CDI devices of GPUs.
+        directory: takes a tenant id; returns the directory for the tenant's containers, None if there is none. trouble:
+        takes a tenant id; returns why the tenant has no directory, as text; None if unknown. gpu_devices: returns the
+        CDI devices of GPUs.
         self_test: the claims of the node's self-test.
-        patience_s: seconds to wait for a missing row or device.
-        """
+        patience_s: seconds that a call waits for a missing row or device."""
         self._node = node
         self._claims = claims
         self._ledger = ledger
@@ -98,7 +98,7 @@ class ClaimDriver:
         )
 
     async def prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        """Prepare each claim, at the same time. Idempotent."""
+        """Prepare the claims of a call, concurrently. Idempotent."""
         answer = dra.NodePrepareResourcesResponse()
         deadline = asyncio.get_running_loop().time() + self._patience_s
 
@@ -122,7 +122,7 @@ class ClaimDriver:
         return answer
 
     async def unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
-        """Unprepare each claim. Idempotent."""
+        """Unprepare the claims of a call. Idempotent."""
         answer = dra.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             result = answer.claims[claim.uid]
@@ -154,7 +154,7 @@ class ClaimDriver:
                 break
         log.info("claim prepared", claim=str(who), claim_uid=who.uid, gpus=gpus)
         return [
-            # The names of the devices are for people and metrics; the kubelet does not use them.
+            # only for people and metrics: the kubelet does not use the names of the devices
             dra.Device(
                 pool_name=self._node,
                 device_name=device_name(uuid),

@@ -20,7 +20,7 @@ _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 class ClaimRefusedError(Exception):
     """Refusal to prepare a claim now. The message appears in the Pod's events, with the remedy.
 
-    `lasting`: True if waiting does not help.
+    `lasting`: True if waiting cannot help, so that the call fails at once.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -29,7 +29,7 @@ class ClaimRefusedError(Exception):
 
 
 class ClaimIdentity(KubeletIdentity):
-    """ResourceClaim, as the kubelet names it."""
+    """Identity of a ResourceClaim in a call of the kubelet."""
 
 
 def is_safe_uid(uid: str) -> bool:

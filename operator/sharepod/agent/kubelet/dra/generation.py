@@ -1,9 +1,9 @@
-"""Generation of the GPUs' CDI devices by the node's own `nvidia-ctk`, where NVIDIA's toolkit is installed but has not
+"""Generation of the GPUs' CDI devices by `nvidia-ctk`, for nodes where NVIDIA's toolkit is installed but has not
 generated them.
 
 Guarantees:
 - The program runs from the node's filesystem, in the node's mount namespace, with a timeout.
-- Its output has the name and path of the file of NVIDIA's own service, so that the two never define a device twice.
+- The output file has the path that NVIDIA's own service uses, so that no device is defined twice.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ log = structlog.get_logger(__name__)
 PROGRAMS = (
     Path("/usr/bin/nvidia-ctk"),
     Path("/usr/local/bin/nvidia-ctk"),
-    Path("/usr/local/nvidia/toolkit/nvidia-ctk"),  # folder of NVIDIA's GPU Operator
+    Path("/usr/local/nvidia/toolkit/nvidia-ctk"),  # installed by NVIDIA's GPU Operator
 )
 """Possible paths of the program on the node."""
 FILE = "nvidia.yaml"
 """Name of the file that NVIDIA's service nvidia-cdi-refresh writes in /var/run/cdi."""
 TIMEOUT_S = 60.0
-"""Timeout of the program in seconds: it asks the driver about each GPU and searches the disk for libraries."""
+"""Timeout of the program in seconds. It queries the driver about each GPU and searches the disk for libraries."""
 _OUTPUT_BYTES_MAX = 1 << 16
 _NODE = Path("/proc/1")
-"""The node's first process, if the agent sees it. Its root and its mount namespace are the node's."""
+"""Process 1 of the node, if the agent shares the node's PID namespace. Its root directory and mount namespace are the
+node's."""
 
 
 class CdiGenerator:
@@ -52,7 +53,7 @@ class CdiGenerator:
         self._timeout_s = timeout_s
 
     async def generate(self) -> str | None:
-        """Run the program; return why it failed, None if it succeeded."""
+        """Run the program. Return why it failed, as text; None if it succeeded."""
         program = next((path for path in self._programs if _is_there(self._node, path)), None)
         if program is None:
             return "nvidia-ctk is not installed"
@@ -68,7 +69,7 @@ class CdiGenerator:
         return None
 
     def _enter(self) -> Sequence[str]:
-        """Return the command that enters the node's mount namespace; empty if the agent is in it."""
+        """Return the command that enters the node's mount namespace. Empty if the agent is in that namespace."""
         try:
             if (self._node / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink():
                 return ()
@@ -79,7 +80,7 @@ class CdiGenerator:
     async def _run(self, command: Sequence[str]) -> str | None:
         process = await asyncio.create_subprocess_exec(
             *command,
-            user=os.geteuid(),  # if the real user differed, the dynamic linker would ignore the environment
+            user=os.geteuid(),  # with a different real user, the dynamic linker would ignore the environment
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

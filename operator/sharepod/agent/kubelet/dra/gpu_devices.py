@@ -36,17 +36,17 @@ each."""
 _FILES_MAX = 256
 """Most files that are read in one directory."""
 _DEPTH_MAX = 64
-"""Deepest nesting of a specification: ten levels are usual, and libyaml's loader crashes at tens of thousands."""
+"""Deepest nesting of a specification that is parsed. Ten levels are usual; tens of thousands crash libyaml's loader."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _BrokenError(Exception):
-    """Specification that cannot be used. The message has the cause."""
+    """Error for a specification that cannot be used. The message has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Specification:
-    """Used part of one file: its kind, and the names of its devices."""
+    """The used part of one file: the kind of its devices, and their names."""
 
     kind: str
     names: frozenset[str]
@@ -68,7 +68,7 @@ class GpuDevices:
     def find(self, gpus: Sequence[Gpu]) -> dict[str, str]:
         """Return the CDI device of each GPU that has one, by UUID."""
         names = self._names()
-        # NVIDIA's own kind comes first, then the kinds of its other programs.
+        # NVIDIA's own kind has precedence over kinds of its other programs.
         kinds = sorted(names, key=lambda kind: (kind != f"{_VENDOR}/{_CLASS}", kind))
         found: dict[str, str] = {}
         for gpu in gpus:
@@ -80,7 +80,7 @@ class GpuDevices:
         return found
 
     def _names(self) -> Mapping[str, frozenset[str]]:
-        """Return the names of the devices that a container runtime can resolve, by kind."""
+        """Return the names of the devices that a container runtime could resolve, by kind."""
         resolved: dict[str, set[str]] = {}
         seen: set[Path] = set()
         for folder in self._folders:
@@ -116,7 +116,8 @@ class GpuDevices:
 
 
 def _names_of(gpu: Gpu) -> tuple[str, ...]:
-    """Return the names that NVIDIA's toolkit gives a GPU, depending on its strategy, in order of preference."""
+    """Return the names that NVIDIA's toolkit may give a GPU's device, in order of preference. Its configuration chooses
+    among them."""
     return (gpu.uuid, str(gpu.index), f"gpu{gpu.index}")
 
 
@@ -129,7 +130,7 @@ def _load(path: Path) -> _Specification | None:
     try:
         text = _content(path)
         return _parse(json.loads(text) if path.suffix == ".json" else _load_yaml(text))
-    except Exception as error:  # the parser may raise any error, because the file is not SharePod's
+    except Exception as error:  # the file is not SharePod's, so the parser may raise any error
         log.warning("cannot use a CDI specification", file=str(path), error=str(error)[:200])
         return None
 
@@ -158,7 +159,7 @@ def _content(path: Path) -> bytes:
 
 
 def _parse(document: Any) -> _Specification | None:
-    """Return the used parts of a specification; None if its kind is not NVIDIA's GPUs."""
+    """Return the used part of a specification. None if its devices are not GPUs of NVIDIA's kinds."""
     if not isinstance(document, Mapping):
         raise _BrokenError("it is no mapping")
     kind, devices = document.get("kind"), document.get("devices")

@@ -1,5 +1,5 @@
-"""Prepared claims: the ResourceClaims that are prepared on this node, with their tenants and pods. The records survive
-restarts of the agent.
+"""Prepared claims: records which ResourceClaims are prepared on this node, with their tenants and pods, and writes
+their CDI devices. The records survive restarts of the agent.
 
 Guarantees:
 - A claim counts as prepared before its CDI device is written and until the device is removed, even if the agent is
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 _STATE_VERSION = 1
 """Version of the file's layout; a file of another version is not read."""
 _PODS_MAX = 1024
-"""Most pods that are remembered per tenant. A claim has at most 256 consumers at a time."""
+"""Most pods that are remembered for one tenant. A claim has at most 256 consumers at a time."""
 
 
 class _KeptTenant(BaseModel):
@@ -42,7 +42,7 @@ class _KeptTenant(BaseModel):
 
 
 class _KeptClaims(BaseModel):
-    """File `claims.json`."""
+    """Content of the file `claims.json`."""
 
     model_config = ConfigDict(extra="ignore")
     version: int
@@ -52,13 +52,13 @@ class _KeptClaims(BaseModel):
 
 @dataclass
 class _Known:
-    """Tenant that is or was attached by a claim."""
+    """Record of a tenant that is or was attached by a claim."""
 
     claims: dict[str, str] = field(default_factory=dict)
     """Namespace and name of each prepared claim, by UID."""
     pods: set[str] = field(default_factory=set)
     prepared: int = 0
-    """Number of preparations of its claims."""
+    """Number of times that a claim of the tenant was prepared."""
 
 
 class PreparedClaims:
@@ -77,11 +77,12 @@ class PreparedClaims:
         self._tenants: dict[str, _Known] = {}
         self._saving = asyncio.Lock()
         self._turn = asyncio.Lock()
-        """Held by the running operation. Two operations on one claim must not interleave; all operations are short."""
+        """Held by the running operation. Two operations on one claim must not overlap, and all operations are short."""
         self._saves: set[asyncio.Task[None]] = set()
 
     def recover(self) -> None:
-        """Read the records of an earlier agent, and correct the CDI devices to match. Call once, first."""
+        """Read the records of an earlier agent, then write missing CDI devices and remove surplus ones. Call this once,
+        first."""
         kept = self._load()
         for tenant_id, known in kept.tenants.items():
             self._tenants[tenant_id] = _Known(dict(known.claims), set(known.pods), prepared=1)
@@ -190,8 +191,8 @@ class PreparedClaims:
         await self._save_if_possible()
 
     async def _to_the_end(self, operation: Coroutine[None, None, None]) -> None:
-        """Run `operation` to its end after all earlier operations: a call that the kubelet has abandoned must not write
-        concurrently with the next call."""
+        """Run `operation` to its end, after all earlier operations, even if the kubelet abandons its call. Otherwise
+        the operation could write while the next call runs."""
 
         async def in_turn() -> None:
             async with self._turn:
@@ -237,7 +238,7 @@ class PreparedClaims:
             await asyncio.to_thread(files.replace, self._file, kept.model_dump_json().encode())
 
     async def _save_if_possible(self) -> None:
-        """Save; log a failure. Surplus entries in the file are corrected by the kubelet's next call."""
+        """Write the file; log a failure. The kubelet's next call corrects entries that are then still in the file."""
         try:
             await self._save()
         except OSError as error:

@@ -1,9 +1,10 @@
-"""Claims of the node's self-test. Their container gets the same as a tenant's container, except the tenant's directory.
+"""Claims of the node's self-test. Their container gets what a tenant's container gets, with the directory of the
+self-test instead of a tenant's.
 
     sharepod.self-test-<claim's UID>.json: kind sharepod.dev/self-test, one device named by the UID
 
 Guarantees:
-- Only a claim in the system's own namespace can belong to the self-test. Such a claim needs no row and has no share.
+- Only a claim in SharePod's own namespace can belong to the self-test. Such a claim needs no row and has no share.
 - The device is written, found and removed like a tenant's, in the same directory.
 - The container gets the devices of all GPUs of the node, so that a specification that the runtime cannot apply is
   detected. The self-test's program opens none of the devices.
@@ -42,18 +43,17 @@ class PreparedSelfTests:
     ) -> None:
         """Args:
         cdi_dir: CDI directory for the devices.
-        state_dir: State directory of the agent, which has the directory of the self-test.
+        state_dir: State directory of the agent, in which the directory of the self-test lies.
         namespace: Namespace of SharePod itself.
         gpu_devices: Returns the CDI devices of the node's GPUs.
-        clock: Monotonic seconds.
-        """
+        clock: Monotonic seconds."""
         self._devices = TenantDevices(cdi_dir, boot_id(), SELF_TEST_KIND)
         self._directory = state_dir / SELF_TEST
         self._namespace = namespace
         self._gpu_devices = gpu_devices
         self._clock = clock
         self._prepared: dict[str, float] = {}
-        """Time at which each claim was prepared, by UID."""
+        """For each prepared claim, by UID: monotonic seconds at which it was prepared."""
 
     def recover(self) -> None:
         """Take over the devices of an earlier agent of this boot, and remove older ones. Call once, first."""
@@ -67,15 +67,16 @@ class PreparedSelfTests:
                 log.warning("cannot remove a CDI device of an earlier boot", claim_uid=uid, error=str(error))
 
     def prepared_for_s(self) -> float | None:
-        """Return the seconds since the last preparation of a prepared claim; None without any."""
+        """Return the seconds since the last preparation of a claim that is still prepared. None if no claim is."""
         return self._clock() - max(self._prepared.values()) if self._prepared else None
 
     def has(self, claim: ClaimIdentity) -> bool:
-        """Return whether a claim is one of the self-test."""
+        """Return whether a claim belongs to the self-test."""
         return claim.namespace == self._namespace and has_name_of_self_test(claim.name)
 
     async def prepare(self, claim: ClaimIdentity) -> list[str]:
-        """Write the CDI device of a claim; return the devices for the container runtime: this one, and the node's GPUs.
+        """Write the CDI device of a claim. Return the CDI devices for its container: this one, and all GPUs of the
+        node.
 
         Raise `OSError`, and `ClaimRefusedError` for a UID that cannot be part of a file name.
         """

@@ -25,21 +25,21 @@ from sharepod.api.objects import GROUP, NO_GPUS, PRELOAD_FILE, PRELOAD_PATH, VOL
 log = structlog.get_logger(__name__)
 
 _VERSION = "0.6.0"
-"""Version of CDI: the first with annotations, which every runtime that does DRA reads."""
+"""Version of the CDI specification. It is the first with annotations, and every runtime that supports DRA reads it."""
 _READ_ONLY = ("rbind", "ro", "nosuid", "nodev")
 _TENANT, _BOOT = f"{GROUP}/tenant", f"{GROUP}/boot"
 _BYTES_MAX = 1 << 16
-"""Largest own specification in bytes that is read: fifty times the usual size."""
+"""Most bytes of a specification that are read back: fifty times the usual size."""
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Kind of this agent's devices."""
+    """Kind of CDI devices that this agent defines."""
 
     name: str
     """Name of the kind, below `sharepod.dev/`."""
     prefix: str
-    """Beginning of the names of its files."""
+    """Beginning of the names of the files with devices of this kind."""
 
 
 TENANT = DeviceKind("tenant", "sharepod-")
@@ -49,12 +49,12 @@ SELF_TEST_KIND = DeviceKind("self-test", "sharepod.self-test-")
 
 
 def device_id(claim_uid: str, kind: DeviceKind = TENANT) -> str:
-    """Return the name of a claim's device, as container runtimes take it."""
+    """Return the qualified name of a claim's device, by which container runtimes refer to it."""
     return f"{GROUP}/{kind.name}={claim_uid}"
 
 
 class TenantDevices:
-    """Specifications of this agent in one CDI directory. Its methods do I/O: call them from a thread."""
+    """Specifications of devices of one kind, in one CDI directory. The methods do I/O: call them from a thread."""
 
     def __init__(self, folder: Path, boot: str, kind: DeviceKind = TENANT) -> None:
         """Args:
@@ -88,8 +88,8 @@ class TenantDevices:
         self._path(claim_uid).unlink(missing_ok=True)
 
     def present(self) -> Mapping[str, str | None]:
-        """Return the tenant of each own specification, by the claim's UID; None if it is of another boot or cannot be
-        read."""
+        """Return the tenant of each specification of this kind, by the claim's UID. None if it was written in another
+        boot or cannot be read."""
         found: dict[str, str | None] = {}
         for path in self._folder.glob(f"{self._kind.prefix}*.json"):
             found[path.stem.removeprefix(self._kind.prefix)] = self._tenant_of(path)
@@ -103,7 +103,7 @@ class TenantDevices:
             {"hostPath": str(source), "containerPath": target, "options": list(_READ_ONLY)}
             for source, target in ((directory, VOLUME_MOUNT_PATH), (directory / PRELOAD_FILE, PRELOAD_PATH))
         ]
-        # Where NVIDIA's runtime is the default and obeys the variable, the container gets no other GPU by it.
+        # Where NVIDIA's runtime is the default and reads the variable, this keeps it from attaching other GPUs.
         edits = {"env": [f"NVIDIA_VISIBLE_DEVICES={NO_GPUS}"], "mounts": mounts}
         return {
             "cdiVersion": _VERSION,

@@ -1,1 +1,1 @@
-"""Messages and gRPC services between agent and kubelet."""
+"""Messages and gRPC services by which agent and kubelet communicate."""

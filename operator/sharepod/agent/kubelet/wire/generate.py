@@ -1,7 +1,7 @@
 """Generator of the `*_pb2.py` next to the `.proto` files: `python -m sharepod.agent.kubelet.wire.generate [DIRECTORY]`.
 
-Needs `grpcio-tools`. The result is checked in, so that an installation needs no protocol compiler; a test fails if it
-is stale.
+Needs `grpcio-tools`. The generated files are checked in, so that an installation needs no protocol compiler. A test
+fails if they are outdated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def generate(destination: Path = SOURCE_ROOT) -> tuple[Path, ...]:
 
     well_known = str(resources.files("grpc_tools") / "_proto")
     sources = [str(HERE / proto) for proto in PROTOS]
-    # Paths start at the source root: the modules import each other, and register their descriptors, by this path.
+    # Paths are relative to the source root, because the modules import each other and register their descriptors by
+    # these paths.
     arguments = [
         "protoc",
         f"-I{SOURCE_ROOT}",

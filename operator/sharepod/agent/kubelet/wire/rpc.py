@@ -2,7 +2,7 @@
 
 Guarantees:
 - A new socket replaces the socket of an earlier agent at the same path. Only root can connect to it.
-- When a server stops, it removes only its own socket, never the socket of another agent at the same path.
+- A server that stops removes only its own socket, never that of another agent at the same path.
 - If a handler raises, only its call ends, with a gRPC status.
 """
 
@@ -27,11 +27,12 @@ UNIX_PATH_MAX = 107
 """Longest path of a Unix socket in bytes: sun_path of sockaddr_un, less the final zero."""
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Function from request message to response message. Raises `RpcError`; any other exception is INTERNAL."""
+"""Handler of a call: takes the request message, returns the response message. A `RpcError` that it raises ends the call
+with its status, any other exception with INTERNAL."""
 
 
 class RpcError(Exception):
-    """Status that ends a call: `code` is a `grpc.StatusCode`; the message is for the caller."""
+    """Error that ends a call with a status. `code`: a `grpc.StatusCode`. The message is for the caller."""
 
     def __init__(self, code: Any, message: str) -> None:
         super().__init__(message)
@@ -39,11 +40,11 @@ class RpcError(Exception):
 
 
 class SocketError(OSError):
-    """Socket that cannot be served. The message has the path and the remedy."""
+    """Error for a socket that cannot be served. The message has the path and the remedy."""
 
 
 class ReadOnlyError(SocketError):
-    """Socket on a disk that is read-only."""
+    """Error for a socket whose disk is read-only."""
 
 
 def service(file_descriptor: Any, name: str, handlers: Mapping[str, Handler]) -> Any:
@@ -90,7 +91,7 @@ class UnixServer:
         self._services = services
         self._server: Any = None
         self._made = (0, 0)
-        """Device and inode of the socket."""
+        """Device and inode of the socket that this server has created."""
 
     async def start(self) -> None:
         """Create the socket and serve. Raise `SocketError`."""
@@ -102,7 +103,8 @@ class UnixServer:
         server.add_generic_rpc_handlers(self._services)
         try:
             self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            # At its end gRPC removes the name that it was given, whichever socket has it by then.
+            # Serve under a temporary name and rename it: at its end gRPC removes the name that it was given, whichever
+            # socket then has that name.
             with short_path(self.path.parent) as folder, replacing(folder / self.path.name) as fresh:
                 server.add_insecure_port(f"unix:{fresh}")
                 await server.start()
@@ -118,7 +120,7 @@ class UnixServer:
 
     @property
     def serving(self) -> bool:
-        """True from `start` to `stop` while the socket is there."""
+        """True between `start` and `stop` while the socket file exists."""
         return self._server is not None and self.path.is_socket()
 
     async def stop(self, grace_s: float) -> None:
@@ -133,6 +135,6 @@ class UnixServer:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a file, which no other file has while the server has the socket open."""
+    """Return device and inode of a file. No other file has the same while the server has the socket open."""
     status = path.stat(follow_symlinks=False)
     return status.st_dev, status.st_ino
