@@ -1,1 +1,1 @@
-"""The Helm chart and the single file dist/install.yaml, both made of the kustomize folders."""
+"""Maker of the Helm chart and of the single file dist/install.yaml, both from the kustomize folders."""

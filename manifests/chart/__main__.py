@@ -4,8 +4,8 @@
 - `install.yaml`: the objects of manifests/ in one file.
 - `kubectl-sharepod-VERSION.tar.gz`: the kubectl plugin, and `sharepod.yaml`: its manifest for krew.
 
-`--registry`: registry and folder of the images that both name. `--images`: archives of `make images`, to name digests.
-`--repository`: URL whose releases have the plugin's archive.
+`--registry`: registry and folder of the images, which chart and install.yaml name. `--images`: archives of `make
+images`; the images are then named by digest. `--repository`: URL whose releases have the plugin's archive.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ SET_ELSEWHERE = {
         "http_port",
     ),
 }
-"""Settings that other values or the templates set. So the schema does not contain them."""
+"""Settings that other values or the templates set, by part. They are left out of the schema, so that values cannot set
+them a second time."""
 
 
 def find_kubectl() -> str:
-    """Return the machine's kubectl, else the test cluster's. Raise OverlayError if there is none."""
+    """Return the path of kubectl: the machine's, else the test cluster's. Raise OverlayError if there is none."""
     if machine := shutil.which("kubectl"):
         return machine
     if (cluster := built()) is not None:
@@ -60,7 +61,7 @@ def find_kubectl() -> str:
 
 
 def settings_schema(part: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema of the settings of a part, and the definitions that it refers to."""
+    """Return the JSON schema of the settings of a part (operator, agent), and the definitions to which it refers."""
     schema = PARTS[part].model_json_schema(ref_template="#/$defs/{model}")
     fields = {name: one for name, one in schema["properties"].items() if name not in SET_ELSEWHERE[part]}
     own = {"type": "object", "additionalProperties": False, "properties": fields}
@@ -68,10 +69,10 @@ def settings_schema(part: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def write_chart(into: Path, kubectl: str, values: Mapping[str, str]) -> Path:
-    """Write the chart to the folder `into / "sharepod"` and as archive; return the archive. Raise OverlayError.
+    """Write the chart to the folder `into / "sharepod"`, and as an archive, whose path is returned. Raise OverlayError.
 
     Args:
-        values: defaults of values.yaml to replace, by their line without the value.
+        values: defaults of values.yaml to replace, by path, such as `image.tag`.
     """
     folder = into / "sharepod"
     shutil.rmtree(folder, ignore_errors=True)
@@ -92,7 +93,7 @@ def write_chart(into: Path, kubectl: str, values: Mapping[str, str]) -> Path:
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Replace defaults in values.yaml without changing its comments. `values`: new values by path, such as
+    """Return the text of values.yaml with other defaults; its comments stay. `values`: new values by path, such as
     image.tag."""
     path: list[str] = []
     lines = []
@@ -108,7 +109,7 @@ def _with_values(text: str, values: Mapping[str, str]) -> str:
 
 
 def _pack(folder: Path, archive: Path) -> None:
-    """Write a folder as a tar file whose bytes depend only on its contents."""
+    """Write a folder as a tar file whose bytes depend only on the folder's contents."""
     files = sorted(each for each in folder.rglob("*") if each.is_file())
     archive.write_bytes(packed((str(path.relative_to(folder.parent)), path.read_bytes(), 0o644) for path in files))
 
@@ -128,7 +129,7 @@ def write_install(into: Path, kubectl: str, registry: str, digests: Mapping[str,
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """Return the digests of the archives of `make images`, by part. Raise OverlayError."""
+    """Return the digests of the images in the archives of `make images`, by part. Raise OverlayError."""
     found = {}
     for part in PARTS:
         try:
@@ -142,7 +143,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m chart`."""
+    """Run `python -m chart`; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m chart", description="Write the Helm chart, install.yaml and the kubectl plugin."
     )

@@ -1,9 +1,9 @@
-"""Kustomize overlays of the chart, and the chart's value that selects each.
+"""Kustomize overlays whose objects the chart contains, each with the chart's value by which a user selects it.
 
 Guarantees:
 - Only kustomize renders objects, never this package.
-- An object depends on at most one value. So any combination of values renders to the same objects as the overlay with
-  the same folders.
+- An object depends on at most one value. So any combination of values gives the same objects as an overlay with the
+  corresponding folders.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _TIMEOUT_S = 120.0
 
 
 class OverlayError(Exception):
-    """Kustomize did not render an overlay."""
+    """Error: kustomize could not render an overlay."""
 
 
 @dataclass(frozen=True)
 class Overlay:
     """Overlay of manifests/.
 
-    `when`: condition in the chart; empty for the base. `folders`: resources. `components`: of kustomize. `files`:
-    objects that need no kustomize.
+    `when`: condition in the chart's templates; empty for the base. `folders`: kustomize resources. `components`:
+    kustomize components. `files`: files whose objects are used without kustomize.
     """
 
     when: str
@@ -43,7 +43,7 @@ class Overlay:
 
     @property
     def on_base(self) -> bool:
-        """Return whether the overlay contains the base, which components change."""
+        """Return whether the overlay contains the base, which its components change."""
         return "." in self.folders
 
 
@@ -64,7 +64,7 @@ OVERLAYS = (
 
 
 def render(kubectl: Path | str, overlay: Overlay, **more: object) -> list[dict[str, Any]]:
-    """Return the objects of an overlay. `more`: further fields of its kustomization, such as images. Raise
+    """Return the objects of an overlay. `more`: further fields of the generated kustomization, such as images. Raise
     OverlayError."""
     found = [one for path in overlay.files for one in yaml.load_all(path.read_text(), Loader=_LOADER)]
     if not overlay.folders:

@@ -1,7 +1,7 @@
 """Archive of the kubectl plugin, and its manifest for krew.
 
 Guarantees:
-- The archive holds one program for Linux and macOS, and the licence. The program needs Python and nothing else.
+- The archive has one program for Linux and macOS, and the licence. The program needs only Python.
 - The same sources give the same bytes.
 """
 
@@ -36,7 +36,8 @@ from kubectl_sharepod.program import main
 main()
 """
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
-"""Time of each file of the program: the earliest that a zip file can have."""
+"""Time stamp of each file in the program: the earliest that a zip file can have. A fixed time gives the same bytes each
+time."""
 
 
 def write_plugin(into: Path, repository: str) -> tuple[Path, Path]:
@@ -75,7 +76,7 @@ def write_plugin(into: Path, repository: str) -> tuple[Path, Path]:
 
 
 def packed(members: Iterable[tuple[str, bytes, int]]) -> bytes:
-    """Return a compressed tar file whose bytes depend only on its members: name, content, mode."""
+    """Return a compressed tar file whose bytes depend only on its members, each (name, content, mode)."""
     plain, compressed = io.BytesIO(), io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content, mode in members:
@@ -88,7 +89,7 @@ def packed(members: Iterable[tuple[str, bytes, int]]) -> bytes:
 
 
 def _program() -> bytes:
-    """Return the plugin as one file that python3 can run."""
+    """Return the plugin as one file that python3 can run: a zip file with a line that names the interpreter."""
     program = io.BytesIO(b"#!/usr/bin/env python3\n")
     program.seek(0, io.SEEK_END)
     with zipfile.ZipFile(program, "w", zipfile.ZIP_DEFLATED) as zipped:

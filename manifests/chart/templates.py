@@ -11,18 +11,19 @@ from chart.values import as_template, plain_name
 Object = dict[str, Any]
 CREATES_NAMESPACE = ".Values.namespace.create"
 OPTIONAL = {"sharepod-free": ".Values.freeShares"}
-"""For each name of objects of the base: the chart's value that decides whether they are in the chart."""
+"""Name of an object of the base -> the chart's value that decides whether it is in the chart."""
 _CHECKS = '{{- include "sharepod.checks" . }}\n'
 
 
 def identity(content: Object) -> tuple[str, str, str]:
-    """Return kind, namespace and name of an object, without the hash of a ConfigMap's name."""
+    """Return (kind, namespace, name) of an object. The hash that kustomize appends to the name of a ConfigMap is left
+    out."""
     metadata = content["metadata"]
     return content["kind"], metadata.get("namespace", ""), plain_name(metadata["name"])
 
 
 def templates(rendered: Mapping[Overlay, Iterable[Object]]) -> dict[str, str]:
-    """Return the templates by file name. `rendered`: the objects of each overlay, the base included."""
+    """Return the chart's templates, by file name. `rendered`: the objects of each overlay, including the base."""
     found: dict[tuple[str, str, str], dict[Overlay, Object]] = {}
     for overlay, objects in rendered.items():
         for content in objects:
@@ -41,8 +42,8 @@ def templates(rendered: Mapping[Overlay, Iterable[Object]]) -> dict[str, str]:
 
 
 def _template(variants: Mapping[Overlay, Object]) -> str:
-    """Return the template of one object. `variants`: the object as each overlay renders it, which may be equal or
-    different."""
+    """Return the template of one object. `variants`: the object as each overlay renders it; overlays that render it
+    equally share one branch."""
     alike: list[tuple[Object, list[str]]] = []
     base = variants.get(BASE)
     for overlay, content in variants.items():

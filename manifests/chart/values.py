@@ -1,8 +1,9 @@
-"""Values of the chart in kustomize's objects: each is a marker until the objects are written as YAML.
+"""Inserts the chart's values into kustomize's objects. Until an object is written as YAML, a marker text stands for
+each value.
 
 Guarantees:
-- A value of the chart replaces exactly one field of the manifests, or of a folder's path in it.
-- Every other field is kustomize's.
+- A value of the chart replaces exactly one field of the manifests, or the beginning of paths in it.
+- Every other field is as kustomize has rendered it.
 - Braces in the manifests never reach Helm as a template.
 """
 
@@ -22,7 +23,8 @@ _SETTINGS = {
 }
 _SETTINGS_NAME = re.compile(r"(sharepod-(?:operator|agent)-settings)-[a-z0-9]{10}")
 FOLDERS = {"kubelet_root": "/var/lib/kubelet", "state_dir": "/var/lib/sharepod"}
-"""Settings of the agent that name a folder of the node, and the folder that the manifests have."""
+"""Settings of the agent that name a folder of the node -> the folder in the manifests, which the setting's value
+replaces."""
 
 Object = dict[str, Any]
 
@@ -34,16 +36,16 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 @dataclass
 class Markers:
-    """Markers of one object, and the template text that replaces each."""
+    """Markers in one object. `texts`: the template text that replaces each marker, by its number."""
 
     texts: list[str] = field(default_factory=list)
 
     def value(self, expression: str) -> str:
-        """Return a marker for a whole value, written as JSON."""
+        """Return a marker for a whole field, whose value the template writes as JSON."""
         return self._add("v", f"{{{{ {expression} | toJson }}}}")
 
     def optional(self, expression: str) -> str:
-        """Return a marker for a value whose field is omitted while the expression is empty."""
+        """Return a marker for a field that the template omits if the expression is empty."""
         return self._add("o", expression)
 
     def part(self, expression: str) -> str:
@@ -55,7 +57,7 @@ class Markers:
         return f"@@{kind}{len(self.texts) - 1}@@"
 
     def written(self, content: Object) -> str:
-        """Return an object as the text of a template."""
+        """Return an object as the text of a template, with all markers replaced."""
         text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120)
         text = text.replace("{{", '{{ "{{" }}')
         text = re.sub(r"(?m)^( *)([\w]+): '@@o(\d+)@@'\n", self._optional_line, text)
@@ -72,7 +74,8 @@ def as_template(original: Object) -> str:
     content, markers = copy.deepcopy(original), Markers()
     kind, name = content["kind"], content["metadata"]["name"]
     if kind in ("CustomResourceDefinition", "Namespace"):
-        # `helm uninstall` would delete every object of these kinds, and every object of the namespace, with them.
+        # "keep": `helm uninstall` would otherwise delete these objects, with all custom resources, or all objects of
+        # the namespace.
         content["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
     elif kind == "ConfigMap" and plain_name(name) in _SETTINGS:
         name = plain_name(name)
@@ -89,7 +92,8 @@ def plain_name(name: str) -> str:
 
 
 def _workload(content: Object, markers: Markers, part: str) -> None:
-    """Put the values of a part (operator, agent) into its Deployment, or into a DaemonSet with the agent's image."""
+    """Insert the values of a part (operator, agent) into its Deployment, or into a DaemonSet that uses the agent's
+    image."""
     template = content["spec"]["template"]
     pod, values = template["spec"], f".Values.{part}"
     main = content["metadata"]["name"] in (OPERATOR, AGENT)
@@ -116,7 +120,7 @@ def _workload(content: Object, markers: Markers, part: str) -> None:
 
 
 def _replace_folder(tree: Any, folder: str, marker: str) -> None:
-    """Replace the folder at the start of every path in a part of a manifest, `tree`, by the marker of a value."""
+    """Replace the folder by the marker in all paths of `tree`, a part of a manifest, that begin with the folder."""
     entries = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in list(entries):
         if isinstance(value, str) and (value == folder or value.startswith(f"{folder}/")):

@@ -1,1 +1,1 @@
-"""The two images, operator's and agent's, made of Debian packages and Python wheels without a container engine."""
+"""Maker of the operator's and the agent's image, from Debian packages and Python wheels, without a container engine."""

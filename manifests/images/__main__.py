@@ -1,7 +1,7 @@
 """python -m images [--into DIR] [--source DIR] [--tag TAG]: make both images, each as an OCI archive.
 
-`make images` calls it. Prints name, digest and compressed size of each; without root or apt it prints one line with the
-reason.
+`make images` calls this program. It prints name, digest and compressed size of each image. Without root or apt it makes
+none, and prints one line with the reason.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "registry.invalid/sharepod"
 """Repository of the images in the manifests. `.invalid` is reserved, so no registry can ever serve this name."""
 USERS = {"operator": "65532:65532", "agent": "0:0"}
-"""User of each image. The agent mounts into pods and reads every process from NVML."""
+"""User of each image. The agent is root, because it mounts into pods and reads every process from NVML."""
 COMPRESSED_MAX = 150 * 10**6
-"""Bytes that an image may have as it is pulled."""
+"""Most bytes that an image may have in compressed form, in which nodes pull it."""
 
 
 def make_images(into: Path, *, source: Path = ROOT, tag: str | None = None) -> dict[str, MadeImage]:
@@ -35,8 +35,8 @@ def make_images(into: Path, *, source: Path = ROOT, tag: str | None = None) -> d
 
     Args:
         into: folder of the archives, operator.tar and agent.tar.
-        source: the tree with the package.
-        tag: None is the package's version.
+        source: source tree with the package `sharepod`.
+        tag: tag of both images; None: the package's version.
     """
     if (reason := why_no_images()) is not None:
         raise ImageError(f"not made: {reason}")

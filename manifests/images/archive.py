@@ -1,7 +1,7 @@
 """OCI archives: one tar file with the layers, the configuration and the index of one image.
 
-Guarantees: the same layers and configuration give the same bytes. The image's digest, by which a registry and manifests
-name it, is its manifest's.
+Guarantees: the same layers and configuration give the same bytes. The digest of an image, by which registries and
+manifests name it, is the digest of its OCI manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEDIA = "application/vnd.oci.image."
 
 @dataclass(frozen=True)
 class MadeImage:
-    """Image in an archive. `name`: its full reference there. `digest`: digest of its manifest."""
+    """Image in an archive. `name`: its full reference in the archive. `digest`: digest of its OCI manifest."""
 
     name: str
     digest: str
@@ -39,7 +39,7 @@ class MadeImage:
 
 
 def write_archive(path: Path, name: str, layers: Sequence[Layer], config: Mapping[str, Any]) -> MadeImage:
-    """Write the image to the file `path`. `config`: the part `config` of its configuration (User, Entrypoint, ...)."""
+    """Write an image to the file `path`. `config`: the field `config` of its configuration (User, Entrypoint, ...)."""
     configuration = _json(
         {
             "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
@@ -59,7 +59,7 @@ def write_archive(path: Path, name: str, layers: Sequence[Layer], config: Mappin
         }
     )
     entry = _described("manifest.v1+json", _digest(manifest), len(manifest)) | {
-        # The first name is for containerd. Other tools read the tag.
+        # containerd reads the first annotation, other tools the tag in the second
         "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
     }
     index = _json({"schemaVersion": 2, "mediaType": f"{_MEDIA}index.v1+json", "manifests": [entry]})

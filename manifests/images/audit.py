@@ -1,7 +1,7 @@
 """python -m images.audit: known vulnerabilities of the locked packages, by pip-audit.
 
-Exits with 1 if there is one. If pip-audit's database is unreachable, it prints one line and exits with 0: without the
-database nothing is known of the packages.
+Exits with 1 if a package has a vulnerability. If pip-audit's database is unreachable, it prints one line and exits with
+0, because nothing is then known about the packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TIMEOUT = 300.0
 
 
 def judge(report: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Return the number of packages that pip-audit's report knows, and a line for each vulnerability."""
+    """Return the number of packages that pip-audit's report covers, and a line for each vulnerability."""
     known = [one for one in report["dependencies"] if "skip_reason" not in one]
     found = [
         f"{one['name']} {one['version']}: {fault['id']}, fixed in {', '.join(fault['fix_versions']) or 'no version'}"

@@ -1,6 +1,6 @@
 """Layers of images: compressed tar files whose bytes depend only on names, modes, owners and contents.
 
-Guarantees: entries are in the order of their names and have one time; the compressed form has no time and no name.
+Guarantees: entries are ordered by name and all have the same time. The compressed form contains no time and no name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FILE, _FACTS = "layer.tar.gz", "layer.json"
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer. `digest`, `size`: of the compressed file. `diff_id`: digest of the tar file that it contains."""
+    """Layer of an image. `digest`, `size`: of the compressed file. `diff_id`: digest of the uncompressed tar file."""
 
     path: Path
     digest: str
@@ -31,11 +31,11 @@ class Layer:
 
     @classmethod
     def read(cls, folder: Path) -> Layer:
-        """Return the layer that was written to a folder."""
+        """Return the layer that an earlier run has written to a folder."""
         return cls(folder / _FILE, **json.loads((folder / _FACTS).read_text()))
 
     def members(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and content of each regular file."""
+        """Yield (name, content) of each regular file in the layer."""
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
                 if member.isfile():
@@ -45,8 +45,8 @@ class Layer:
 
 
 def layer_of_tar(archive: Path, folder: Path, *, left_out: Sequence[str] = ()) -> None:
-    """Write the files of a tar archive as a layer to `folder`. Of the folders `left_out`, only the folder itself is
-    written."""
+    """Write the files of a tar archive as a layer to `folder`. Of each folder in `left_out`, the contents are left
+    out."""
     with tarfile.open(archive) as source:
         chosen = []
         for member in source.getmembers():
@@ -57,7 +57,7 @@ def layer_of_tar(archive: Path, folder: Path, *, left_out: Sequence[str] = ()) -
             if member.islnk():
                 member.linkname = member.linkname.removeprefix("./")
             chosen.append(member)
-        # A hard link follows its target.
+        # hard links come last, because a link must follow its target
         chosen.sort(key=lambda member: (member.islnk(), member.name))
         _write(folder, ((member, source.extractfile(member) if member.isreg() else None) for member in chosen))
 
@@ -102,7 +102,7 @@ def _write(folder: Path, entries: Iterable[tuple[tarfile.TarInfo, IO[bytes] | No
 
 
 class _Hashing:
-    """Writable file that computes the digest of its contents."""
+    """Writable file that passes its input on, and computes the digest of the input."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file

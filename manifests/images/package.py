@@ -2,9 +2,9 @@
 
 Guarantees:
 
-- Only wheels with a locked hash are installed. The machine's pip fetches them; builds have no network.
-- A layer is addressed by its inputs (locks, sources, root) and kept in the cache.
-- An image without the hook, or with an uncompiled token scheduler, is not made.
+- Only wheels with a locked hash are installed. The machine's pip fetches them, because builds run without network.
+- A layer is cached under the hash of its inputs (locks, sources, root), and made again if one of them changes.
+- No image is made if the hook is missing or the token scheduler is not compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "shim", "operat
 _FROM_CFFI = ("_wire.c", "_scores.c", "_frame_reader.c", "_timed_wait.c")
 BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", *_FROM_CFFI)
 _OLDEST_LIBC = 17
-"""Minor version of the oldest glibc for which wheels are built (manylinux2014)."""
+"""Oldest glibc, by its minor version, for which a wheel may be built (manylinux2014)."""
 _BY = "1"
 _TIMEOUT = 900.0
 
@@ -50,7 +50,7 @@ def imports_layer(root: CompilingRoot, part: str) -> Layer:
 
 
 def package_layer(root: CompilingRoot, source: Path) -> Layer:
-    """Return the layer with the package of a source tree, compiled, hook included."""
+    """Return the layer with the package `sharepod`, compiled from a source tree, and the hook."""
     lock = LOCKS / "build.lock"
     contents = [
         part for path in _files(source) for part in (path.relative_to(source).as_posix().encode(), path.read_bytes())
@@ -71,15 +71,15 @@ def package_layer(root: CompilingRoot, source: Path) -> Layer:
             _pip(root, "sharepod: installing", "install", "--no-deps", f"--find-links={inside}/made", "sharepod")
             _check(root.path / PREFIX)
             for left in (*(root.path / PREFIX / "bin").glob("python*"), root.path / PREFIX / "pyvenv.cfg"):
-                left.unlink()  # of the layer below
+                left.unlink()  # these are in the layer below
             _finish(root, folder)
 
     return Layer.read(cached(f"package-{_key(root, lock.read_bytes(), *contents)}", make))
 
 
 def check_libraries(layers: Sequence[Layer]) -> None:
-    """Check that these layers contain all libraries that each library below the prefix needs. Raise ImageError if one
-    is missing. Equal layers are checked only once."""
+    """Check that these layers contain all libraries that each library of SharePod's folder needs. Raise ImageError if
+    one is missing. The same layers are checked only once."""
 
     def make(folder: Path) -> None:
         root = folder / "root"
@@ -120,8 +120,8 @@ def _copy_sources(source: Path, target: Path) -> None:
 
 
 def _fetch(root: CompilingRoot, lock: Path, folder: Path) -> None:
-    """Let the machine's pip fetch the wheels of a lock for the Python of the root. The hash of each wheel is
-    checked."""
+    """Let the machine's pip fetch the wheels in a lock, for the Python version of the root. pip checks the hash of each
+    wheel."""
     machine = platform.machine()
     libcs = [f"manylinux_2_{minor}" for minor in range(root.libc[1], _OLDEST_LIBC - 1, -1)]
     platforms = [f"{libc}_{machine}" for libc in (*libcs, "manylinux2014", "manylinux2010", "manylinux1", "linux")]
@@ -148,7 +148,7 @@ def _venv(root: CompilingRoot, prefix: str, *options: str) -> None:
 def _pip(
     root: CompilingRoot, label: str, command: str, *arguments: str, prefix: str = f"/{PREFIX}", usual_s: float = 0.0
 ) -> None:
-    # Debian's own virtual environment has pip. A virtual environment for an image has none.
+    # pip from a Debian virtual environment, because the virtual environments of images have none
     pip = ["/opt/pip/bin/python", "-m", "pip", f"--python={prefix}/bin/python"]
     if not (root.path / "opt/pip").is_dir():
         _venv(root, "/opt/pip")
@@ -167,8 +167,8 @@ def _check(prefix: Path) -> None:
 
 
 def _finish(root: CompilingRoot, folder: Path) -> None:
-    """Compile Python files to byte code, and write the layer. A container with a read-only root would otherwise compile
-    at each start."""
+    """Compile Python files to byte code, and write the layer. Otherwise a container, whose root is read-only, would
+    compile them at each start."""
     site = f"/{PREFIX}/lib"
     compiles = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash", site]
     root.run("byte code", compiles)

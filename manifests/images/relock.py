@@ -1,7 +1,7 @@
 """python -m images.relock: rewrite the locks from pyproject.toml, by uv.
 
 A lock names each direct or indirect dependency of an image (operator, agent) or of the compilation (build), with its
-version and the hashes of its files. Guarantees: no address of a package index is written.
+version and the hashes of its files. Guarantees: no lock contains the address of a package index.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Debian roots: the base that both images share, and the root in which the package is compiled.
 
-Both are made by mmdebstrap from the package sources of this machine, whose signatures apt checks. Guarantees:
+mmdebstrap makes both from the package sources of this machine, whose signatures apt checks. Guarantees:
 
-- A root is addressed by its inputs (suite, sources, packages, options) and kept in the cache; it appears whole or not
-  at all.
-- The suite's own compiler compiles for the suite's own Python and C library, whatever this machine's Python is.
+- A root is cached under the hash of its inputs (suite, sources, packages, options). It is stored whole or not at all.
+- The package is compiled by the compiler, and for the Python and C library, of the Debian suite, whatever Python this
+  machine has.
 - The base has no package lists, no documentation except licences, and no device.
 """
 
@@ -32,7 +32,7 @@ _TOOLS = {"mmdebstrap": "mmdebstrap", "chroot": "coreutils", "unshare": "util-li
 BASE = ("python3", "ca-certificates", "libstdc++6")
 COMPILES = ("python3-dev", "python3-venv", "gcc", "libc6-dev", "binutils")
 REPEATABLE = {"CFLAGS": "-g0", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "315532800"}
-"""Environment of every compilation: the same sources give the same bytes."""
+"""Environment of every compilation. With it the same sources give the same bytes."""
 _OPTIONS = (
     "--mode=root",
     "--variant=essential",
@@ -43,11 +43,11 @@ _OPTIONS = (
         for folder in ("man", "locale", "info", "lintian", "bash-completion")
     ),
 )
-# Byte code is checked by the content of its source. Checked by time it would be stale, because the times of sources
-# differ between machines, and a read-only root would compile at each start.
+# Byte code is valid by the hash of its source, not by the source's time. Times differ between machines, so byte code
+# would count as outdated, and a container with a read-only root would compile at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
 _MADE_OF = {"base": [*_OPTIONS, _COMPILED, *BASE], "root": [*_OPTIONS, *COMPILES]}
-"""Inputs of each root, in addition to suite and sources."""
+"""Inputs of each root, in addition to the suite and its sources."""
 _TIMEOUT = 1800.0
 _EPOCH = "0"
 _BY = "1"
@@ -56,7 +56,7 @@ _BY = "1"
 
 @dataclass(frozen=True)
 class CompilingRoot:
-    """A root with a compiler and Python. `python`: version of Python, such as (3, 11). `libc`: version of its C
+    """Root with a compiler and Python. `python`: Python's version, such as (3, 11). `libc`: version of the C
     library."""
 
     path: Path
@@ -65,7 +65,7 @@ class CompilingRoot:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Temporary folder below /work, emptied at the end."""
+        """Context manager: temporary folder below /work, deleted at the end."""
         (self.path / "work").mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=self.path / "work"))
         try:
@@ -74,11 +74,11 @@ class CompilingRoot:
             shutil.rmtree(folder, ignore_errors=True)
 
     def inside(self, path: Path) -> str:
-        """Return the path in the root of a path below it."""
+        """Return the path that a path below this root has inside the root."""
         return "/" + str(path.relative_to(self.path))
 
     def run(self, label: str, argv: Sequence[str], *, usual_s: float = 0.0) -> None:
-        """Run a program in the root, without network, with nothing of this machine's environment."""
+        """Run a program in the root, without network and without this machine's environment variables."""
         env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/root",
@@ -96,8 +96,8 @@ class CompilingRoot:
 
 
 def why_no_images() -> str | None:
-    """Return the reason why no image can be made on this machine, in one line. None if images can be made, even if
-    packages are still missing."""
+    """Return why no image can be made on this machine, in one line. None if images can be made, even if packages still
+    have to be fetched."""
     if os.geteuid() != 0:
         return "images are made as root"
     if shutil.which("apt-get") is None:
@@ -112,8 +112,8 @@ def why_no_images() -> str | None:
 
 
 def roots_to_make() -> bool:
-    """Return whether a Debian root file system is missing in the cache. The next image then takes minutes, because it
-    makes the file system first."""
+    """Return True if the cache lacks a Debian root. The next image then takes minutes, because the root is made
+    first."""
     return not all((cache_dir() / "images" / _entry(kind, parts)).is_dir() for kind, parts in _MADE_OF.items())
 
 
@@ -149,7 +149,7 @@ def _make_root(folder: Path) -> None:
 
 
 def _sources() -> str:
-    """Return the package sources of this machine's own distribution, as lines of a sources.list."""
+    """Return the package sources of this machine's distribution, in the format of a sources.list."""
     form = ("--format", "$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages")
     asked = subprocess.run(["apt-get", "indextargets", *form], capture_output=True, text=True, check=True, timeout=60)
     own = _release().get("ID", "").lower()
@@ -179,18 +179,18 @@ def _debootstrap(label: str, options: Sequence[str], packages: Sequence[str], ta
 
 
 def _entry(kind: str, made_of: Sequence[str]) -> str:
-    """Return the name of the entry of the cache for a root of this kind with these inputs."""
+    """Return the name under which a root of this kind, made of these inputs, is cached."""
     parts = [_BY, _suite(), _sources(), *made_of]
     return f"{kind}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 
 def _cached(kind: str, make: object) -> Path:
-    """Return the root of a kind. If the cache does not have it, `make(folder)` makes it."""
+    """Return the root of a kind from the cache. If it is missing, `make(folder)` makes it."""
     return cached(_entry(kind, _MADE_OF[kind]), make)
 
 
 def cached(name: str, make: object) -> Path:
-    """Return the folder `name` of the images' cache, made by `make(folder)` if it is absent."""
+    """Return the folder `name` of the images' cache. If it is missing, `make(folder)` makes it."""
     assert callable(make)
     images = cache_dir() / "images"
     images.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """python -m images.sbom: contents of each image, as SPDX 2.3 documents, next to the archives in build/images.
 
-Read from the layers themselves: Debian's packages from dpkg's own records, Python's from their metadata. Written and
-validated by spdx-tools. Guarantees: the same image gives the same document.
+The contents are read from the layers: Debian packages from dpkg's records, Python packages from their metadata.
+spdx-tools writes and validates the documents. Guarantees: the same image gives the same document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METADATA = re.compile(r".*/site-packages/[^/]+\.dist-info/METADATA")
 
 @dataclass(frozen=True, order=True)
 class Contained:
-    """A package in an image. `kind`: deb or pypi."""
+    """Package in an image. `kind`: deb or pypi."""
 
     kind: str
     name: str
@@ -35,13 +35,13 @@ class Contained:
 
     @property
     def purl(self) -> str:
-        """The package's URL, as scanners know it."""
+        """Package URL, by which vulnerability scanners identify the package."""
         space = "debian/" if self.kind == "deb" else ""
         return f"pkg:{self.kind}/{space}{self.name.lower()}@{self.version.replace('+', '%2B')}"
 
 
 def contained(files: Iterable[tuple[str, bytes]]) -> Iterator[Contained]:
-    """Yield the packages that a layer's files, with their names, record."""
+    """Yield the packages that the files of a layer record. `files`: (name, content) of each file."""
     for name, content in files:
         if name == _STATUS:
             for paragraph in content.decode().split("\n\n"):

@@ -1,6 +1,6 @@
-"""Long-running programs of image making: their progress is shown, and a failure includes their output.
+"""Runs the long steps of image making: shows their progress, and adds the output of a failed program to the error.
 
-Guarantees: a program ends within its time, or with the program that waits for it.
+Guarantees: a program ends within its timeout, or when this process ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.process import die_with
 
 _SHOWN_EACH_S = 10.0
 _LINES = 25
-"""Last lines of a failed program that are shown."""
+"""Most lines of a failed program's output that are shown, the last ones."""
 
 
 class ImageError(HarnessError):
@@ -47,9 +47,9 @@ def run(
     """Run a program to its end. Raise `failure` if it fails, or after `timeout` seconds.
 
     Args:
-        label: Its purpose, for people.
-        env: Its whole environment (None: this process's).
-        usual_s: Its seconds on two idle cores; printed at the start, unless 0.
+        label: Purpose of the program, for the reader of the progress.
+        env: The program's whole environment; None: this process's.
+        usual_s: Seconds that it usually takes on two idle cores, printed at the start; 0: not printed.
     """
     show(label + (f" (about {usual_s:.0f} s)" if usual_s else ""))
     began = shown = time.monotonic()
