@@ -36,15 +36,15 @@ _CONTAINER = {"name": "main", "image": "test", "resources": {"requests": {"cpu":
 
 @dataclass(slots=True)
 class Seen:
-    """Times at which the client saw each Pod of one namespace created and bound, by the Pod's name. In
-    monotonic seconds."""
+    """For each Pod of one namespace, by name: monotonic seconds at which the client saw it created, and bound."""
 
     made: dict[str, float] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
 
 
 def follow(api: Api, namespace: str, seen: Seen) -> Callable[[], None]:
-    """Watch the Pods of a namespace from now on; return the function that ends the watch."""
+    """Watch the Pods of a namespace from now on, and record in `seen` when they are created and bound. Return the
+    function that ends the watch."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     watch = api.watch(path, resourceVersion=api.get(path)["metadata"]["resourceVersion"], timeout=600)
 
@@ -113,7 +113,7 @@ def main() -> None:
         ledgers = "/apis/sharepod.dev/v1alpha1/gpunodes"
         wait_until(lambda: len(cluster.api.get(ledgers)["items"]) == len(nodes), what="all GPUNodes", timeout=60)
         agents.start(*nodes)
-        time.sleep(3)  # the operator checks the agents' Leases each second
+        time.sleep(3)  # the operator checks the agents' Leases each second, so it then knows all nodes as ready
 
         rows: list[Row] = []
         for case in ("bare pod", "SharePod"):

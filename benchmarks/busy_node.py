@@ -27,11 +27,11 @@ TENANT_MILLI, BUSY_MILLI = 500, 1000
 BUSY_PER_PROCESSOR = 3
 SETTLE_S = 3.0
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
-"""Folders in which a cgroup with a weight can be made: of cgroups version 1, and of version 2."""
+"""Mount points of cgroups version 1 (controller cpu) and of version 2. The first that exists is used."""
 
 
 class Pods:
-    """Cgroups of pods, below one common cgroup. A context manager: the cgroups are removed when it ends."""
+    """Cgroups that stand for pods, below one common cgroup. A context manager: at its end the cgroups are removed."""
 
     def __init__(self) -> None:
         mounted = [root for root in ROOTS if (root / "cgroup.procs").exists()]
@@ -66,9 +66,8 @@ class Pods:
 
     @staticmethod
     def _weigh(pod: Path, milli: int) -> bool:
-        """Give a cgroup the weight of a CPU request, as the kubelet does. Return True if it is a cgroup of version
-        1.
-        """
+        """Give a cgroup the weight that the kubelet gives a pod with this CPU request. Return True if it is a cgroup of
+        version 1."""
         shares = max(2, milli * 1024 // 1000)
         if (pod / "cpu.shares").exists():
             (pod / "cpu.shares").write_text(str(shares))
@@ -80,7 +79,7 @@ class Pods:
 
 @contextlib.contextmanager
 def busy(pods: Pods, count: int) -> Iterator[None]:
-    """Run `count` programs that use all available processor time."""
+    """Context manager: run `count` programs in the cgroup of a pod, each of which uses a whole processor if it can."""
     programs = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(count)]
     try:
         for number, program in enumerate(programs):
@@ -93,7 +92,7 @@ def busy(pods: Pods, count: int) -> Iterator[None]:
 
 
 def measured(agent_milli: int, programs: int, seconds: float) -> list[Row]:
-    """Measure one case."""
+    """Measure the tenants' shares with this CPU request of the agent and this number of busy programs."""
     case = f"agent requests {agent_milli}m, {programs} busy programs"
     with (
         Pods() as pods,

@@ -50,15 +50,15 @@ LEAST_OFF = 0.03
 STEP_S = 0.05
 WATCHED_S = 4.0
 _KILLED_AT_ONCE = (MOST_KILLED - 1) // 2
-"""Number of agents that may be killed within `WITHIN_S`. An agent is two processes."""
+"""Number of kills of an agent that its supervisor tolerates within `WITHIN_S`; each kills two processes."""
 
 
 Seen = list[tuple[float, dict[str, int]]]
-"""Time of a sample, and the GPU time of each tenant up to that sample."""
+"""Samples: (monotonic seconds, GPU time of each tenant up to then in nanoseconds, by tenant)."""
 
 
 def rows(requests: Mapping[str, float]) -> list[dict[str, object]]:
-    """Return the rows of the tenants file."""
+    """Return the rows for the tenants file, given the request of each tenant."""
     return [tenant(name, request, memory=LIMIT) for name, request in requests.items()]
 
 
@@ -93,7 +93,8 @@ def watch(meter: Meter, seconds: float) -> Seen:
 
 
 def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -> float | None:
-    """Return the largest error of a tenant's share over `seconds` from `begin`. None if this time was not sampled."""
+    """Return the largest difference between a tenant's share in the span of `seconds` from `begin` and its request, in
+    points. None if the span was not sampled."""
     first = next((busy for at, busy in seen if at >= begin), None)
     last = next((busy for at, busy in seen if at >= begin + seconds), None)
     if first is None or last is None:
@@ -104,13 +105,14 @@ def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -
 
 
 def seconds_off(seen: Seen, wanted: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Return the begin of each second, and the largest error of a tenant's share in that second."""
+    """Return (begin, largest difference of a tenant's share from its request, in points) for each span of one
+    second."""
     return [(at, found) for at, _ in seen if (found := off(seen, at, 1.0, wanted)) is not None]
 
 
 def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: float) -> float:
-    """Return the seconds from `begin` until the shares were right. If they never were, return the whole sampled
-    time."""
+    """Return the seconds from `begin` until the shares of a second differ from the requests by at most `usual` points.
+    If they never do, return the whole sampled time."""
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 
@@ -122,7 +124,7 @@ CASES = {
 
 
 def turns(case: str, times: int) -> Iterator[int]:
-    """Yield the number of each repetition of a case. Before a repetition, wait if another kill would make the agent's
+    """Yield the number of each repetition of a case. Wait before a repetition if one more kill would make the agent's
     supervisor give up."""
     for turn in range(times):
         if case == "agent killed" and turn and turn % _KILLED_AT_ONCE == 0:
@@ -131,7 +133,7 @@ def turns(case: str, times: int) -> Iterator[int]:
 
 
 def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Program], usual: float) -> dict[str, float]:
-    """Replace the running agent by another agent. Return the measured figures."""
+    """End the running agent as `case` requires, and let another agent take over. Return the measured figures."""
     logged = len(node.log())
     label = f"a.greedy.{time.monotonic()}"
     greedy = node.launch("a", "--memory", str(LIMIT - HELD + (1 << 20)), "--seconds", "1", label=label, quiet=True)
@@ -161,7 +163,7 @@ def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Progra
 
 
 def beside_many(tenants: int, times: int) -> list[Row]:
-    """Measure the effect of an upgrade and of a kill on callers, on a node with `tenants` tenants on eight GPUs."""
+    """Measure how an upgrade and a kill of the agent affect callers, on a node with `tenants` tenants on eight GPUs."""
     a_gpu = -(-tenants // len(GPUS))
     many = [tenant(f"m{i:03}", 1 / a_gpu - 5e-4, memory=GI // 4, gpus=[GPUS[i % len(GPUS)]]) for i in range(tenants)]
     result: list[Row] = []
@@ -180,14 +182,14 @@ def beside_many(tenants: int, times: int) -> list[Row]:
 
 
 def edited(node: Node, meter: Meter, requests: Mapping[str, float], usual: float) -> float:
-    """Edit the shares. Return the seconds until the measured shares were right."""
+    """Change the tenants' requests. Return the seconds until the measured shares had followed."""
     begin = time.monotonic()
     node.set_tenants(*rows(requests))
     return right_after(watch(meter, WATCHED_S), begin, requests, usual)
 
 
 def standalone(times: int) -> list[Row]:
-    """Measure restarts and edits without a cluster."""
+    """Measure restarts of the agent and changes of shares, without a cluster."""
     result: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="ch") as directory,
@@ -221,7 +223,7 @@ def standalone(times: int) -> list[Row]:
 
 
 def in_cluster(times: int) -> list[Row]:
-    """Measure from a GPUNode's change until the tenant's limits are applied."""
+    """Measure, in a cluster, the time from a GPUNode's change until the tenant's limits are applied."""
     from cluster.agent_world import OneNode, install, row
     from harness.cluster import Cluster
 

@@ -38,10 +38,10 @@ PROMISES = {
 }
 
 _SECONDS_A_FAULT = 6.0
-"""Approximate seconds that a fault takes, with the pause after it. SharePods arrive during this time."""
+"""Approximate seconds that one fault with the following pause takes. SharePods arrive during this time."""
 _RESTORED = 1 / 8
-"""Part of the time limit that is reserved for the time after etcd was restored."""
-_AGENT_LEASE = 120  # seconds that an agent's Lease lasts: one process renews a thousand of them, one after the other
+"""Part of the time limit that is left for the cluster to settle after etcd was restored."""
+_AGENT_LEASE = 120  # seconds; long, because one process renews a thousand Leases one after the other
 
 
 def main() -> int:

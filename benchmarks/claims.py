@@ -46,7 +46,7 @@ def pods_path(namespace: str) -> str:
 
 
 def plain(name: str, on: str, **options: Any) -> Object:
-    """Return a Pod that runs on nodes with the label `test=ON`."""
+    """Return a Pod without a share that runs only on nodes with the label `test=ON`."""
     return pod_body(name, nodeSelector={"test": on}, **options)
 
 
@@ -70,17 +70,15 @@ def bound(world: World, namespace: str) -> int:
 
 
 def operate(world: World, attach: str) -> None:
-    """Restart the operator with the setting `attach`."""
+    """Restart the operator with the setting `attach`, by which SharePods' Pods get their GPUs."""
     assert world.operator is not None
     world.operator.stop()
     world.start_operator(SHAREPOD_ATTACH=attach)
 
 
 def latency(world: World, count: int, rate: float) -> list[Row]:
-    """Measure the seconds from the creation of a Pod, or of a SharePod, until its Pod is bound to a node. The kinds of
-    the module's text (bare, SharePod by CSI, SharePod by claim, claim of a template, existing claim) are measured one
-    after the other, each on nodes of its own.
-    """
+    """Measure the seconds from the creation of a Pod, or of a SharePod, until its Pod is bound to a node. The kinds
+    that the header lists are measured one after the other, each on nodes of its own."""
     rows: list[Row] = []
     for case in ("bare pod", "SharePod", "SharePod by claim", "claim of a template", "claim that exists"):
         name = case.replace(" ", "-").lower()
@@ -92,7 +90,7 @@ def latency(world: World, count: int, rate: float) -> list[Row]:
             for number in range(count):
                 head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": f"c{number}"}}
                 world.api.create(claim_path(namespace), {**head, "spec": claim_spec(100)})
-        time.sleep(2)  # the operator checks the agents' Leases each second
+        time.sleep(2)  # the operator checks the agents' Leases each second, so it then knows all nodes as ready
         path, bodies = pods_path(namespace), []
         for number in range(count):
             if case == "bare pod":
@@ -129,8 +127,8 @@ def at_once(writes: list[Callable[[], object]]) -> None:
 
 
 def bursts(world: World, audit: Audit, rounds: int, *, sharepods: int) -> list[Row]:
-    """Measure `rounds` rounds of 16 shares of half a GPU, all created at once. `sharepods`: number of them that are
-    SharePods; the others are Pods with claims."""
+    """Measure `rounds` rounds in each of which 16 shares of half a GPU are requested at once. `sharepods`: number of
+    SharePods among them; the others are Pods with claims."""
     name = f"burst{sharepods}"
     nodes = world.nodes(name, _GPUS // 2)
     namespace = world.cluster.namespace(name)
@@ -176,9 +174,8 @@ def bursts(world: World, audit: Audit, rounds: int, *, sharepods: int) -> list[R
 def killed(
     world: World, audit: Audit, claims: int, kills: int, seed: int, *, on: int, attach: str
 ) -> tuple[list[Row], int]:
-    """Create Pods with claims, and as many SharePods, while the operator is killed. Return (figures, number of faults
-    found).
-    """
+    """Create Pods with claims, and as many SharePods, while the operator is killed. Return (rows of figures, number of
+    faults that were found)."""
     chance, name = random.Random(seed), "kills"
     nodes = world.nodes(name, on or claims // 2 + 1)
     namespace = world.cluster.namespace(name)

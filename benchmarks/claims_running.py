@@ -22,14 +22,14 @@ from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 from results import Row
 
 PERIOD_S = 0.02
-"""Seconds between two checks. A figure may be too long by this much."""
+"""Seconds between two checks whether the Pod runs. A figure may be too long by this much."""
 _SLEEPS = ["sh", "-c", "trap exit TERM; while true; do sleep 0.1; done"]
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _SHAREPODS = f"/apis/sharepod.dev/v1alpha1/namespaces/{NAMESPACE}/sharepods"
 
 
 def running(times: int) -> list[Row]:
-    """Return the figures of `times` Pods of each kind."""
+    """Measure `times` Pods of each kind; return the rows."""
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="shp-") as directory,
@@ -47,7 +47,7 @@ def running(times: int) -> list[Row]:
             if case == "SharePod by claim":
                 system.settings = {"SHAREPOD_ATTACH": "claims"}
                 system.restart_operator()
-            # the first repetition warms up caches, and is not counted
+            # the first Pod of each kind warms up caches, and is not counted
             took = [_once(system, path, body) for _ in range(times + 1)][1:]
             print(f"{case}: {' '.join(f'{each:.2f}' for each in took)} s", file=sys.stderr, flush=True)
             for part in (50, 99):
@@ -67,7 +67,7 @@ def _sharepod(system: ClaimSystem) -> Object:
 
 
 def _once(system: ClaimSystem, path: str, body: Object) -> float:
-    """Return the seconds until a Pod runs; then delete it with its claims."""
+    """Create one Pod, and return the seconds until it runs. Then delete it with its claims."""
     begun = time.monotonic()
     system.cluster.api.create(path, body)
     _until(lambda: any(pod["status"].get("phase") == "Running" for pod in system.pods()), "a Pod that runs")

@@ -23,7 +23,7 @@ from results import ROOT, Row, write
 
 COMPILED = ROOT / "build" / "compiled"
 CASES = ((2, 1), (10, 1), (50, 1), (240, 8))
-"""Cases: number of tenants, and number of GPUs to which they are distributed."""
+"""(number of tenants, number of GPUs) of each case."""
 MS = 1_000_000
 QUANTUM_FLOOR_NS = 1 * MS
 _WARM = 2000
@@ -31,7 +31,8 @@ _TIMEOUT_S = 120
 
 
 def play(tenants: int, gpus: int, seconds: float) -> list[float]:
-    """Return the duration of each decision, in seconds. The simulation runs for `seconds` of this machine's time."""
+    """Simulate tenants that always want the token, for `seconds` of real time. Return the duration of each decision, in
+    seconds."""
     from sharepod.timeshare import Action, Scheduler, TokenGrant
 
     scheduler, now = Scheduler(), 0
@@ -68,7 +69,8 @@ def play(tenants: int, gpus: int, seconds: float) -> list[float]:
 
 
 def measured(tenants: int, gpus: int, seconds: float, *, compiled: bool) -> tuple[float, float]:
-    """Return (median, 99th percentile) in microseconds, measured in a separate process."""
+    """Return (median, 99th percentile) of the decisions' durations in microseconds, measured in a separate process.
+    `compiled`: True for the compiled scheduler."""
     paths = [str(COMPILED)] if compiled else []
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT / "tests"), str(ROOT / "benchmarks")])}
     command = [sys.executable, __file__, "--play", f"{tenants},{gpus}", "--seconds", str(seconds)]

@@ -41,19 +41,19 @@ from results import Row, write
 
 KERNEL_US = 5000
 PATIENCE_S = 10.0
-"""Seconds after which a request without an answer counts as lost."""
+"""Seconds from a request's arrival after which it counts as lost."""
 TRY_S = 2.0
-"""Timeout of one try, in seconds."""
+"""Timeout of one attempt to get an answer, in seconds."""
 RETRY_S = 0.02
-"""Seconds between two tries if no other replica is ready."""
+"""Seconds until the next attempt if no other replica is ready."""
 SETTLE_S = 1.0
-"""Seconds of load before a drain and after it."""
+"""Seconds for which the load runs before a drain and after it."""
 _TIMEOUT = 90.0
 
 
 @dataclass(slots=True)
 class Sight:
-    """Pod as the API has shown it. Times are in monotonic seconds."""
+    """Pod of a case, with the times at which the API showed its changes, in monotonic seconds."""
 
     name: str
     node: str | None = None
@@ -64,8 +64,8 @@ class Sight:
 
 
 class Watched:
-    """Watch of one collection, in a thread. The thread calls `take` with each object, and with whether the object was
-    deleted."""
+    """Watch of the objects of one collection, in a thread. Each event calls `take` with the object, and with True if
+    the object was deleted."""
 
     def __init__(self, cluster: Cluster, path: str, take: Callable[[Object, bool], None]) -> None:
         self._cluster = cluster
@@ -99,7 +99,7 @@ class Load:
     sent: int = 0
     lost: int = 0
     retried: int = 0
-    """Requests that needed more than one try."""
+    """Number of requests that needed more than one attempt."""
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
@@ -158,7 +158,7 @@ async def _ask(address: str) -> None:
 
 
 class Case:
-    """Workload of one kind, with its nodes, its client and the times that were observed."""
+    """Workload of one kind, with its nodes, its client, and the times at which its Pods changed."""
 
     def __init__(self, cluster: Cluster, nodes: ProcessNodes, name: str, *, shared: bool, replicas: int) -> None:
         self.name = f"{replicas} {'SharePod' if shared else 'plain Pod'}{'s' if replicas > 1 else ''}"

@@ -28,14 +28,14 @@ from results import Row, write
 from throughput.jobs import drawn, of_trace
 
 MOST_OFF, LEAST_UTILISATION = 2.0, 0.99
-"""Bounds: largest difference of a team's GPU time from its budget, in per cent; and least ratio of the GPU time
-reserved with budgets to the GPU time reserved without."""
+"""Bounds of success: largest difference of a team's GPU time from its budget, in per cent; least GPU time reserved with
+budgets, relative to the time reserved without."""
 SEEDS = "42,43,44"
 PROMISES = {"budgets-entitlement": ("max", "entitlement_error", "with budgets")}
 
 
 def rows_of(month: Month, case: str, capacity_s: float, days: float) -> list[Row]:
-    """Return the figures of one month."""
+    """Return the rows of one simulated month."""
     rows = [Row(case, f"gpu_time_{team}", "%", 100 * had / capacity_s) for team, had in month.gpu_s.items()]
     rows += [
         Row(case, f"from_budget_{team}", "%", month.beyond(team, capacity_s, contended=True)) for team in month.gpu_s

@@ -40,9 +40,9 @@ from throughput.jobs import Job, Workload
 ENTITLED = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1}
 """Part of the GPU time that each team is entitled to."""
 ASKS = {"a": 0.35, "b": 0.3, "c": 0.2, "d": 0.15}
-"""Part of the demand of each team: each requests more than its entitlement."""
+"""Part of the demand that each team makes. With `DEMAND`, each team requests more than its entitlement."""
 DEMAND = 1.5
-"""Requested GPU time as a multiple of the capacity."""
+"""GPU time that all teams request, as a multiple of the capacity."""
 BURST = 1.6
 """Demand of a team in every second week, as a multiple of its mean demand. In the other weeks, the team requests
 correspondingly less."""
@@ -50,8 +50,8 @@ BUDGETED = 0.9
 """Sum of the budgets, as a part of the GPU time. It is less than 1, because capacity that is lost to packing cannot be
 promised."""
 START_MS = 1_769_904_000_000
-"""2026-02-01T00:00:00Z, in milliseconds: the start of a month of four weeks. Each team has two weeks with a burst and
-two weeks without."""
+"""Start of the simulated time, in milliseconds since 1970: 2026-02-01T00:00:00Z. The month has four weeks, so each team
+has two weeks with a burst and two without."""
 _DEFAULTS = {name: field.default for name, field in OperatorSettings.model_fields.items()}
 HALF_LIFE_S, PER_MINUTE = _DEFAULTS["usage_half_life"], _DEFAULTS["preemptions_per_minute"]
 LOOK_S = 300.0
@@ -63,7 +63,7 @@ the room."""
 DAYS, NODES = 28.0, 6
 _NO_ROOM = Refusal(outlook=Outlook.WAITING, headline="no room")
 Key = tuple[str, TracePod]
-"""Team and shape of a request. Requests with equal keys are served oldest first."""
+"""(team, shape of its request). Waiting requests with equal keys are served oldest first."""
 
 
 @dataclass
@@ -71,31 +71,31 @@ class Month:
     """Figures of one month."""
 
     gpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
-    """GPU time reserved, by team."""
+    """Reserved GPU time by team, in seconds."""
     alone_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
-    """GPU time that a team borrowed while no team within its budget waited."""
+    """Part of `gpu_s` that a team borrowed while no team within its budget waited, in seconds."""
     waits_s: list[float] = field(default_factory=list)
-    """Wait of each job so far, in seconds. For an evicted job: the sum of all its waits."""
+    """Seconds that each job has waited; for an evicted job, the sum of its waits."""
     wait_of: dict[int, float] = field(default_factory=dict)
-    """The same waits by the number of the job."""
+    """The same seconds, by the number of the job."""
     placed: int = 0
     ended: int = 0
     waiting: int = 0
     evicted: int = 0
     lowered: int = 0
     lost_s: float = 0.0
-    """GPU time that evicted jobs used between their start and their eviction, in seconds. This work is lost."""
+    """Seconds of GPU time that evicted jobs had used since their start. This work is lost."""
 
     def beyond(self, team: str, capacity_s: float, *, contended: bool = False) -> float:
-        """Return a team's GPU time beyond its budget, in per cent of the budget. Negative if the team had less.
-        `contended` true: GPU time does not count that the team borrowed while no team within its budget waited."""
+        """Return how far a team's GPU time exceeds its budget, in per cent of the budget; negative if the team had
+        less. `contended`: True to leave out time that the team borrowed while no team within its budget waited."""
         due = ENTITLED[team] * BUDGETED * capacity_s
         return 100 * (self.gpu_s[team] - (self.alone_s[team] if contended else 0.0) - due) / due
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """Job that has run on its GPUs since `began`."""
+    """Running job. `began`: simulated second of its start."""
 
     team: str
     job: Job
@@ -203,7 +203,7 @@ class MonthOfTeams:
                 self.month.alone_s[team] += milli * passed / 1000
 
     def _look(self, now: float) -> None:
-        """Charge the budgets, as the operator does, and reserve GPUs for the head of the queue."""
+        """Charge the budgets, and reserve GPUs for the head of the queue, as the operator does at intervals."""
         at_ms = START_MS + round(now * 1000)
         if self._budgets:
             for team, rules in self._rules.items():
@@ -216,7 +216,8 @@ class MonthOfTeams:
             self._keep(now)
 
     def _keep(self, now: float) -> None:
-        """Choose the head of the queue. Candidates are the oldest jobs of each team and shape."""
+        """Choose the head of the queue, and reserve GPUs for it. Candidates are the oldest jobs of each team and
+        shape."""
         before = self._cluster.head_reservation
         eligible = {one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)}
         for tenant, one in eligible.items():
@@ -229,7 +230,7 @@ class MonthOfTeams:
             self._serve(before.node, now)
 
     def kept(self, owner: WaitingTenant, priority: int, now: float) -> None:
-        """Called when GPUs are reserved for a job. Does nothing here."""
+        """Do nothing. The operator's code calls this when GPUs are reserved for a job."""
 
     def waiting(self) -> Iterator[tuple[WaitingTenant, int]]:
         """Return the jobs that wait, each with its effective priority."""
@@ -245,7 +246,7 @@ class MonthOfTeams:
                 return
 
     def _make_room(self, now: float) -> None:
-        """Let teams within their budgets preempt others, as the operator's preemption loop does."""
+        """Let jobs of teams within their budgets preempt others, as the operator's preemption loop does."""
         self._room_at = now + LOOK_S
         effective = {team: standing.effective_priority(0) for team, standing in self._standings.items()}
         lowest = min((effective[item.team] for item in self._running.values()), default=0)
@@ -282,7 +283,7 @@ class MonthOfTeams:
             return
 
     def _victims(self, now: float) -> Victims:
-        """Return the running jobs as the operator's preemption planner sees them."""
+        """Return the running jobs in the form that the operator's preemption planner takes."""
         return victims_of(
             {
                 tenant: VictimFacts(
@@ -334,7 +335,7 @@ class MonthOfTeams:
         self._memos.of(tenant).refusal = _NO_ROOM
 
     def _serve(self, node: str, now: float) -> None:
-        """Start waiting jobs on this node, in queue order, as long as the node has room."""
+        """Start waiting jobs on this node, in queue order, until the node has no room for the next one."""
         account = self._cluster.node(node)
         assert account is not None, "nodes stay"
         refused: set[Key] = set()
@@ -415,7 +416,7 @@ def _terms(amount: int) -> Terms:
 
 
 def jobs_of_teams(workload: Workload, days: float, seed: int) -> list[tuple[str, Job]]:
-    """Draw the jobs of a month, each of a team, whose demand comes in bursts of a week."""
+    """Draw the jobs of a month, as (team, job). The demand of each team comes in bursts of a week."""
     asked = sum(pod.demand / 1000 * seconds for pod, seconds in workload.lines)
     whole = sum(pod.gpus * seconds for pod, seconds in workload.lines)
     chance = random.Random(seed)

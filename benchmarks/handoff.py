@@ -39,13 +39,13 @@ from sharepod import protocol
 HOLD_US = 2_000
 QUANTUM_MS = 30
 APART = os.geteuid() == 0 and "--one-process" not in sys.argv
-"""True if the agent is two processes."""
+"""True if the agent consists of two processes, as in its DaemonSet."""
 MOST_TENANTS = 240
-"""Number of tenants on a node with many tenants. A ledger has at most 256."""
+"""Number of tenants in the cases with many: nearly as many as a ledger may have (256)."""
 
 
 def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
-    """Run the program that plays the tenants' processes. Return the numbers that it has counted."""
+    """Run the program that plays the tenants' processes. Return the figures that it prints."""
     command = [str(PROGRAMS / "handoff"), "--seconds", str(seconds), "--hold-us", str(hold_us), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
     if done.returncode != 0:
@@ -55,7 +55,8 @@ def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
 
 
 def groups(tenants: int, gpus: int, *, gang: bool) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the tenants of a case, each as (number of the group whose tenants hand on to each other, its GPUs)."""
+    """Return the tenants of a case, each as (number of a group, its GPUs). Tenants of one group hand the token on to
+    each other."""
     if gang:
         return [(0, GPUS[:gpus])] * tenants
     each = min(tenants, MOST_TENANTS // gpus)
@@ -68,7 +69,7 @@ def sockets(node: Node, members: list[tuple[int, tuple[str, ...]]]) -> list[str]
 
 
 def measure(case: str, members: list[tuple[int, tuple[str, ...]]], seconds: float) -> list[Row]:
-    """Measure one case."""
+    """Measure the hand-offs of one case."""
     count = max(sum(1 for group, _ in members if group == wanted) for wanted, _ in members)
     rows = [tenant(f"t{index}", 1 / count, gpus=gpus) for index, (_, gpus) in enumerate(members)]
     with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows, apart=APART) as node:

@@ -100,7 +100,7 @@ SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = 
     ("contended, 4 streams in turn", "launch", "4", {}, (1,)),
     ("contended, 40 streams in turn", "launch", "40", {}, (1,)),
 )
-"""Name, call, streams, environment, numbers of threads; see launchcost.c."""
+"""(name, call, streams, environment, numbers of threads) of each situation; see launchcost.c for the arguments."""
 PATTERNS = {
     "1,000 copies from pageable memory in one batch": "batch-pageable",
     "1,000 copies from pinned memory in one batch": "batch-pinned",
@@ -113,7 +113,7 @@ PATTERNS = {
     "cuMemAllocAsync and cuMemFreeAsync": "pool-pair",
     "cuMemAlloc and cuMemFree": "linear-pair",
 }
-"""Patterns of the program `drivercalls`, by their meaning."""
+"""Description of a round of calls -> name of the pattern in the program `drivercalls`."""
 LOCKING = ("1,000 copies from pageable memory in one batch", "cuMemAllocAsync and cuMemFreeAsync")
 CALL_ROUNDS = 1_000
 LOCK_NS = 5_000
@@ -124,7 +124,8 @@ LINES = "a counter for each stream"
 def cost(
     threads: int, call: str, stream: str, environment: Mapping[str, str], rounds: int = ROUNDS
 ) -> dict[str, tuple[float, float]]:
-    """Return, by way of calling: (nanoseconds of a call, nanoseconds by which it takes longer than the direct call)."""
+    """Return, for each way of calling: (nanoseconds of a call, nanoseconds that it takes more than the direct call of
+    the same round)."""
     program = [str(BUILD / "programs" / "launchcost"), str(threads), str(CALLS), str(rounds), call, stream]
     done = subprocess.run(program, env=dict(environment), capture_output=True, text=True, check=True, timeout=300)
     lines = (line.split() for line in done.stdout.splitlines())
@@ -153,7 +154,8 @@ def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callab
 
 
 def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """Measure each situation at each number of threads. For `alone`, also the direct call and the other ways."""
+    """Measure launches in each situation, for each number of threads. For `alone`, the rows also have the direct call
+    and the other ways of calling."""
     rows = []
     for situation, call, stream, more, numbers in SITUATIONS:
         for threads in numbers:
@@ -181,7 +183,7 @@ def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def instruction_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """Measure the number of instructions of a launch, by single steps."""
+    """Count the processor instructions of a launch, by single-stepping."""
     agent.hints.contended = False
     agent.on_want = lambda client: agent.next_grant()
     program = [str(BUILD / "programs" / "launchsteps"), str(STEPPED)]
@@ -194,9 +196,8 @@ def instruction_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Ro
 
 
 def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """Measure two copies: one whose call names the device memories, and one for which the hook must query the
-    driver.
-    """
+    """Measure two copies: one whose call shows that it copies device memory, and one for which the hook must query the
+    driver."""
     agent.hints.contended = False
     agent.on_want = lambda client: agent.next_grant()
     rows = []
@@ -207,7 +208,7 @@ def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def counted(agent: ScriptedAgent, environment: Mapping[str, str], pattern: str, metered: bool, *more: str) -> list[int]:
-    """Run `drivercalls` under one grant without end. Return the numbers that the program prints."""
+    """Run a pattern of `drivercalls` under one grant without end. Return the numbers that the program prints."""
     agent.hints.contended = metered
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     program = [str(BUILD / "programs" / "drivercalls"), pattern, str(CALL_ROUNDS), *more]
@@ -243,7 +244,8 @@ def call_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> 
 
 
 def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: bool) -> tuple[int, float, int]:
-    """Run an eager training; return its steps, the seconds of processor time of the hook's thread, and the samples."""
+    """Run an eager training. Return its number of steps, the processor seconds of its hook thread, and the number of
+    progress samples."""
     agent.hints.contended = True
     agent.on_want = lambda client: agent.next_grant(metered=True, concurrent=concurrent)
     program = [str(BUILD / "programs" / "gaps"), "e22", "--slept", "0.5", "--seconds", str(TRAINING_S)]
@@ -253,7 +255,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
     while not client.closed:
         time.sleep(0.02)
         for task in Path(f"/proc/{process.pid}/task").glob("*"):
-            with contextlib.suppress(OSError):  # it ends
+            with contextlib.suppress(OSError):  # the thread has ended
                 if (task / "comm").read_text() == "sharepod\n":
                     spent_s = int((task / "schedstat").read_text().split()[0]) / 1e9
     output, _ = process.communicate(timeout=30)
@@ -261,7 +263,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
 
 
 def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
-    """Measure trainings with samples and without, alternately."""
+    """Measure trainings under grants that require progress samples and under grants that do not, alternately."""
     state = create_state(folder / "gpus", [(f"GPU-{GPU}", "Simulated GPU", 1 << 30)])
     environment = {
         **hooked,

@@ -41,11 +41,13 @@ LIMIT = 1024 * MIB
 TURNS = 7
 CALLED_BACK = 300
 IN_CREDIT = (512 << 10, 32, 2000)
-"""(bytes, allocations at once, repetitions). In total less than a process's idle credits."""
+"""(bytes of an allocation, allocations at once, repetitions). They fit into the idle credits that a process keeps, so
+the agent is not asked."""
 LARGE = (64 * MIB, 1, 1000)
-"""(bytes, allocations at once, repetitions). Each allocation exceeds a process's idle credits."""
+"""(bytes of an allocation, allocations at once, repetitions). Each allocation exceeds the idle credits, so the agent is
+asked each time."""
 PAIRS = {"pool, 1 MiB": (1, 1), "pool, 34 MiB": (34, 1), "pool, 128 MiB in four threads": (128, 4)}
-"""For each case: MiB and threads of allocations from a memory pool, each freed at once."""
+"""For each case: (MiB of each allocation from a memory pool, number of threads). Each allocation is freed at once."""
 PAIR_ROUNDS = 20_000
 NEIGHBOUR_S = 10.0
 
@@ -67,7 +69,7 @@ def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float
 
 
 def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """Measure a call without the hook and with the hook. The rows also have the difference."""
+    """Measure allocations without the hook and with it; the rows also have the difference."""
     arguments = ["calls", *map(str, shape)]
     without, having = [], []
     for _ in range(TURNS):
@@ -83,7 +85,7 @@ def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooke
 
 
 def pairs(bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """Measure an allocation from a memory pool with its free, without the hook and with the hook. The rows also have
+    """Measure pairs of an allocation from a memory pool and its free, without the hook and with it; the rows also have
     the difference."""
     rows = []
     for case, (mib, threads) in PAIRS.items():

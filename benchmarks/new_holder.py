@@ -72,7 +72,8 @@ def _until(true: Callable[[], bool], what: str, began: float) -> float:
 
 
 def rows(found: dict[tuple[str, str], list[float]]) -> list[Row]:
-    """Return median and 99th percentile of each figure. With 30 times, the 99th percentile is the longest time."""
+    """Return rows with the median and the 99th percentile of each figure. Of 30 repetitions, the 99th percentile is the
+    longest time."""
     made = []
     for (case, metric), seconds in found.items():
         ordered = sorted(seconds)

@@ -38,7 +38,7 @@ PROMISES = {
     "security-kill": ("max", "finding_to_end_longest"),
 }
 _LOOK_S = 0.005
-"""Seconds between two readings of findings and processes: the resolution of the figures."""
+"""Seconds between two readings of findings and processes. This is the resolution of the figures."""
 _APART_S = 0.3
 """Mean seconds between the beginnings of two offences."""
 _LONGEST_S = 60.0
@@ -55,12 +55,12 @@ agent.recv(4096)
 print("ready", flush=True)
 sys.stdin.read()
 """
-"""Program that sends the agent the same frames as a hook. It stands for hooked processes."""
+"""Program that sends the agent the same frames as a hook, so that its process counts as hooked."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of offence, with the data that the driver shows about it."""
+    """Kind of offence, with the figures that the driver must show for it."""
 
     reason: FindingReason
     hooked: bool = False
@@ -79,7 +79,7 @@ KINDS = (
 
 @dataclass
 class Offence:
-    """One process, and the times of its events."""
+    """Offending process, and the times at which its offence began, was found, and was ended."""
 
     tenant: str
     process: subprocess.Popen[str]
@@ -98,7 +98,8 @@ class Measured:
     offences: list[Offence] = field(default_factory=list)
 
     async def play(self, each: int) -> None:
-        """Let `each` tenants offend, one after the other. Wait until the last offending process has ended."""
+        """Let `each` tenants commit this offence, one after the other. Wait until the last offending process has
+        ended."""
         containers = TenantContainers(self.root)
         self.stack.callback(containers.close)
         self.print_progress()
@@ -127,7 +128,7 @@ class Measured:
             await agent.close()
 
     def start(self, containers: TenantContainers, tenant: str) -> Offence:
-        """Start a process; it offends once the driver shows it."""
+        """Start the process of an offence. It offends only once the driver shows it."""
         if self.kind.contained:
             return Offence(tenant, containers.programs[containers.run(_REPLACE, tenant=tenant)])
         directory = str(containers.tenants / tenant)
@@ -138,13 +139,13 @@ class Measured:
         return Offence(tenant, process)
 
     def begin(self, offence: Offence) -> None:
-        """Make the driver show the process: from now on it offends."""
+        """Begin an offence: make the driver show its process."""
         self.offences.append(offence)
         offence.begun = time.monotonic()
         self.print_progress()
 
     def print_progress(self) -> None:
-        """Write the processes that the driver shows now into the inventory file."""
+        """Write the inventory file with the processes that the driver shows now."""
         gpu = {"uuid": GPU0, "index": 0, "model": "Simulated", "memory": 1 << 40}
         shown = [
             {"pid": one.process.pid, "uuid": GPU0, "memory": self.kind.memory, "busy": self.kind.busy}
@@ -156,7 +157,7 @@ class Measured:
         partial.replace(self.root / "inventory.yaml")
 
     def look(self, agent: Agent) -> None:
-        """Record findings that are new, and processes that have ended."""
+        """Record which offences have been found, and which processes have ended, since the last call."""
         ended = False
         for offence in self.offences:
             now = time.monotonic()

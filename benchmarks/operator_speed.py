@@ -48,11 +48,12 @@ from results import Row, write
 
 CASES = ("latency", "rate", "rest", "restart", "handover", "delete", "ablation")
 SLOW_RATE = 20.0
-"""SharePods created per second in the calm case: as many as a large cluster creates on a working day."""
+"""SharePods created per second in the calm case: as many as a large cluster creates on a busy day."""
 IN_FLIGHT = 256
-"""Objects sent and not yet bound, in the case that measures the rate: eight for each of the operator's writers."""
+"""Objects that are created and not yet bound, in the case `rate`: eight for each of the operator's concurrent
+writes."""
 _WARM = 20
-"""SharePods that are created before the measurement, one after the other."""
+"""SharePods that are created one after the other before the measurement, to warm up."""
 _LATENCY_S = 8.0
 _LATENCY_MOST = 2000
 """Most SharePods of one latency case. At half of a fast bare client's rate, the SharePods of 8 s would fill the
@@ -63,18 +64,19 @@ each of `--doors`."""
 _BARE_S = 8.0
 _REST_S = 20.0
 _QUIET_S = 3.0
-"""Seconds without a call after which the operator counts as settled."""
+"""Seconds without a call of the operator after which it counts as settled."""
 _SETTLE_S = 60.0
 """Seconds within which the operator must have settled. Otherwise the benchmark reports the failure."""
 _WATCHING = ("watch ", "list ")
 _BY_CLOCK = (" leases", " validatingadmissionpolicies", " validatingadmissionpolicybindings")
-"""Kinds that the operator reads or writes at fixed intervals, however many SharePods there are."""
+"""Kinds of objects that the operator reads or writes at fixed intervals. Their calls do not depend on the number of
+SharePods, so they are not counted."""
 _DELETED = 500
 _HANDED_OVER = 2_500
-"""SharePods with which the leadership is handed over."""
+"""Number of SharePods in the cluster when the standby takes over."""
 _MOVING = 200
-"""Thousandths of a GPU by which the usage changes at each write. This is more than any threshold below which a change
-is not reported."""
+"""Thousandths of a GPU by which the usage changes at each report of the agents in the case with changing usage. A
+change of this size is always reported."""
 _STILL = 10
 
 
@@ -131,7 +133,7 @@ class Measurement:
         print(f"{self._plane.name}, {case}: {metric} {value:.5g} {unit}", flush=True)
 
     async def run(self, cases: list[str]) -> None:
-        """Run these cases. If a case fails, keep the results of the cases before it."""
+        """Run these cases. If one fails, the results of the earlier ones are kept."""
         if isinstance(self._plane, MemoryPlane):
             self._plane.start_operator()
         for door in self._doors:
@@ -223,7 +225,8 @@ class Measurement:
                     self._row(case, f"{moment}_added_p{percent}", "ms", delay - bare[moment, percent])
 
     async def _delays(self, door: Door, rate: float, count: int) -> dict[tuple[str, int], float]:
-        """Create `count` objects at this rate. Return percentiles of their delays, by (moment, percentile)."""
+        """Create `count` objects at this rate. Return the percentiles of their delays in milliseconds, by (moment,
+        percentile)."""
         async with self._client(f"{door.value.lower()}-{rate:.0f}", door) as load:
             await load.at_rate(rate, count)
         return {

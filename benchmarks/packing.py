@@ -55,7 +55,7 @@ from results import RESULTS, ROOT, Row, paired_rows, print_table, write
 MARKS = (1.0, 1.2, 1.3)
 TOLERANCE = 0.3
 WARM_UP, MEASURED = 2.0, 3.0
-"""Times in mean lifetimes of a pod: before refusals are counted, and while they are counted."""
+"""Durations in mean lifetimes of a pod: of the warm-up, before refusals are counted, and of the measurement."""
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 BLIND = "MemoryBlind"
@@ -71,7 +71,7 @@ POLICIES: dict[str, Make] = {
 
 @dataclass
 class Outcome:
-    """Result for each seed: per cent of the capacity that is allocated, by per cent of the capacity that has
+    """Results of a policy, one for each seed: % of the capacity that is allocated, by % of the capacity that has
     arrived."""
 
     curves: list[dict[int, float]] = field(default_factory=list)
@@ -82,14 +82,14 @@ class Outcome:
         return fmean(values) if values else None
 
     def mean(self) -> dict[int, float]:
-        """Return the mean over all seeds, up to the last per cent that all seeds have reached."""
+        """Return the mean curve over all seeds, up to the last % that all seeds have reached."""
         reached = min((max(curve, default=0) for curve in self.curves), default=0)
         return {percent: fmean(curve[percent] for curve in self.curves) for percent in range(1, reached + 1)}
 
 
 def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, float]:
-    """Return the allocated per cent of the capacity by the per cent that has arrived. Each whole per cent of arrivals
-    counts when it is reached for the first time."""
+    """Return the allocated % of the capacity, by the % of the capacity that has arrived. The value of a whole % is
+    taken when arrivals first reach it."""
     arrived = allocated = 0
     curve: dict[int, float] = {}
     reached = 0
@@ -106,7 +106,8 @@ def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, 
 
 
 def turned_away(policy: Policy, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
-    """Return the refused part of the GPU demand, in per cent."""
+    """Return the part of the arriving GPU demand that is refused, in per cent. `load`: average demand without refusals,
+    relative to the capacity."""
     leaving: list[tuple[float, int, object]] = []
     asked = refused = 0
     for number, visit in enumerate(visits(pods, capacity, seed, load, WARM_UP + MEASURED)):
@@ -137,9 +138,9 @@ def plot(name: str, outcomes: dict[str, Outcome]) -> None:
 
 
 def in_fixed_order(nodes: Sequence[TraceNode]) -> list[TraceNode]:
-    """Shuffle the nodes for the policies of the paper, which choose the first of equally good nodes. So the result does
-    not depend on the order of the hardware. (In a file the nodes of one purchase are adjacent, which costs FGD up to
-    two points.)"""
+    """Return the nodes in a random order that is the same for each run. The policies of the paper choose the first of
+    equally good nodes, so the order matters: in a file, nodes of one purchase are adjacent, which costs FGD up to two
+    points."""
     order = list(nodes)
     random.Random(1).shuffle(order)
     return order
@@ -254,7 +255,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
             policy for policy in POLICIES if policy != MOVING and (policy != BLIND or options.draw_gpu_memory)
         ]
     if options.trace is not None:
-        # If a trace was published with two lists of nodes, one of them contains only the nodes with GPUs.
+        # Of two published lists of nodes, prefer the one with only the nodes that have GPUs.
         found = sorted(options.trace.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))
         options.pods = options.pods or sorted(options.trace.glob("*pod_list*.csv"))
         options.nodes = options.nodes or (found[0] if found else None)

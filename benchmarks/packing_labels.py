@@ -22,10 +22,10 @@ from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest
 NODES, WIDTH, LABELS, EACH = 8, 8, 16, 2
 LABELLED, OTHER = 400, 500
 LEARNED = 512
-"""Arrivals that the engine has seen before: four of five without a label."""
+"""Arrivals from which the engine has learned the demand before: four of five without a label."""
 
 Wanted = tuple[int, str | None]
-"""Request: thousandths of a GPU, and the exclusion label or None."""
+"""(thousandths of a GPU, exclusion label or None) of a request."""
 Place = Callable[[Wanted], bool]
 
 
@@ -35,7 +35,7 @@ def _orders(seeds: Sequence[int]) -> list[list[Wanted]]:
 
 
 class _SharePod:
-    """Policy: the placement engine, after it has learned such a demand."""
+    """Policy: the placement engine after it has learned a demand with these labels."""
 
     def __init__(self) -> None:
         self.cluster = Cluster()

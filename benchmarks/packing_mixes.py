@@ -30,14 +30,14 @@ from sharepod.placement.state.types import Assignment, GpuState, NodeState, Plac
 GIB = 1 << 30
 ARRIVALS = 3_000
 WARM_UP = 2.0
-"""Mean lifetimes before refusals count."""
+"""Mean lifetimes of a pod after which refusals begin to count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request of a mix. `weight`: its part of the arrivals. `labels`: number of different labels of each
-    sort. `cpu`: in thousandths of a core. `memory`: in GiB; None: in proportion to the time. `since`, `until`: begin
-    and end of its arrivals, as parts of the simulated time."""
+    """Kind of requests in a mix. `weight`: its part of the arrivals. `labels`: number of different labels of each sort.
+    `cpu`: thousandths of a core. `memory`: GiB; None: in proportion to the time. `since`, `until`: when its arrivals
+    begin and end, as parts of the simulated time."""
 
     weight: float
     milli: int
@@ -59,8 +59,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Kinds of requests, and kinds of nodes. A kind of nodes: number of nodes, GPUs of each node, cores, GPU model, and
-    GiB of each GPU."""
+    """Mix: kinds of requests, and kinds of nodes. Each kind of nodes is (number of nodes, GPUs of each, cores of each,
+    GPU model, GiB of each GPU)."""
 
     kinds: tuple[Kind, ...]
     nodes: tuple[tuple[int, int, int, str, int], ...] = ((16, 8, 96, "A", 80),)
@@ -145,7 +145,7 @@ def _request(kind: Kind, number: int, chance: random.Random) -> PlacementRequest
 
 
 def visits(mix: Mix, seed: int, load: float, arrivals: int) -> list[_Visit]:
-    """Return Poisson arrivals with an average demand of `load` of the capacity."""
+    """Draw Poisson arrivals of a mix. `load`: average demand without refusals, relative to the capacity."""
     chance = random.Random(seed)
     now, found = 0.0, []
     for number in range(arrivals):
@@ -195,14 +195,14 @@ class Learning:
 
 
 class Unlearned(Learning):
-    """Policy: the placement engine without learning, which is best fit."""
+    """Policy: the placement engine before it has learned a demand. It then places by best fit."""
 
     def place(self, request: PlacementRequest) -> Assignment | None:
         return self._taken(request, self.engine.find(request))
 
 
 class Fgd(Learning):
-    """Policy: FGD behind the engine's filters. It knows the mix before the first request arrives."""
+    """Policy: FGD, behind the engine's filters. It knows the mix from the start."""
 
     def __init__(self, mix: Mix, coming: Sequence[_Visit]) -> None:
         super().__init__(mix, coming)
@@ -252,7 +252,7 @@ POLICIES: dict[str, Make] = {"SharePod": Learning, "BestFit": Unlearned, "FGD": 
 
 
 def turned_away(make: Make, mix: Mix, seed: int, load: float, arrivals: int = ARRIVALS) -> float:
-    """Return the refused part of the GPU demand, in per cent."""
+    """Return the part of the arriving GPU demand that a policy refuses, in per cent."""
     coming = visits(mix, seed, load, arrivals)
     policy = make(mix, coming)
     leaving: list[tuple[float, int, PlacementRequest, Assignment]] = []
@@ -270,8 +270,8 @@ def turned_away(make: Make, mix: Mix, seed: int, load: float, arrivals: int = AR
 
 
 def mix_rows(seeds: Sequence[int], loads: Sequence[float], begins: str = "") -> list[Row]:
-    """Return the rows of all policies for the mixes whose names begin with one of these texts: means of the seeds, and
-    paired differences."""
+    """Return the rows of all policies: means over the seeds, and paired differences. `begins`: only mixes whose names
+    begin with it."""
     rows = []
     for name, mix in MIXES.items():
         for load in loads if name.startswith(begins) else ():

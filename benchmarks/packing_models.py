@@ -30,18 +30,19 @@ _MODELS = (
     ("L40S", 128_000, 48),
     ("H100", 128_000, 80),
 )
-"""GPU models: name, thousandths of a core of a node with eight such GPUs, GiB of each GPU."""
+"""(name, thousandths of a core in a node with eight such GPUs, GiB of each GPU) of each GPU model."""
 _NODES, _ARRIVED, _SEEDS = 60, 1.3, (1, 2)
 _TIMES = (50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 1000)
 _MEMORY = (None, 1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40, 60)
-"""Memory of a request for one GPU, in GiB; None: in proportion to the time."""
+"""GiB of memory that a request may have on each GPU; None: in proportion to the time."""
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 Away = Callable[[Policy, Sequence[TracePod], int, int, float], float]
 
 
 def mix(number: int) -> tuple[list[TraceNode], list[TracePod]]:
-    """Return the nodes of a mix, and requests whose GPU time in all equals the capacity of the nodes."""
+    """Return the nodes of a random mix, and requests whose GPU time sums to the capacity of the nodes. `number`: seed
+    of the mix."""
     chance = random.Random(number)
     models = chance.sample(_MODELS, chance.choice((2, 3, 4)))
     nodes = []
@@ -71,7 +72,7 @@ def capacity_of(nodes: Sequence[TraceNode]) -> int:
 
 
 def filled(policy: Policy, nodes: Sequence[TraceNode], order: Sequence[TracePod]) -> dict[str, float]:
-    """Place pods in this order and return the metrics of the module's list, in %."""
+    """Place pods in this order. Return the figures that the header lists for arrivals of 130 %."""
     memory = {node.name: node.gpu_memory for node in nodes}
     allocated = occupied = placed = 0
     for pod in order:
@@ -93,8 +94,8 @@ def filled(policy: Policy, nodes: Sequence[TraceNode], order: Sequence[TracePod]
 
 
 def model_rows(makers: Mapping[str, Make], away: Away, mixes: int, load: float) -> list[Row]:
-    """Return the rows of all policies: means over the mixes, and for each policy but the first the mean and the
-    standard error of the first's lead over it."""
+    """Return the rows of all policies: means over the mixes. For each policy but the first, add the mean lead of the
+    first over it, with the standard error."""
     found: dict[str, list[dict[str, float]]] = {policy: [] for policy in makers}
     for number in range(mixes):
         nodes, pods = mix(number)

@@ -1,7 +1,7 @@
 """Moving in a replay: a pod without room gets it by restarting one other pod elsewhere.
 
-A part of the placed pods with GPUs, drawn at random, may be moved. For each arriving pod at most one pod moves. Of the
-pods whose move makes room, it is the smallest, and of equal ones the youngest (`placement/preemption/moves.py`).
+A part of the placed pods with GPUs, drawn at random, may be moved. For each arriving pod at most one pod moves. Among
+the pods whose move makes room, it is the smallest, and among equals the youngest (`placement/preemption/moves.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Moving(SharePod):
         super().leave((moved[0] if moved else placed[0], placed[1]))
 
     def _carry_out(self, plan: MovePlan, request: PlacementRequest) -> Assignment:
-        """Move the pod that the plan names. Return the place of the other pod, for which the move makes room."""
+        """Carry out a move. Return the place that it frees for the arriving pod."""
         self.moves += 1
         self.cluster.release(plan.node, plan.tenant)
         node = self.cluster.node(plan.node)

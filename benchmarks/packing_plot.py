@@ -1,4 +1,5 @@
-"""Allocated against arrived, one line for each policy: as text for a terminal and as an SVG file."""
+"""Plot of the allocated against the arrived part of the capacity, with one line for each policy: as text for a
+terminal, and as an SVG file."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 40, 50
 
 
 def text_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """Draw the curves as text: one line per 5 per cent arrived, one letter per policy. The width of a line stands for
-    80 to 100 per cent allocated."""
+    """Draw the curves as text: a line for each 5 per cent that has arrived, with a letter for each policy. The width of
+    a line stands for 80 to 100 per cent allocated."""
     lines = [f"{title}: % allocated (80 to 100 across) against % arrived"]
     for percent in range(70, 131, 5):
         line = [" "] * 61
@@ -29,8 +30,8 @@ def text_plot(curves: Mapping[str, Curve], title: str) -> str:
 
 
 def svg_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """Draw the curves as SVG. The picture begins where the first curve falls below the arrivals, and ends with the
-    longest curve."""
+    """Draw the curves as SVG. The picture begins where the first curve falls below the arrivals (a refusal), and ends
+    with the longest curve."""
     points = [(percent, value) for curve in curves.values() for percent, value in curve.items()]
     behind = [percent for percent, value in points if value < percent - 1]
     left = max(min(behind, default=70) - 10, 0) // 10 * 10

@@ -1,9 +1,12 @@
 """The policies that a replay compares: the present engine, and BestFit and FGD as their paper defines them.
 
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
-2023. Both score in whole numbers and choose the first node among equals. BestFit chooses the tightest GPU of the node,
-      FGD the GPU with the best score; pods of whole GPUs get the first free ones. The kernel that counts fitting
-      requests is shared with the engine; reproducing the published results validates it.
+2023. Both policies of the paper score in whole numbers and choose the first node among equals. On the node, BestFit
+chooses the GPU with the least free time that fits, and FGD the GPU with the best score. Pods with whole GPUs get the
+first free ones.
+
+The C function that counts fitting requests is shared with the engine. That the published results are reproduced
+validates it.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ Array = npt.NDArray[Any]
 
 
 class Policy(Protocol):
-    """Policy. `place` admits a pod and returns its place, or returns None if it refuses the pod. `leave` removes the
-    pod; it gets the result of `place`."""
+    """Policy of a replay. `place` admits a pod and returns its place; None: the pod is refused. `leave` removes a pod,
+    given the result of `place`. `decisions`: see `SharePod`."""
 
     decisions: list[float]
 
@@ -43,9 +46,11 @@ class Policy(Protocol):
 
 
 class SharePod:
-    """Policy: the placement engine with all its rules. It learns the demand from the pods, and knows nothing before.
+    """Policy: the placement engine with all its rules. It starts without knowledge, and learns the demand from the
+    pods.
 
-    `decisions`: seconds of each choice of a place, without recording the choice and without renewing the weights.
+    `decisions`: seconds that each choice of a place took. Recording the choice and renewing the weights are not
+    included.
     """
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
@@ -67,7 +72,8 @@ class SharePod:
         self._number = 0
         self._asked = self._asked_whole = 0
         """GPU time requested so far, in thousandths of a GPU, and the part of it in whole GPUs."""
-        # As the operator does after listing everything; objects of an earlier engine are collected first.
+        # set the garbage collector as the operator does after it has listed all objects; first collect the objects of
+        # an earlier engine
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -126,9 +132,8 @@ class MemoryBlind(SharePod):
 
 
 class _TracePolicy:
-    """Base of the policies of the paper. Nodes are columns of arrays. For each kind of pod, the scores of all nodes are
-    kept, and only changed nodes are scored again. Memory of nodes and GPUs excludes nodes and has no effect on
-    scores."""
+    """Base of the paper's policies. Nodes are arrays. The scores of all nodes are kept for each kind of pod, and only
+    changed nodes are scored again. Memory of nodes and GPUs only excludes nodes; it does not affect scores."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         width = max(node.gpus for node in nodes)
@@ -204,7 +209,7 @@ class _TracePolicy:
 
 
 class BestFit(_TracePolicy):
-    """Policy: the node on which least CPU and GPU time is left, each as a part of the largest node's."""
+    """Policy: the node on which the least CPU and GPU time would be left, each relative to the largest node's."""
 
     CPU, GPU = 128_000, 8_000
 
@@ -221,8 +226,8 @@ class BestFit(_TracePolicy):
 
 
 class Fgd(_TracePolicy):
-    """Policy: the node on which the expected fragmentation grows least. It knows the mix of the trace before the first
-    pod arrives: the kinds of pods that make up 95 % of the pods."""
+    """Policy: the node on which the expected fragmentation grows least. It knows the trace's mix from the start: the
+    kinds of pods that make up 95 % of the pods."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         super().__init__(nodes, pods)

@@ -1,7 +1,8 @@
-"""Traces of GPU requests in the format of Alibaba's cluster-trace-gpu-v2023, read by header, or generated.
+"""Traces of GPU requests: read from files in the format of Alibaba's cluster-trace-gpu-v2023, whose columns are found
+by their header, or generated.
 
-A replay's order is fixed by its seed: the trace's pods shuffled, then random ones of the same trace until the requested
-GPU time reaches a multiple of the capacity.
+The seed of a replay fixes its order: the trace's pods in random order, then random pods of the trace until the
+requested GPU time reaches a multiple of the capacity.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class TracePod:
 
 
 class TraceError(Exception):
-    """Invalid trace file; the message names the file and the reason."""
+    """Error in a trace file. The message names the file and the reason."""
 
 
 GIB = 1 << 30
@@ -53,7 +54,7 @@ _DEFAULT_GPU_MEMORY = 16 * GIB
 
 
 def read_nodes(path: Path, gpu_memory: dict[str, int]) -> list[TraceNode]:
-    """Read the nodes. `gpu_memory`: bytes by model; a model that is not listed has 16 GiB."""
+    """Read the nodes of a trace. `gpu_memory`: bytes of each GPU, by model; GPUs of other models have 16 GiB."""
     nodes = []
     for line, row in _rows(path, ("cpu_milli", "memory_mib", "gpu", "model")):
         count, model = _number(path, line, row, "gpu"), row["model"]
@@ -67,7 +68,8 @@ def read_nodes(path: Path, gpu_memory: dict[str, int]) -> list[TraceNode]:
 def read_pods(path: Path) -> list[TracePod]:
     """Read the pods of a trace.
 
-    A trace without `gpu_spec` takes any model. `gpu_memory_mib`, which the published traces lack, is read if present.
+    Without the column `gpu_spec`, a pod may use any model. The column `gpu_memory_mib`, which the published traces
+    lack, is read if present.
     """
     pods = []
     for line, row in _rows(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
@@ -99,7 +101,7 @@ def _number(path: Path, line: int, row: dict[str, str], column: str) -> int:
 
 
 def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[TracePod]]:
-    """Make a mixed cluster and requests, for use without a trace. The nodes have three GPU models. Some pods request
+    """Generate a cluster and requests, for use without a trace. The nodes have three GPU models. Some pods request
     shares, some whole GPUs, some name a model, and some request no GPU."""
     chance = random.Random(seed)
     kinds = [(96_000, 8, "A", 40), (64_000, 4, "B", 24), (104_000, 2, "C", 16)]
@@ -143,7 +145,7 @@ def arrivals(pods: Sequence[TracePod], capacity: int, seed: int, ratio: float) -
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Pod that arrives at `start` and, if it is admitted, leaves at `end`. Both are in mean lifetimes."""
+    """Pod that arrives at `start` and, if it is admitted, leaves at `end`. Both are in mean lifetimes of a pod."""
 
     start: float
     end: float

@@ -48,7 +48,7 @@ GIB = 1 << 30
 SIZES = (100, 1_000, 10_000, 50_000)
 FILLS = {"half full": 0.5, "95 % full": 0.95}
 LABELS = (10_000, 12_000)
-"""Number of GPUs, and number of SharePods, of the case with labels."""
+"""(number of GPUs, number of SharePods) in the case in which each SharePod has a label of its own."""
 MODELS = (("A100", 80), ("L4", 24), ("T4", 16))
 SHARES = (100, 200, 250, 300, 400, 500, 700, 1000)
 KINDS = {
@@ -66,7 +66,7 @@ KINDS = {
 
 
 def node_states(gpus: int) -> list[NodeState]:
-    """Return nodes with eight GPUs each. The last node has the GPUs that remain."""
+    """Return the nodes for this number of GPUs: eight on each, and the rest on the last one."""
     states = []
     for number, first in enumerate(range(0, gpus, 8)):
         name = f"node-{number:05}"
@@ -124,7 +124,7 @@ def requests(seed: int) -> Iterator[PlacementRequest]:
 
 
 def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster, list[tuple[str, TenantId]]]:
-    """Return a cluster with tenants on its GPUs, and these tenants with their nodes."""
+    """Return a cluster whose GPUs are filled to the part `fill`, and its tenants, each with its node."""
     chance = random.Random(seed)
     cluster = Cluster()
     held = []
@@ -161,7 +161,7 @@ def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster
 
 
 def scan(cluster: Cluster, request: PlacementRequest) -> str | None:
-    """Apply every filter to every node and GPU, and score the remaining GPUs."""
+    """Decide the direct way: apply every filter to every node and GPU, and score the GPUs that pass."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     policy = policy_for(request, first_of_group=False)

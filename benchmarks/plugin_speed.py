@@ -73,7 +73,7 @@ def node(number: int) -> dict[str, Any]:
 
 
 def sharepod(number: int) -> dict[str, Any]:
-    """Return a SharePod that waits."""
+    """Return a pending SharePod."""
     waits = {"type": "Placed", "status": "False", "reason": "NoRoom", "message": "no GPU has 0.9 of its time free"}
     metadata = {
         "name": f"waiting-{number}",
@@ -103,7 +103,7 @@ def budget(team: int) -> dict[str, Any]:
 
 
 def answers() -> dict[str, bytes]:
-    """Return the answers by path."""
+    """Return the body of the server's answer for each path."""
     group = "/apis/sharepod.dev/v1alpha1"
     pods = [sharepod(number) for number in range(WAITING)]
     found: dict[str, Any] = {
@@ -130,7 +130,7 @@ def answers() -> dict[str, bytes]:
 
 @contextmanager
 def serving(found: dict[str, bytes]) -> Iterator[str]:
-    """Serve the answers over HTTP until the block ends. Yield the server's address."""
+    """Context manager: serve the answers over HTTP. Yield the server's address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -151,7 +151,7 @@ def serving(found: dict[str, bytes]) -> Iterator[str]:
 
 
 def kubeconfig(folder: Path, address: str) -> Path:
-    """Write the kubeconfig of a user of the server. JSON is YAML."""
+    """Write a kubeconfig for the server, as JSON, which is valid YAML. Return its path."""
     path = folder / "kubeconfig"
     config = {
         "apiVersion": "v1",

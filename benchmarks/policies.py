@@ -1,4 +1,5 @@
-"""The time scheduler's pure core compared with schedulers from the literature, on the same mixes in simulated time.
+"""SharePod's token scheduler compared with schedulers from the literature, on the same mixes of tenants in simulated
+time.
 
 All kernels of a mix have the same length. Busy tenants launch without end. A *pausing* tenant works, then pauses, and
 should get request x work / (work + pause). A hand-off takes 0.2 ms. A program returns the token 0.5 ms after the end of
@@ -30,7 +31,8 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 
 @dataclass(frozen=True)
 class Mix:
-    """Tenants of one GPU. If `pause_ms` is set, the first tenant pauses. All other tenants are always busy."""
+    """Tenants of one GPU. `requests`: in thousandths. With `pause_ms`, the first tenant pauses. All other tenants are
+    always busy."""
 
     requests: tuple[int, ...]
     kernel_ms: int
@@ -48,8 +50,8 @@ class Mix:
 
 
 PAUSING = ((700, 300, 20, 5), (900, 0, 5, 2), (500, 500, 20, 10))
-"""Cases with a pausing tenant: its request and its neighbour's, in thousandths; its work and its pause, in
-milliseconds."""
+"""(request of the pausing tenant, request of its neighbour, work, pause) of each such case. Requests in thousandths,
+durations in milliseconds."""
 BUSY = ((20, 980), (100, 900), (300, 700), (200, 300, 500), (20,) * 50)
 
 MIXES = [
@@ -64,7 +66,7 @@ MIXES = [
 
 
 def play(mix: Mix, policy: str, seconds: int) -> dict[str, tuple[str, float]]:
-    """Play one mix under one policy. Return its metrics by name, each with unit and value."""
+    """Simulate one mix under one policy. Return its metrics: name -> (unit, value)."""
     programs = [
         Program(f"t{index}", request=request, kernel_ns=mix.kernel_ms * MS)
         for index, request in enumerate(mix.requests)
@@ -126,7 +128,8 @@ def anticipated(scheduler: object, now: int) -> int:
 
 
 def svg(curves: Mapping[str, Sequence[float]], title: str) -> str:
-    """Draw one line per policy: got over expected, by the neighbour's kernels."""
+    """Draw the part of its expected share that the pausing tenant gets against the length of the neighbour's kernels, a
+    line for each policy."""
     left, top, width, height = 60, 40, 560, 300
 
     def x(place: int) -> float:
@@ -156,7 +159,7 @@ def svg(curves: Mapping[str, Sequence[float]], title: str) -> str:
 
 
 def main() -> int:
-    """The program."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="simulated time of each case (default 60)")
     parser.add_argument("--case", default="", help="only cases whose name contains this")

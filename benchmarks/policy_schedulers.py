@@ -1,10 +1,12 @@
-"""Schedulers from the literature, with the core's interface to the simulation: one token, one GPU.
+"""Schedulers from the literature for one token and one GPU. They have the methods of SharePod's token scheduler that
+the simulation calls.
 
-Each is work-conserving and gives quanta of one length. They differ in the next tenant:
-- SFQ: start-time fair queueing (Goyal, Vin, Cheng 1996): the least start tag;
-- stride (Waldspurger, Weihl 1995): the least pass, charged by the time held;
-- lottery (Waldspurger, Weihl 1994): a draw, by request;
-- Gemini (Chen et al. 2020): of those below their limit in the last 10 s, the tenant that is furthest below its request.
+Each is work-conserving, and all quanta are equally long. They differ in the tenant that they choose next:
+- SFQ: start-time fair queueing (Goyal, Vin, Cheng 1996): the tenant with the least start tag;
+- stride (Waldspurger, Weihl 1995): the tenant with the least pass, which grows with the time held;
+- lottery (Waldspurger, Weihl 1994): a random tenant, with the requests as weights;
+- Gemini (Chen et al. 2020): among the tenants below their limit in the last 10 s, the tenant that is furthest below its
+  request.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sharepod.timeshare import Action, TokenGrant
 
 _MS = 1_000_000
 QUANTUM_NS = 30 * _MS
-"""Length of a turn: three of them are the core's longest."""
+"""Length of a turn. Three of these are as long as the longest quantum of SharePod's scheduler."""
 _GEMINI_WINDOW_NS = 10_000 * _MS
 _BEST_EFFORT = 1
 """Weight of a tenant whose request is 0, in thousandths."""
@@ -33,18 +35,18 @@ class Entrant:
     limit_milli: int
     waiting: bool = False
     tag: float = 0.0
-    """Virtual time at which its next turn starts."""
+    """Virtual time at which its next turn starts (SFQ: start tag, stride: pass)."""
     spans: deque[tuple[int, int]] = field(default_factory=deque)
-    """Turns within the sliding window, each with its begin and its end."""
+    """(begin, end) of each turn within the sliding window, in nanoseconds."""
 
     @property
     def weight(self) -> int:
-        """Return its share in thousandths."""
+        """Return its weight in thousandths: its request, or `_BEST_EFFORT`."""
         return self.request_milli or _BEST_EFFORT
 
 
 class LiteratureScheduler:
-    """One token for one GPU; a subclass chooses the next tenant."""
+    """Base of these schedulers. A subclass chooses the next tenant."""
 
     def __init__(self) -> None:
         self.entrants: dict[str, Entrant] = {}
@@ -58,20 +60,20 @@ class LiteratureScheduler:
         self.entrants.setdefault(tenant_id, Entrant(tenant_id, request_milli, limit_milli))
 
     def want(self, _now: int, tenant_id: str) -> None:
-        """Let a tenant wait."""
+        """Record that a tenant waits for the token."""
         entrant = self.entrants[tenant_id]
         if not entrant.waiting:
             entrant.waiting = True
             self.woke(entrant)
 
     def draining(self, _now: int, _tenant_id: str, *, expected_ns: int) -> None:
-        """Ignore the announcement."""
+        """Do nothing: these schedulers wait until the holder has drained."""
 
     def stalled(self, _now: int) -> None:
-        """Do nothing: these schedulers do not depend on whether the caller was late."""
+        """Do nothing: these schedulers do not compensate for a late caller."""
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
-        """End the hold."""
+        """End the turn of the holder, and charge it. `wanting`: True if the tenant waits for another turn."""
         assert self._holder is not None, "a tenant held"
         entrant, begun = self._holder
         self._holder = None
@@ -91,14 +93,14 @@ class LiteratureScheduler:
         return [TokenGrant(first.id, self._grants, QUANTUM_NS, metered=True)]
 
     def next_deadline(self) -> int | None:
-        """Return None, because nothing happens at a fixed time."""
+        """Return None: these schedulers have no timers."""
         return None
 
     def woke(self, entrant: Entrant) -> None:
-        """Record that a tenant waits again after a pause."""
+        """Called when a tenant waits again after a pause. A subclass may adapt its tag."""
 
     def charge(self, now: int, entrant: Entrant, begun: int) -> None:
-        """Charge a hold."""
+        """Charge a tenant for a turn that began at `begun` and ends at `now`."""
         entrant.tag += (now - begun) * 1000 / entrant.weight
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:

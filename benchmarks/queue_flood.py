@@ -31,18 +31,18 @@ _EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
 _RATE = 20.0
 """SharePods per second that the measured namespace creates."""
 _STAYS_S = 3.0
-"""Seconds for which each of them runs. When it ends, it frees room that the crowd could take."""
+"""Seconds for which each of these SharePods runs. Its end frees room that the crowd could take."""
 _CROWD_RATE = 50.0
 """SharePods of the crowd that arrive per second: a quarter of the API server double's rate."""
 _WARM = 50
 
 
 _LABELS = {f"{'p' * 249}.{each:03}/{'n' * 63}": "v" * 63 for each in range(20)}
-"""Labels of the API server's maximal length: 7.5 KB."""
+"""Labels with the longest keys and values that the API server accepts: 7.5 KB in total."""
 _NOISY = 60
-"""Number of SharePods that run, fail and are restarted."""
+"""Number of SharePods that run, fail and are restarted in the case `noise`."""
 _NOISES = 50.0
-"""Number of status changes of their Pods, and of Events, that are written per second."""
+"""Writes per second in the case `noise`: of Pod statuses, and of Events."""
 _MESSAGE = 4096
 """Characters of a container's termination message: as many as the kubelet reads."""
 
@@ -50,8 +50,11 @@ _MESSAGE = 4096
 class Crowd:
     """SharePods of one namespace, of which only one fits on each node.
 
-    Args: |>api: Connection of the client that creates them. |>namespace: Their namespace. |>different: True if no two
-    of them have the same request. |>longest: True if their names and labels have the maximal length.
+    Args:
+        api: Connection of the client that creates the SharePods.
+        namespace: Their namespace.
+        different: True if no two of them have the same request.
+        longest: True if their names and labels have the maximal length.
     """
 
     def __init__(self, api: Connection, namespace: str, *, different: bool, longest: bool) -> None:
@@ -79,8 +82,8 @@ class Crowd:
 
 
 class Noise:
-    """Pods of one namespace with many status changes: containers that end and are restarted, Pods that fail, and
-    Events."""
+    """SharePods of one namespace whose Pods change often: containers end and are restarted, Pods fail, and Events are
+    created."""
 
     def __init__(self, api: Connection, namespace: str) -> None:
         self._api = api
@@ -96,7 +99,7 @@ class Noise:
             await self._api.create(SHAREPODS.format(self._namespace), body | {"spec": spec})
 
     async def go_on(self) -> None:
-        """Make noise until cancelled."""
+        """Write changes until cancelled."""
         began = time.monotonic()
         making: set[asyncio.Task[None]] = set()
         while True:
@@ -107,8 +110,8 @@ class Noise:
             task.add_done_callback(making.discard)
 
     async def _make(self, number: int) -> None:
-        """Write an Event and the status of a Pod. The status shows that a container has ended; every eighth status also
-        shows that the Pod has failed."""
+        """Write an Event, and the status of a Pod that shows an ended container. Every eighth status also shows that
+        the Pod has failed."""
         name = f"noise-{number % _NOISY}"
         message = f"{number} ".ljust(_MESSAGE, "x")
         ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": message}}
@@ -129,14 +132,14 @@ class Noise:
             "note": message[:1024],
         }
         path = f"{PODS.format(self._namespace)}/{name}/status"
-        with contextlib.suppress(ApiError):  # the Pod is being replaced
+        with contextlib.suppress(ApiError):  # the Pod does not exist at the moment, because it is being replaced
             await self._api.create(_EVENTS.format(self._namespace), event)
             await self._api.patch(path, {"status": status}, MERGE_PATCH)
 
 
 async def passing(load: LoadClient, seconds: float) -> list[float]:
-    """Create SharePods at the measured rate for some seconds. Each is ended after its stay. Return the seconds from the
-    creation of each until its Pod was opened."""
+    """Create SharePods at the measured rate for `seconds`, and end each after its stay. Return, for each, the seconds
+    from its creation until its Pod was opened."""
     before = set(load.seen.sent)
     ending = asyncio.create_task(_end_each(load, before))
     await load.at_rate(_RATE, round(seconds * _RATE))
@@ -161,7 +164,7 @@ _CASES = {
     "different": ", each asking otherwise",
     "limits": ", each asking otherwise, names and labels at their limits",
 }
-"""Crowds by name, with the text that describes each in the rows."""
+"""Name of a crowd -> the text that describes it in the rows."""
 
 
 async def measure(plane: MemoryPlane, options: argparse.Namespace, kind: str) -> list[Row]:

@@ -21,7 +21,8 @@ from results import Row, write
 
 
 def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
-    """Return whether kubectl refused the case as expected, and its message without the common parts."""
+    """Apply a case with kubectl. Return True if it was refused as expected, and kubectl's message without the parts
+    that all messages share."""
     answer = cluster.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
     message = (answer.stdout + answer.stderr).strip()
     good = answer.returncode != 0 and case.names in message and case.mend in message

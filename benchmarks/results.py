@@ -1,4 +1,4 @@
-"""One form for every result: a table on the terminal, and `build/results/NAME.json`.
+"""Output of every benchmark: a table on the terminal, and the file `build/results/NAME.json`.
 
 The file contains `{name, commit, machine, rows: [{case, metric, unit, value}]}`, so that a program can compare two
 runs. `commit` ends in `+` if the working tree differed from that commit.
@@ -22,7 +22,7 @@ RESULTS = ROOT / "build" / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: its case, metric and unit."""
+    """One figure of a benchmark: case, metric, unit and value."""
 
     case: str
     metric: str
@@ -31,7 +31,8 @@ class Row:
 
 
 def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, against: str) -> list[Row]:
-    """Return the differences between `against` and each other policy on the same seeds: mean and standard error."""
+    """Return rows with the differences between the policy `against` and each other policy on the same seeds: mean and
+    standard error."""
     rows = []
     for policy, values in of_policy.items():
         if policy == against or against not in of_policy:
@@ -61,7 +62,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Return processor, number of cores and kernel, so that results of different machines are not compared."""
+    """Return processor, number of cores and Linux version. Results with different values should not be compared."""
     processor = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -32,7 +32,8 @@ ERROR_S = 10.0
 
 @dataclass(frozen=True)
 class Arrival:
-    """One case. `first_ms`, `newcomer_ms`: length of the kernels of the first tenant and of the newcomer."""
+    """One case. `first_request`: request of the first tenant. `first_ms`, `newcomer_ms`: length of the kernels of the
+    first tenant and of the newcomer."""
 
     first_request: float
     first_ms: int
@@ -82,14 +83,14 @@ def measure_arrival(arrival: Arrival) -> list[Row]:
 
 
 def _right_from(track: list[tuple[float, float]], begin: float, owed: float, turn_s: float) -> bool:
-    """Return whether the share is right in every window of WINDOW_S or longer that begins at or after that moment."""
+    """Return whether the share is right in every window that begins at `begin` and is `WINDOW_S` or longer."""
     before = next(busy for at, busy in track if at == begin)
     windows = [(at - begin, busy - before) for at, busy in track if at >= begin + WINDOW_S]
     return bool(windows) and all(abs(busy - owed * length) <= 0.01 * length + 2 * turn_s for length, busy in windows)
 
 
 def _windows(track: list[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
-    """Return the share of each window of that length, with the begin of the window."""
+    """Return (begin, share) of each window of length `length_s`."""
     found = []
     for at, busy in track:
         end = next(((later, total) for later, total in track if later >= at + length_s), None)

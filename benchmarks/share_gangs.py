@@ -22,7 +22,7 @@ LOST_GOAL = 0.04
 
 @dataclass(frozen=True)
 class Gang:
-    """One case. `single_ms`: length of the kernels of the singles."""
+    """One case. `request`: of the gang. `single_ms`: length of the kernels of the single tenants."""
 
     single_ms: int
     request: float = 0.5
@@ -37,7 +37,7 @@ GANGS = tuple(Gang(single_ms) for single_ms in (1, 5, 20, 70))
 
 
 def measure_gang(case: Gang, single: float, seconds: float, watched_s: float) -> list[Row]:
-    """Measure one case. Arguments as for `share_window.watch`; `single`: as for `Window.rows`."""
+    """Measure one case. Other arguments as for `share_window.watch`; `single`: as for `Window.rows`."""
     gang = Asked("gang", case.request, BOTH)
     singles = [Asked(f"single{place}", 1 - case.request, (gpu,)) for place, gpu in enumerate(BOTH)]
     rows = [tenant(one.name, one.share, gpus=one.gpus) for one in (gang, *singles)]

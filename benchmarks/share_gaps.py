@@ -5,10 +5,10 @@ Each case runs the same programs three times on the simulated GPU: `bare` withou
 between processes takes `SWITCH_US`. Progress is the steps per second of a program, relative to its steps without
 neighbours in the bare run.
 
-- `progress`: of one program, in percent of its speed without neighbours
-- `sum`: of all programs of the case, in percent
-- `sum_of_bare`: `sum` over that of the bare run
-- `below_request`: points by which the progress of the worst tenant is below its request; 0 if none is
+- `progress`: progress of one program, in percent of its speed without neighbours
+- `sum`: sum of the progress of all programs of the case, in percent
+- `sum_of_bare`: `sum`, relative to the `sum` of the bare run
+- `below_request`: points by which the progress of the worst tenant is below its request; 0 if all reach theirs
 - `wait_p50`, `wait_p99`: latency of requests, from their arrival to their end, in ms
 
 The machine has two processors, which limits programs that spin on the host. So the programs sleep for half of their
@@ -26,7 +26,7 @@ from hook.world.agent_node import GPUS, PROGRAMS, Node, Program, running, tenant
 from results import Row
 
 SLICE_US, SWITCH_US = 1024, 91
-"""Length of the driver's default time slices, and of a switch between two slices. In microseconds."""
+"""Microseconds: length of the driver's default time slices, and of a switch between two slices."""
 SLEPT = "0.5"
 SETTLE_S = 3.0
 MODES = ("bare", "Exclusive", "Concurrent")
@@ -44,13 +44,13 @@ class Part:
     arguments: tuple[str, ...] = ()
     gpu: str = GPUS[0]
     training: str | None = None
-    """Name of the training of which the program is one of `RANKS` ranks. The tenants of a training's ranks are
-    a group."""
+    """Name of the training of which the program is one of `RANKS` ranks. The tenants of all ranks are a group, so they
+    get their turns together."""
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """One case."""
+    """One case. `parts`: its programs, which run at the same time."""
 
     name: str
     parts: tuple[Part, ...]
@@ -173,7 +173,7 @@ class GapsBenchmark:
                 program.close()
 
     def _ran(self, program: Program) -> _Ran:
-        """Read the reports of a program for the window that begins `SETTLE_S` after its start."""
+        """Read the reports of a program for the measured window, which begins `SETTLE_S` after the program's start."""
         begin: tuple[float, int] | None = None
         latencies: list[float] = []
         while True:

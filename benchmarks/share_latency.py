@@ -18,7 +18,7 @@ from hook.world.agent_node import Program, running, tenant, wait_for
 from results import Row
 
 LOAD = 10
-"""The requests of the service take one part in LOAD of the GPU's time."""
+"""Part of the GPU's time that the service's requests take, as 1 / LOAD."""
 SETTLE_S = 3.0
 
 
@@ -41,7 +41,7 @@ class Service:
 
     @property
     def p99_goal_ms(self) -> float:
-        """Return the longest allowed wait of 99 requests in a hundred, in ms."""
+        """Return the longest allowed 99th percentile of the waits, in ms."""
         return 5.0 + self.kernel_ms
 
 
@@ -90,7 +90,7 @@ def _run(service: Service, latency: str, seconds: float) -> _Run:
 
 
 def _waits_ms(program: Program, seconds: float) -> list[float]:
-    """Return the waits that the program reports in so many seconds from now; it reports each second."""
+    """Return the waits that the program reports within `seconds` from now, in ms. It reports each second."""
     found: list[float] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:

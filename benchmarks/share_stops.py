@@ -29,9 +29,9 @@ SEED = 16
 
 @dataclass(frozen=True)
 class Stops:
-    """One case. `stopped_ms`, `runs_ms`: lengths of the stops and of the times between them. `drawn` true: lengths are
-    uniformly distributed around these values. `sync_every`: both programs wait for their work after this many launches;
-    0: they never wait."""
+    """One case. `stopped_ms`, `runs_ms`: length of each stop, and of the time between two stops. `drawn`: True if the
+    lengths are uniformly distributed around these values. `sync_every`: both programs wait for their work after this
+    many launches; 0: they never wait."""
 
     stopped_ms: float
     runs_ms: float
@@ -47,7 +47,7 @@ class Stops:
         return f"stopped {lengths}{self.stopped_ms:g} ms, runs {self.runs_ms:g} ms, {self.kernel_us} us, {waits}"
 
     def lengths(self) -> Iterator[tuple[float, float]]:
-        """Yield the length of a stop and of the run after it, in milliseconds, without end."""
+        """Yield (length of a stop, length of the run after it) in milliseconds, without end."""
         means = (self.stopped_ms, self.runs_ms)
         return drawn(*means, SEED) if self.drawn else regular(*means)
 

@@ -1,7 +1,8 @@
-"""Window in which tenants of a node are measured: the GPU time of each, its difference from the request, and the waits.
+"""Measurement of the tenants of a node over a window: the GPU time of each, its difference from the request, and the
+waits.
 
-The device's own account is read, not the program's. Waits are from requesting the token to getting it, by the agent's
-count.
+GPU time is read from the simulated device, not from the program. A wait lasts from requesting the token to getting it,
+by the agent's count.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
 SETTLE_S = 1.5
 LONG_WINDOWS = 6
-"""Longest measurement of long kernels, as a multiple of the window of other cases."""
+"""Longest measurement in cases with long kernels, as a multiple of the window."""
 STEP_S = 1.0
 TOLD_S = 1.1
-"""Seconds after which the agent's figures include all earlier events: the figures are up to a second old."""
+"""Seconds after which the agent's figures include all earlier events, because the figures are up to a second old."""
 _GPU_TIME = "sharepod_gpu_time_seconds_total"
 SPANS_S = (10, 60)
-"""Lengths of the spans whose worst error is reported, in addition to the whole window."""
+"""Lengths in seconds of the spans for which the worst error is reported, in addition to the error of the whole
+window."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class Measured:
     wait_p50_s: float
     wait_p99_s: float
     span_errors: dict[int, float]
-    """For each length of a span, in seconds: the largest error of the tenant's share in any span of that length,
-    in points."""
+    """For each length of a span, in seconds: largest error of the tenant's share in any span of that length, in
+    points."""
 
     @property
     def error(self) -> float:
-        """In points."""
+        """Return the error of the share over the whole window, in points."""
         return abs(self.got - self.asked.share) * 100
 
 
@@ -67,10 +69,10 @@ class Window:
     tenants: list[Measured]
     length_s: float
     agent_cpu: float
-    """In cores."""
+    """Processor time of the agent, as a number of cores."""
 
     def rows(self, case: str, single: float) -> list[Row]:
-        """Return the rows of the case. `single`: GPU time of one program that ran without neighbours."""
+        """Return the rows of the case. `single`: part of the GPU's time that one program gets without neighbours."""
         rows: list[Row] = []
         for one in self.tenants:
             name = f"{case}: {one.asked.name}"
@@ -100,13 +102,13 @@ class Window:
 
 
 def watch(node: Node, tenants: Sequence[Asked], seconds: float, watched_s: float, *, long: bool = False) -> Window:
-    """Measure tenants whose programs have been launched.
+    """Measure tenants whose programs already run.
 
     Args:
         seconds: Length of the window.
-        watched_s: Least time of watching in all, for waits and for the worst spans.
-        long: Whether one kernel is more than a point of the window: then the window continues until every share is and
-            stays within a point, for `LONG_WINDOWS` times its length at most.
+        watched_s: Seconds of measurement in all, at least, for waits and for the worst spans.
+        long: True if one kernel takes more than a point of the window. The window is then extended until every share
+        stays within a point of its request, to at most `LONG_WINDOWS` times its length.
     """
     wait_for(lambda: all(_busy(node, tenants)[1]), "device time of every tenant", 60)
     time.sleep(SETTLE_S)
@@ -152,13 +154,13 @@ def cpu_of(node: Node) -> float:
 
 
 def anticipated_s(node: Node) -> float:
-    """Return the time for which the GPU was kept idle for tenants with short pauses, in seconds."""
+    """Return the seconds for which the GPU was kept idle for tenants with short pauses."""
     samples = node.metrics()
     return sum(s.value for s in samples if s.name == _GPU_TIME and s.labels["use"] == "anticipated")
 
 
 def waits_of(node: Node, name: str) -> list[float]:
-    """Return the tenant's waits so far: a count for each bucket of the histogram."""
+    """Return the histogram of the tenant's waits so far: the number of waits in each bucket."""
     cumulative = [
         sample.value
         for sample in node.metrics()
@@ -173,7 +175,7 @@ def waits_since(node: Node, name: str, before: Sequence[float]) -> list[float]:
 
 
 def wait_rows(case: str, counts: Sequence[float]) -> list[Row]:
-    """Return the rows of one tenant's waits. `counts`: by the bounds of the histogram."""
+    """Return the rows of one tenant's waits. `counts`: number of waits in each bucket of the histogram."""
     return [
         Row(case, f"wait_p{part * 100:g}", "ms", round(quantile(WAIT_BOUNDS_S, counts, part) * 1e3, 2))
         for part in (0.5, 0.99)
@@ -181,8 +183,7 @@ def wait_rows(case: str, counts: Sequence[float]) -> list[Row]:
 
 
 def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) -> float:
-    """Return the duration in seconds that a `part` (0 to 1) of the counted durations does not exceed. 0 if nothing was
-    counted.
+    """Return the quantile `part` (0 to 1) of counted durations, in seconds. 0 if none was counted.
 
     Within a bucket the result is interpolated linearly. Durations beyond the last bound count as that bound. `counts`
     as in the agent's `Histogram`.
@@ -199,8 +200,8 @@ def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) ->
 
 
 def span_error(samples: Sequence[tuple[float, list[float]]], place: int, asked: float, length_s: float) -> float:
-    """Return the largest error of one tenant's share, in points, over all spans of that length between two samples. A
-    sample is a time, and the device time of each tenant up to that time, in seconds."""
+    """Return the largest error of one tenant's share, in points, over all spans of length `length_s` between two
+    samples. A sample is (time, device time of each tenant up to then), in seconds. `place`: index of the tenant."""
     worst = 0.0
     for begin, before in samples:
         later = [sample for sample in samples if sample[0] - begin >= length_s - STEP_S / 2]
@@ -211,6 +212,6 @@ def span_error(samples: Sequence[tuple[float, list[float]]], place: int, asked: 
 
 
 def _busy(node: Node, tenants: Sequence[Asked]) -> tuple[float, list[float]]:
-    """Return the present time, and the device time of each tenant up to now. Both are in seconds."""
+    """Return (present time, device time of each tenant up to now), in seconds."""
     state, now = node.devices(), time.monotonic()
     return now, [one.busy_s(state) for one in tenants]

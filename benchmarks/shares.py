@@ -48,8 +48,8 @@ PROMISES = {"time-guarantee": ("max", "share_error")}
 WATCHED_S = 60.0
 OVERTAKING = (("10:90", "50 ms"), ("10:90", "400 ms"), ("50:50", "400 ms"), ("20:30:50", "mixed"))
 OVERTAKEN_AFTER_MS = (20, 1000)
-"""Grace periods of the cases in which a tenant is preempted because it exceeds its turn by this long, in ms. The device
-then divides its time between both tenants."""
+"""Grace periods in milliseconds, of the cases in which a tenant exceeds its turn. A tenant that exceeds it by longer is
+preempted, and the device then divides its time between both tenants."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ MIXES: dict[str, tuple[float, ...]] = {
 }
 SMALL = {"2:98", "fifty at 0.02"}
 """Mixes that a complete run measures only with `SMALL_WORK`. With longer kernels, a single turn would exceed a large
-part of these tenants' requests."""
+part of these tenants' shares."""
 SMALL_WORK = "5 ms"
 WORKS: dict[str, tuple[Work, ...]] = {
     "0.1 ms": (Work(100),),
@@ -89,7 +89,7 @@ WORKS: dict[str, tuple[Work, ...]] = {
     "graphs": (Work(5_000, graph_nodes=10),),
     "mixed": (Work(100), Work(50_000), Work(5_000)),
 }
-"""Kinds of work by name. The tenants of a case get the entries of a kind in rotation."""
+"""Kinds of work, by name. The tenants of a case get the entries of a kind in turn."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Pauses:
     work_ms: int
     pause_ms: int
     spread: str = "regular"
-    """Distribution of the lengths of the pauses, always with the same mean: all equal; exponential; or bimodal, where
+    """Distribution of the lengths of the pauses. Each has the same mean: `regular`: all equal; exponential; bimodal:
     nine of ten pauses are half as long as the mean, and the tenth is 5.5 times as long."""
 
     @property
@@ -124,9 +124,10 @@ PAUSING = tuple(
 PAUSING_KERNELS_MS = (1, 5, 40, 250, 900)
 PAUSING_S = 8.0
 PAUSING_KERNELS = 40
-"""A case is measured for `PAUSING_S`, or for PAUSING_KERNELS kernels of the neighbour if that takes longer."""
+"""Least length of the measurement, in kernels of the neighbour. A case is measured for `PAUSING_S`, or longer if so
+many kernels take longer."""
 LEARN_S = 4.0
-"""Seconds for which the agent learns the lengths of the tenants' work and pauses, before the measurement."""
+"""Seconds before the measurement in which the agent learns the lengths of the tenants' work and pauses."""
 
 
 def alone(arguments: Sequence[str], seconds: float) -> float:
@@ -142,7 +143,7 @@ def alone(arguments: Sequence[str], seconds: float) -> float:
 
 
 def together(mix: str, work: str, seconds: float, watched_s: float, grace_ms: int = 1000) -> Window:
-    """Run one case. Arguments as for `share_window.watch`."""
+    """Run one case with a mix of tenants. Arguments as for `share_window.watch`."""
     works = [WORKS[work][index % len(WORKS[work])] for index in range(len(MIXES[mix]))]
     tenants = [Asked(f"t{index}", share) for index, share in enumerate(MIXES[mix])]
     long = max(one.us for one in works) > seconds * 1e6 / 100
@@ -157,8 +158,8 @@ def together(mix: str, work: str, seconds: float, watched_s: float, grace_ms: in
 
 
 def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -> list[Row]:
-    """Measure a tenant with pauses next to a neighbour that launches without end. `single`: GPU time of the tenant
-    without neighbours."""
+    """Measure a tenant with pauses next to a neighbour that launches without end. `single`: part of the GPU's time that
+    the tenant gets without neighbours."""
     case = (
         f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms "
         f"{pauses.spread}, {kernel_ms} ms"
@@ -188,7 +189,7 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -
 
 
 def kept(cases: set[str]) -> list[Row]:
-    """Return the rows of earlier runs for cases that this run does not measure."""
+    """Return the rows of the last results for cases that this run does not measure."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         listed = json.loads((RESULTS / "shares.json").read_text())["rows"]
         return [Row(**row) for row in listed if row["case"].split(": ")[0] not in cases]
@@ -235,7 +236,7 @@ def mixes(arguments: argparse.Namespace, *, everything: bool) -> Iterator[list[R
 
 
 def main() -> int:
-    """The program."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each case is measured (default 20)")
     parser.add_argument(

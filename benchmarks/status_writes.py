@@ -31,7 +31,7 @@ _TIMES = "2026-01-01T00:00:00Z"
 
 
 def statuses() -> tuple[Json, Json, Json]:
-    """Return three statuses: before the first write, after the first write, and after the second write."""
+    """Return three statuses of a SharePod: before the first write, after it, and after the second write."""
     conditions = [
         {"type": "Placed", "status": "True", "reason": "Reserved", "message": "GPU 0 of node-a: request 0.4, limit 1"},
         {"type": "PodReady", "status": "False", "reason": "NotScheduled", "message": "not bound yet"},
@@ -69,7 +69,7 @@ class Writer:
         self.sent: dict[str, int] = dict.fromkeys(self.latencies, 0)
 
     async def round(self, way: str, count: int, first: int) -> None:
-        """Create `count` SharePods, and write the two statuses of each one in one of the two ways."""
+        """Create `count` SharePods, and write both statuses of each. `way`: by merge patch or by server-side apply."""
         made = []
         for number in range(first, first + count):
             spec = {"gpu": {"request": 0.4}, "containers": [_CONTAINER]}

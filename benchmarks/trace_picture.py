@@ -24,7 +24,7 @@ _LEFT, _WIDTH, _ROW, _PANEL = 90, 560, 26, 110
 
 
 def traced(mode: str) -> dict[str, Any]:
-    """Return the trace of two programs with gaps under a setting of `sharing`."""
+    """Run two programs with gaps under a setting of `sharing`, and return the trace of the GPU."""
     rows = [tenant(name, 0.5, memory=64 << 20) for name in _NAMES]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows, sharing=mode) as node:
         slices = {"FAKE_CUDA_SLICE_US": str(SLICE_US), "FAKE_CUDA_SWITCH_US": str(SWITCH_US)}

@@ -39,10 +39,10 @@ from gpukit.setting import Setting, note  # noqa: E402
 from gpukit.wheels import WheelsError, unpack  # noqa: E402
 
 PREFIX = "sharepod-"
-"""Prefix of the directories of runs."""
+"""Prefix of the names of the runs' directories."""
 
 TABLE_S = 460.0
-"""Seconds for one table. Together with the time in which the last programs end, a table stays below 8 minutes."""
+"""Seconds to measure one table. With the time in which its last programs end, a table takes less than 8 minutes."""
 
 
 class Table(Protocol):
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = (arguments.results or Path("results-fake" if arguments.fake else "results")).resolve()
     built = json.loads((KIT / "kit.json").read_text())
     with ExitStack() as stack:
-        # A short path, because the name of a Unix socket has at most 107 bytes.
+        # the path must be short, because the name of a Unix socket has at most 107 bytes
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=_short())))
         directory.chmod(0o755)
         _alone(stack, folder, directory)
@@ -147,8 +147,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
-    """Lock a folder of results, so that only one run uses it at a time. Remove the directory of an earlier run that was
-    killed."""
+    """Lock a folder of results, so that only one run uses it at a time. Remove the working directory that an earlier,
+    killed run left behind."""
     folder.mkdir(parents=True, exist_ok=True)
     held = stack.enter_context((folder / "run").open("a+"))
     try:
@@ -214,8 +214,8 @@ def _has_torch(python: str) -> bool:
 
 
 def _short() -> str:
-    """Return a short path of a directory from which programs can be loaded. `/tmp` is unsuitable if it is
-    mounted noexec."""
+    """Return a directory with a short path, from which libraries can be loaded. `/tmp` is unsuitable if it is mounted
+    noexec."""
     for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
         if place and len(place) < 40 and os.access(place, os.W_OK) and not os.statvfs(place).f_flag & os.ST_NOEXEC:
             return place

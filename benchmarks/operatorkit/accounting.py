@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "parse JSON": ("orjson:loads", "json:loads"),
     "write JSON": ("orjson:dumps", "json:dumps"),
 }
-"""Functions that are timed, by part."""
+"""Functions whose time is measured, by part of the account."""
 TASKS = (
     ("tenant ", "tenant workers: calls and the rest"),
     ("ledger", "ledger workers: calls and the rest"),
@@ -68,22 +68,22 @@ TASKS = (
     ("tick", "tick"),
     ("lease", "own Lease"),
 )
-"""Beginnings of the names of the operator's tasks, and the part of the account for which each counts."""
+"""Beginnings of the names of the operator's tasks, and the part of the account to which each task belongs."""
 KOPF = "Kopf: its tasks"
-"""Part for the tasks of Kopf, including waits on queues and events for which only Kopf creates tasks."""
+"""Part of the account for Kopf's tasks, including waits on queues and events for which only Kopf creates tasks."""
 OTHER_TASKS = "other tasks"
 SOCKETS = "sockets: read, write, HTTP parser"
 LOOP = "event loop, other"
 _CALLS = "calls of "
 _RATE = 40.0
-"""SharePods a second: well below the operator's rate, so that none waits."""
+"""SharePods created a second: well below the operator's rate, so that no SharePod waits for others."""
 _COUNT = 600
 _WARM = 50
-"""SharePods before the measurement, which cause the imports, fill the caches and open the connections."""
+"""SharePods before the measurement: they cause the imports, fill the caches and open the connections."""
 
 
 def ablation(nodes: int) -> list[Row]:
-    """Run the operator with accounts. Return ms per SharePod by part."""
+    """Measure the operator with accounts. Return rows of its processor time in ms per SharePod, by part."""
     rows: list[Row] = []
     used, parts = asyncio.run(_one(nodes))
     counted = sum(value for part, value in parts.items() if not part.startswith(_CALLS))
@@ -97,7 +97,7 @@ def ablation(nodes: int) -> list[Row]:
 
 
 async def _one(nodes: int) -> tuple[float, dict[str, float]]:
-    """Return (ms of processor time that the operator uses for a SharePod until it runs, the same by part)."""
+    """Return (ms of processor time that the operator uses for one SharePod until it runs, the same time by part)."""
     with MemoryPlane(nodes) as plane:
         out = plane.kubeconfig.parent / "accounts.json"
         arguments = ["--out", str(out)]
@@ -118,7 +118,7 @@ async def _one(nodes: int) -> tuple[float, dict[str, float]]:
 
 
 class Accounts:
-    """Processor time by part since the last `SIGUSR1`, in ms, and number of calls. It is written to a file when the
+    """Processor time in ms by part, and number of calls, since the last `SIGUSR1`. They are written to a file when the
     operator ends."""
 
     def __init__(self, out: Path) -> None:
@@ -132,7 +132,7 @@ class Accounts:
         self._out.write_text(json.dumps(dict(self._spent)))
 
     def time(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `function` and counts its time for a part."""
+        """Return a function that calls `function` and adds its time to a part."""
 
         @functools.wraps(function)
         def timed(*args: Any, **named: Any) -> Any:
@@ -150,7 +150,7 @@ class Accounts:
         return timed
 
     def step(self, run: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a replacement of `Handle._run` that counts the time of each step for the step's task."""
+        """Return a replacement of `Handle._run` that adds the time of each step to the part of the step's task."""
 
         def timed(handle: Any) -> None:
             begun = time.thread_time()
@@ -177,7 +177,7 @@ def _part_of(handle: Any) -> str:
 
 
 def _replace(where: str, new: Callable[[Any], Any]) -> None:
-    """Replace the function `module:Class.name` by `new` of that function."""
+    """Replace the function `module:Class.name` by `new(function)`."""
     module, _, path = where.partition(":")
     owner: Any = importlib.import_module(module)
     *parents, name = path.split(".")
@@ -193,7 +193,7 @@ def _timed() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Run the operator with accounts."""
+    """Run the operator with accounts, in place of `sharepod-operator`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -202,7 +202,7 @@ def main() -> None:
     for part, function in _timed():
         _replace(function, functools.partial(accounts.time, part))
     _replace("asyncio.events:Handle._run", accounts.step)
-    # the standard event loop: the steps of uvloop cannot be timed
+    # the standard event loop, because the steps of uvloop cannot be timed
     _replace("uvloop:new_event_loop", lambda _: asyncio.new_event_loop)
     sys.argv = ["sharepod-operator"]
     with suppress(SystemExit):

@@ -1,7 +1,8 @@
-"""Client that creates Pods or shares, by any door, and follows their Pods.
+"""Client that creates Pods or requests shares, by any door, and follows their Pods. A door is a way to request a share.
 
 Guarantees:
-- All kinds are created over the same library and connections (`sharepod.kube`), and their Pods seen by one watch.
+- Objects of all kinds are created over the same library and connections (`sharepod.kube`), and their Pods are seen by
+  one watch.
 - All times start when an object is sent.
 - A Pod counts as opened once it has no scheduling gate; a SharePod's Pod also has its node pin.
 """
@@ -29,7 +30,7 @@ PODS = "/api/v1/namespaces/{}/pods"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates"
 _CONTAINER: Json = {"name": "main", "image": "test", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}
 _CREATORS = 32
-"""Creates in flight at the same time if no rate is given: as many as the operator has writers."""
+"""Creates in flight at the same time if no rate is given: as many as the operator's concurrent writes."""
 _REQUESTS = range(100, 501, 50)
 """Requests of the shares, in thousandths of a GPU. One is drawn for each share."""
 MEAN_REQUEST = statistics.mean(_REQUESTS) / 1000
@@ -51,20 +52,21 @@ class Door(Enum):
 
 @dataclass(slots=True)
 class Seen:
-    """Times at which events of objects of one kind happened, by the object's name. In monotonic seconds."""
+    """Times at which events of objects of one kind happened, by the object's name, in monotonic seconds."""
 
     sent: dict[str, float] = field(default_factory=dict)
     opened: dict[str, float] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
 
     def delays(self, moment: str) -> list[float]:
-        """Return the seconds from sending each object until an event happened to it."""
+        """Return for each object the seconds from sending it until the event `moment`. Objects without that event are
+        left out."""
         reached: dict[str, float] = getattr(self, moment)
         return [reached[name] - at for name, at in self.sent.items() if name in reached]
 
 
 class LoadClient:
-    """Client in one namespace that creates objects of one kind."""
+    """Client that creates objects of one kind in one namespace."""
 
     def __init__(self, api: Connection, namespace: str, door: Door, *, seed: int = 1) -> None:
         self._api = api
@@ -85,7 +87,7 @@ class LoadClient:
         await self._api.create(path, body)
 
     async def make_templates(self) -> None:
-        """Create the templates that Pods with claims name. Raises `ApiError`."""
+        """Create the claim templates that Pods with claims refer to. Raises `ApiError`."""
         for milli in _REQUESTS:
             body = {
                 "apiVersion": "resource.k8s.io/v1",
@@ -112,7 +114,7 @@ class LoadClient:
         return body
 
     async def at_rate(self, rate: float, count: int) -> None:
-        """Create `count` objects at `rate` a second, even if earlier ones are not bound yet. Return when all their Pods
+        """Create `count` objects, `rate` a second, even if earlier ones are not bound yet. Return when all their Pods
         are bound."""
         begun = time.monotonic()
         creating = []
@@ -123,7 +125,7 @@ class LoadClient:
         await self.all_bound()
 
     async def in_flight(self, most: int, *, seconds: float = 0.0, count: int = 0) -> float:
-        """Create objects for `seconds`, or create `count` objects. At most `most` of them are not bound at any time.
+        """Create objects for `seconds`, or `count` objects, and keep at most `most` of them unbound at any time.
 
         Return the number of Pods that were bound per second in that time.
         """
@@ -149,7 +151,7 @@ class LoadClient:
             await self._bound.wait_for(lambda: len(self.seen.bound) >= len(self.seen.sent))
 
     async def delete(self, names: Iterable[str]) -> None:
-        """Delete these SharePods at once."""
+        """Delete these SharePods, all at the same time."""
         path = SHAREPODS.format(self._namespace)
         await asyncio.gather(*(self._api.call("DELETE", f"{path}/{name}", {}) for name in names))
 
@@ -187,7 +189,7 @@ class LoadClient:
 
 @asynccontextmanager
 async def client(kubeconfig: Path, namespace: str, door: Door, *, seed: int = 1) -> AsyncIterator[LoadClient]:
-    """Yield a client that records the events of its namespace."""
+    """Yield a client that records the events of Pods in its namespace."""
     api = await Connection.open(kubeconfig, "benchmark")
     made = LoadClient(api, namespace, door, seed=seed)
     if door is Door.CLAIMS:
@@ -203,7 +205,7 @@ async def client(kubeconfig: Path, namespace: str, door: Door, *, seed: int = 1)
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Return a percentile of seconds, in milliseconds."""
+    """Return a percentile, in milliseconds, of values in seconds."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
 
 

@@ -1,7 +1,7 @@
-"""The two control planes of the benchmark, one interface.
+"""The two control planes of the benchmark, with the same interface.
 
 Guarantees:
-- Nodes are ready, have eight GPUs each and an agent that renews its Lease.
+- Each node is ready, and has eight GPUs and an agent that renews its Lease.
 - Only the operator's calls are counted: by audit log on the real control plane, by user agent on the double.
 - Everything ends with the `with` block.
 """
@@ -34,12 +34,12 @@ from results import ROOT
 from operatorkit.process import server_cpu
 
 GPUS = 8
-"""GPUs of a node: the number in common large servers."""
+"""GPUs of a node: the usual number in large servers."""
 _READY_S = 60.0
 _STOP_S = 20.0
 _LEASE_S = 180
-"""Duration of an agent's Lease on the real control plane, in seconds: one process renews them all, one after the
-other."""
+"""Duration of an agent's Lease on the real control plane, in seconds. It is long, because one process renews all
+Leases, one after the other."""
 _OPERATOR = (
     "system:serviceaccount",
     NAMESPACE,
@@ -54,7 +54,7 @@ class Plane(Protocol):
     kubeconfig: Path
 
     def start_operator(self, wrapper: list[str] | None = None) -> None:
-        """Start an operator; `wrapper`: the program to run instead of `sharepod-operator`."""
+        """Start an operator. `wrapper`: program to run in place of `sharepod-operator`."""
         ...
 
     def stop_operator(self) -> None:
@@ -76,12 +76,12 @@ class Plane(Protocol):
 
     @property
     def probe(self) -> str:
-        """URL that the operator answers immediately, unless its event loop is busy."""
+        """URL that the operator answers immediately unless its event loop is busy."""
         ...
 
 
 class MemoryPlane:
-    """API server double in a separate process, with scheduler, kubelets and agents in it."""
+    """API server double in a separate process, which also simulates scheduler, kubelets and agents."""
 
     name = "in memory"
 
@@ -143,8 +143,8 @@ class MemoryPlane:
 
     @contextmanager
     def standby(self) -> Iterator[None]:
-        """Start a second operator, which stands by. When the block ends, the second operator is the operator of the
-        plane, and the first one must have ended."""
+        """Start a second operator, which stands by. After the block, the first operator has ended, and the second is
+        the operator of the plane."""
         first, former_ports = self._operator, self._ports
         assert first is not None
         self.start_operator(identity=f"after-{first.pid}")
@@ -169,7 +169,7 @@ class MemoryPlane:
         return found
 
     def ask(self, what: str) -> Any:
-        """Send a query to the double itself. Return None while it does not answer."""
+        """Send a query to the double itself. Return None if it does not answer."""
         try:
             with urllib.request.urlopen(f"{self._url}/double/{what}", timeout=120) as answer:
                 return json.loads(answer.read())
@@ -191,7 +191,7 @@ class MemoryPlane:
 
 
 class RealPlane:
-    """etcd, API server, scheduler and controller manager, with nodes that have nothing behind them.
+    """etcd, API server, scheduler and controller manager. No machines exist for the nodes.
 
     `kubelets`: True if Pods are reported as running; False: Pods are only bound. `doors`: True if `manifests/claims`
     and `manifests/plain` are applied.
@@ -257,7 +257,7 @@ class RealPlane:
             for line in lines:
                 event = json.loads(line)
                 about = event.get("objectRef")
-                if about is None:  # discovery
+                if about is None:  # a discovery request, which has no object
                     continue
                 part = f"/{about['subresource']}" if about.get("subresource") else ""
                 found[f"{event['verb']} {about['resource']}{part}"] += 1
@@ -290,7 +290,7 @@ def _answers(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that the benchmark has started: by SIGTERM, and by SIGKILL if that is not enough."""
+    """End a process that the benchmark has started: by SIGTERM, and by SIGKILL if it does not end in time."""
     process.terminate()
     try:
         process.wait(_STOP_S)

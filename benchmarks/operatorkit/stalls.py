@@ -26,14 +26,14 @@ _KIT = Path(__file__).resolve().parent.parent
 class Stalls:
     """Longest time in which the process at `url` did not answer a request that usually takes well below a millisecond.
 
-    In that time its event loop was blocked, or other processes used both processors. Use it in a `with` block.
+    During that time its event loop was blocked, or other processes used both processors. Use it in a `with` block.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._probe: subprocess.Popen[str] | None = None
         self.longest = 0.0
-        """Longest stall in seconds. Known after the block has ended."""
+        """Longest stall in seconds. It is known after the block has ended."""
 
     def __enter__(self) -> Self:
         self._probe = subprocess.Popen(
@@ -54,7 +54,7 @@ class Stalls:
 
 
 def main() -> None:
-    """Probe until the standard input ends."""
+    """Probe the URL until standard input ends."""
     ended = threading.Event()
 
     def until_closed() -> None:

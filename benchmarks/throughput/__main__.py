@@ -3,7 +3,7 @@
     make bench-throughput [TRACE=DIR] [THROUGHPUT_ARGS=...]
 
 Prints the assumptions, a table for each workload and load, and the error of the approximation. Then makes a small real
-run (`real.py`). Writes `build/results/throughput.json` and `throughput.svg`. It exits with 1 if a job got less than its
+run (`real.py`). Writes `build/results/throughput.json` and `throughput.svg`. Exits with 1 if a job got less than its
 guarantee, or if work of the real run was lost.
 """
 
@@ -30,30 +30,31 @@ from throughput.real import run as real_run
 from throughput.replay import Outcome, Replay, Sharing
 
 LOADS = (0.8, 1.2, 2.0)
-"""Loads: GPU time of the arriving jobs if each had whole GPUs, as a multiple of the capacity. Below it, above it, and
-twice the capacity."""
+"""Loads to replay. A load is the GPU time of the arriving jobs if each had whole GPUs, as a multiple of the
+capacity."""
 TRACES = ("default", "gpushare100")
 """Traces in the folder TRACE. `default` is the production mix; in `gpushare100` every job requests a share."""
 NODES = 24
-"""Number of nodes of the trace that are used, spread over its kinds of hardware. They are a fiftieth of all, so that
-the simulation of a day takes seconds."""
+"""Number of nodes of the trace that are used, spread over its kinds of hardware: a fiftieth of all, so that a simulated
+day takes seconds."""
 DAYS, WARM_UP_DAYS = 1.5, 0.5
-"""Simulated days, and the days before anything is counted, which are longer than the longest job."""
+"""Length of the simulation in days, and of its first part, in which nothing is counted. That part is longer than the
+longest job."""
 SAMPLED, SAMPLE_PLAYED_S = 30, 40
-"""Mixes whose rates are compared with a longer simulation, and its simulated seconds."""
+"""Number of mixes whose rates are compared with a longer simulation, and its simulated seconds."""
 
 POLICIES = (Sharing.EXCLUSIVE, Sharing.STATIC, Sharing.LENDING)
-"""Policies of jobs that pause between their steps."""
+"""Policies that are compared for jobs that pause between their steps."""
 
 DRAWN = 2
 """Number of workloads that the picture shows in addition to the eager pairs."""
 
 Outcomes = dict[float, dict[Sharing, Outcome]]
-"""Outcomes of one workload by load and policy."""
+"""Outcomes of one workload, by load and policy."""
 
 
 def replay(workload: Workload, rates: Rates, options: argparse.Namespace) -> Outcomes:
-    """Replay one workload at all loads."""
+    """Replay one workload at all loads, under each of `POLICIES`."""
     outcomes: Outcomes = {}
     span = (WARM_UP_DAYS * 86400, options.days * 86400)
     for load in options.loads:
@@ -67,7 +68,7 @@ def replay(workload: Workload, rates: Rates, options: argparse.Namespace) -> Out
 
 
 def replay_eager(workload: Workload, options: argparse.Namespace) -> Outcomes:
-    """Replay jobs with gaps between their kernels, at all loads."""
+    """Replay jobs with gaps between their kernels, at all loads and under each policy."""
     outcomes: Outcomes = {load: {} for load in options.loads}
     span = (WARM_UP_DAYS * 86400, options.days * 86400)
     for sharing in Sharing:
@@ -143,7 +144,7 @@ def print_workload(workload: Workload, outcomes: Outcomes) -> None:
 
 
 def approximation(rates: Rates, seed: int) -> list[Row]:
-    """Compare the rates of some mixes with the rates of a longer simulation. Return the error, in percentage points of
+    """Compare the rates of some mixes with the rates of a longer simulation. Return the errors, in percentage points of
     the speed without neighbours."""
     mixes: list[Mix] = sorted(mix for mix in rates.asked if len(mix) > 1)
     chosen = random.Random(seed).sample(mixes, min(SAMPLED, len(mixes)))

@@ -18,11 +18,11 @@ from throughput.rates import Mix, Tenancy
 from throughput.replay import Sharing
 
 KERNEL_US = 120
-"""Length of a kernel in microseconds. Gaps stay below 0.5 ms, after which a hook gives the token back."""
+"""Length of a kernel in microseconds. It keeps the gaps below 0.5 ms, after which a hook returns the token."""
 REQUEST = 500
-"""Request of each job in thousandths: two jobs fit on a GPU."""
+"""Request of each job, in thousandths of a GPU: two jobs fit on a GPU."""
 WARM_UP_S, PLAYED_S = 1, 4
-"""Simulated seconds of a play before counting starts, and for which it counts."""
+"""Simulated seconds of a play before counting starts, and seconds that are counted."""
 TURNS = {
     Sharing.EXCLUSIVE: TurnSharing.EXCLUSIVE,
     Sharing.STATIC: TurnSharing.EXCLUSIVE,
@@ -73,7 +73,7 @@ def _program(name: str, tenancy: Tenancy, place: int) -> Program:
 
 
 def guaranteed(tenancy: Tenancy) -> float:
-    """Return the rate that a request guarantees to a job that holds the GPU during its gaps, too."""
+    """Return the guaranteed rate of a job: its request, because in its turn it holds the GPU during its gaps, too."""
     return tenancy[0] / 1000
 
 

@@ -1,6 +1,7 @@
-"""Jobs of a replay: the requests of a trace, each with a service time, a duty and a step.
+"""Jobs of a replay: the requests of a trace, each with a service time, a duty (part of the time that is GPU work) and a
+step.
 
-`ASSUMPTIONS`, which the benchmark prints, has all assumptions about them.
+`ASSUMPTIONS`, which the benchmark prints, lists all assumptions about them.
 """
 
 from __future__ import annotations
@@ -14,27 +15,28 @@ from pathlib import Path
 from packing_trace import GIB, TraceError, TraceNode, TracePod, generated, read_nodes, read_pods
 
 LONGEST_S = 6 * 3600.0
-"""Longest job in seconds. Longer jobs (5 % of the default trace) are shortened to it: otherwise the result of a few
-days would depend on a handful of jobs."""
+"""Longest service time of a job in seconds. Longer jobs (5 % of the default trace) are shortened to it: otherwise the
+result of a few days would depend on a few jobs."""
 SHORTEST_S = 10.0
-"""Shortest job in seconds. Shorter jobs (mostly pods that failed at their start) are lengthened to it: they would only
-add changes of holders."""
+"""Shortest service time of a job in seconds. Shorter jobs (mostly pods that failed at their start) are lengthened to
+it: they would only add changes of holders."""
 MEDIAN_S, SIGMA = 655.0, 1.8
 """Median in seconds and shape of the log-normal distribution of service times, for a trace without times. The values
 come from the default trace."""
 NEEDS = (0.5, 1.0, 1.5)
-"""GPU work of a job as a multiple of its request. Each value is equally likely: on average users request what they
-need, and as many request too much as too little."""
+"""GPU work of a job with a share, as a multiple of its request. Each value is equally likely: on average users request
+what they need, and as many request too much as too little."""
 WHOLE_DUTIES = (0.6, 0.8, 1.0)
 """GPU work of a job with whole GPUs, as a part of the time. Each value is equally likely. The work counts as used GPU
 time and changes nothing else."""
 SHORT_STEP_MS, LONG_STEP_MS = 40, 160
-"""Milliseconds of a step without neighbours, with its work and its pause: a batch of inference, and a step of
+"""Length of a step without neighbours in ms, with its work and its pause: a batch of inference, and a step of
 training."""
 TRAINS_FROM = 400
-"""Request in thousandths from which on a job is a training. A smaller job serves inference."""
+"""Least request of a training, in thousandths of a GPU. A job with a smaller request serves inference."""
 SMALL_SHARES = (100, 200, 300, 400, 500)
-"""Requests of the workload `small shares`, in thousandths. Each is equally likely: the mean is 0.3 of a GPU."""
+"""Requests of the workload `small shares`, in thousandths of a GPU. Each is equally likely: the mean is 0.3 of a
+GPU."""
 
 ASSUMPTIONS = (
     ("service time", "of the trace (scheduled to deleted), 10 s to 6 h; else log-normal, median 655 s, sigma 1.8"),
@@ -50,7 +52,7 @@ ASSUMPTIONS = (
     ("static", "the request is also the limit: the same scheduler, which lends nothing"),
     ("not modelled", "interference in caches, PCIe and memory bandwidth; memory that does not fit; start-up times"),
 )
-"""Assumptions as (name, value). An empty name continues the line before."""
+"""Assumptions as (name, value). A line with an empty name continues the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Nodes, and the pods of which each arriving job is a random one."""
+    """Nodes, and the pods from which each arriving job is drawn at random."""
 
     name: str
     nodes: tuple[TraceNode, ...]
@@ -87,7 +89,7 @@ class Workload:
 
     @property
     def whole_part(self) -> float:
-        """Part of the GPU time that jobs with whole GPUs take, if all jobs had whole GPUs."""
+        """Part of the GPU time that jobs with whole GPUs would take if every job had whole GPUs."""
         of_all = sum(pod.gpus * seconds for pod, seconds in self.lines)
         return sum(pod.gpus * seconds for pod, seconds in self.lines if pod.milli >= 1000) / of_all
 
@@ -112,8 +114,8 @@ class Workload:
         return sum(weights.values()) / needed
 
     def draw(self, load: float, days: float, seed: int) -> list[Job]:
-        """Draw the jobs that arrive within some days. If each had whole GPUs, they would need `load` times the GPU time
-        of the nodes."""
+        """Draw the jobs that arrive within `days`. If each had whole GPUs, they would need `load` times the GPU time of
+        the nodes."""
         chance = random.Random(seed)
         mean_gpu_s = sum(pod.gpus * seconds for pod, seconds in self.lines) / len(self.lines)
         per_s = load * self.gpus / mean_gpu_s
@@ -193,7 +195,7 @@ def _takes(node: TraceNode, pod: TracePod) -> bool:
 
 
 def _ran_s(row: dict[str, str]) -> float | None:
-    """Return the seconds for which a pod of the trace ran. None if the trace has no times."""
+    """Return the seconds for which a pod of the trace ran. None if its line has no times."""
     try:
         return float(row["deletion_time"]) - float(row["scheduled_time"])
     except (KeyError, ValueError):
@@ -201,6 +203,7 @@ def _ran_s(row: dict[str, str]) -> float | None:
 
 
 def service_s(ran_s: float | None, chance: random.Random) -> float:
-    """Return the service time of a job in seconds: from the trace or drawn, and within the bounds of all jobs."""
+    """Return the service time of a job in seconds: from the trace, or drawn if `ran_s` is None; within the bounds of
+    all jobs."""
     seconds = chance.lognormvariate(0.0, SIGMA) * MEDIAN_S if ran_s is None else ran_s
     return min(LONGEST_S, max(SHORTEST_S, seconds))

@@ -1,7 +1,7 @@
 """Picture of the results: jobs finished per day and median wait, with a column for each workload and a group of bars
 for each load.
 
-If a workload was replayed with co-running, which is the default setting, the bar of SharePod shows that result.
+If a workload was replayed with co-running, which is SharePod's default setting, the bar of SharePod shows that result.
 
 Equal figures give an equal file.
 """
@@ -25,7 +25,7 @@ WIDTH = 0.27
 """Width of a bar. The unit is the distance between two loads, which has room for three bars and a gap."""
 
 Values = Mapping[float, Mapping[Sharing, float]]
-"""A figure by load and policy."""
+"""One figure, by load and policy."""
 
 
 def draw(per_day: Mapping[str, Values], waits_min: Mapping[str, Values], path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Progress of jobs that share a GPU: the pure time scheduler, played for each mix of jobs once.
+"""Progress of jobs that share a GPU: the time scheduler is simulated ("played") once for each mix of jobs.
 
 The rate of a job is its progress next to the other jobs, relative to its progress without them: 1 means that they do
 not disturb it. The pauses vary at random around the mean of the job, so that jobs with equal steps do not synchronize.
 
 Guarantees:
 - Equal mixes have equal rates, in every run of the same sources.
-- A mix is played once; the file of `kept_in` spares later runs the play, as long as the sources are the same.
+- A mix is played once. Later runs take its rates from the file in `kept_in`, as long as the sources are the same.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ Mix = tuple[Tenancy, ...]
 """The jobs on a GPU, sorted."""
 
 KERNEL_MS = 2
-"""Length of a kernel in ms. It is long, so that turns end rather too late than too early. The work of a step is a whole
+"""Length of a kernel in ms. A long kernel makes turns end rather too late than too early. The work of a step is a whole
 number of equal kernels."""
 HAND_OFF_US = 700
-"""Microseconds between two holders that no job uses: 0.5 ms until the hook returns the token of a pausing job, and 0.2
-ms from its DRAINED to the next grant (`make bench-handoff`)."""
+"""Microseconds between two holders in which no job runs: 0.5 ms until the hook returns the token of a pausing job, and
+0.2 ms from its DRAINED to the next grant (`make bench-handoff`)."""
 PAUSE_VARIES = 0.5
-"""Largest part by which a pause is shorter or longer than its mean."""
+"""Largest difference of a pause from its mean, as a part of the mean."""
 WARM_UP_S, PLAYED_S = 1, 4
-"""Simulated seconds of a play: before counting starts (buckets fill within one), and for which it counts."""
+"""Simulated seconds of a play before counting starts (buckets fill within one second), and seconds that are counted."""
 LONG_PLAYED_S = 20
-"""Counted seconds of a play with a job below its guarantee: short plays have errors of some hundredths."""
+"""Counted seconds of a play that is repeated because a job was below its guarantee: short plays have errors of some
+hundredths."""
 
 
 def guaranteed(tenancy: Tenancy) -> float:
-    """Return the rate of a job without neighbours whose GPU work runs as fast as its request allows."""
+    """Return the rate that a job's request guarantees: GPU work runs at the requested part of a GPU, and pauses take as
+    long as without neighbours."""
     request, _, duty, _ = tenancy
     return 1000.0 / (duty * 1000.0 / request + 1000.0 - duty)
 
@@ -95,8 +97,8 @@ def _program(name: str, tenancy: Tenancy, kernel_ms: int) -> Program:
 def play(mix: Mix, *, played_s: int = PLAYED_S, kernel_ms: int = KERNEL_MS) -> tuple[float, ...]:
     """Return the rate of each job of a mix, in the order of the mix. Together the jobs use at most one GPU."""
     rates = _MixOfPrograms(mix, kernel_ms).rates(WARM_UP_S * S, played_s * S)
-    # Pauses may be longer than on average during a short play. The jobs could then do more work than a GPU has time
-    # for.
+    # pauses may be longer than on average during a short play: by these rates the jobs would do more work than a GPU
+    # can do
     used = sum(rate * duty / 1000 for rate, (_, _, duty, _) in zip(rates, mix, strict=True))
     return tuple(rate / max(1.0, used) for rate in rates)
 
@@ -104,7 +106,9 @@ def play(mix: Mix, *, played_s: int = PLAYED_S, kernel_ms: int = KERNEL_MS) -> t
 class Rates:
     """Rates by mix. Each mix is played when its rates are first used.
 
-    Args: |>kept_in: Folder of the file with rates; None: no file. |>fresh: True: the file is written but not read.
+    Args:
+        kept_in: Folder of the file with rates; None: no file.
+        fresh: True: the file is written but not read.
     """
 
     def __init__(self, kept_in: Path | None = None, *, fresh: bool = False) -> None:

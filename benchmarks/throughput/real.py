@@ -26,7 +26,7 @@ from results import Row
 from throughput.rates import LONG_PLAYED_S, Tenancy, guaranteed, play
 
 SECONDS = 4.0
-"""Time of a program that has a GPU to itself, in seconds."""
+"""Seconds that a program takes with a GPU to itself."""
 LATEST_S = 120.0
 """Seconds after which a program that has not ended counts as hung. All programs together take half a minute."""
 PROGRAMS_ON_A_GPU = (
@@ -44,7 +44,7 @@ request 0.9 of a GPU, and have work for 1.8 GPUs."""
 
 @dataclass(frozen=True, slots=True)
 class Thinker:
-    """Program that runs one kernel and then pauses, again and again."""
+    """Program that alternately runs one kernel and pauses."""
 
     name: str
     gpu: str
@@ -54,7 +54,7 @@ class Thinker:
 
     @property
     def steps(self) -> int:
-        """Number of its steps."""
+        """Number of steps of the program."""
         return round(SECONDS * 1000 / (self.kernel_ms + self.pause_ms))
 
     @property
@@ -93,10 +93,10 @@ def thinkers() -> list[Thinker]:
 
 
 def play_through(node: Node, programs: Sequence[Thinker], *, at_a_time: int, hooked: bool) -> dict[Thinker, Ended]:
-    """Run all programs in their order, `at_a_time` of them on a GPU at the same time. `hooked` true: under the hooks of
-    their tenants.
+    """Run all programs in their order, `at_a_time` of them on a GPU at the same time. `hooked`: True if they run under
+    the hooks of their tenants.
 
-    AssertionError if a program fails or hangs.
+    Raises `AssertionError` if a program fails or hangs.
     """
     began = time.monotonic()
     before = _finished(node, programs)
@@ -138,7 +138,7 @@ def _finished(node: Node, programs: Sequence[Thinker]) -> dict[Thinker, int]:
 
 
 def predicted(programs: Sequence[Thinker]) -> dict[Thinker, float]:
-    """Return the time in seconds at which each of these programs of one GPU ends, by the rates of the replay's
+    """Return the seconds after which each of these programs, all on one GPU, ends by the rates of the replay's
     model."""
     left = dict.fromkeys(programs, SECONDS)
     ends: dict[Thinker, float] = {}
@@ -156,7 +156,7 @@ def predicted(programs: Sequence[Thinker]) -> dict[Thinker, float]:
 
 
 def run() -> tuple[list[Row], int]:
-    """Run the programs both ways. Return the rows, and the number of lost kernels."""
+    """Run the programs both ways. Return the rows of results, and the number of lost kernels."""
     programs = thinkers()
     tenants = [tenant(program.name, program.request, gpus=(program.gpu,)) for program in programs]
     with tempfile.TemporaryDirectory(prefix="th") as directory, running(Path(directory), *tenants) as node:

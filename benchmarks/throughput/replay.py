@@ -4,7 +4,7 @@ The placement engine places them and reserves GPUs for the head of the queue, as
 same engine and queue.
 
 Guarantees:
-- A job that fits starts at once; waiting jobs start oldest first, where new room serves them.
+- A job that fits starts at once. When a job ends, waiting jobs that fit on its node start, oldest first.
 - Every job is finished, running or waiting at the end.
 - A job progresses at the rate of the mix of jobs on its GPU, from one change of that mix to the next.
 """
@@ -32,21 +32,22 @@ KEPT_AFTER_S = 600.0
 """Seconds for which the oldest job waits before GPUs are reserved for it. This is the operator's default of
 `keep_after`."""
 TOLERANCE = 0.95
-"""A job is below its guarantee if its speed is less than this part of the guaranteed speed. If requests take the whole
-GPU and all jobs want more, hand-offs (2 to 3 % of the time with short steps) belong to no job."""
+"""A job is below its guarantee if its speed is less than this part of the guaranteed speed. The tolerance is needed if
+requests take the whole GPU and all jobs want more: hand-offs (2 to 3 % of the time with short steps) belong to no job.
+"""
 
 
 class Sharing(StrEnum):
-    """Policy of a replay. The values are the names that readers see."""
+    """Policy of a replay. The values are the names in the printed results."""
 
     EXCLUSIVE = "exclusive"
-    """A whole GPU for each job, as Kubernetes gives it."""
+    """Each job has whole GPUs, as without SharePod."""
     STATIC = "static"
-    """The request is also the limit."""
+    """The request is also the limit: idle time is not lent."""
     LENDING = "SharePod"
-    """Idle time is lent, up to the whole GPU."""
+    """Idle time is lent, up to a whole GPU."""
     CO_RUNNING = "SharePod, co-running"
-    """Jobs also use the gaps of each other at the same time. Only for jobs with gaps between their kernels."""
+    """Jobs also run at the same time, in the gaps of each other. Only for jobs with gaps between their kernels."""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class RunningJob:
     tenancy: Tenancy
     began_s: float
     left_s: float
-    """Seconds of service that are left at `at_s`, at rate 1."""
+    """Seconds of service at rate 1 that are left at `at_s`."""
     at_s: float
     rate: float = 1.0
     version: int = 0
@@ -69,31 +70,31 @@ class RunningJob:
 
 @dataclass
 class Outcome:
-    """Figures of one policy at one load. Only the counted part of the time contributes to most of them."""
+    """Figures of one policy at one load. Most of them count only the part of the time after the warm-up."""
 
     seconds: float
     gpus: int
     arrived: int = 0
-    """Number of jobs of the whole replay. This and the next three numbers are not limited to the counted time."""
+    """Number of jobs that arrived in the whole replay. The next three numbers are also for the whole replay."""
     finished: int = 0
     running: int = 0
     waiting: int = 0
     counted: int = 0
     """Number of jobs that finished in the counted time."""
     counted_whole: int = 0
-    """Number of these jobs that requested whole GPUs."""
+    """Number of jobs among `counted` that requested whole GPUs."""
     waits_s: list[float] = field(default_factory=list)
-    """Seconds in the queue of each job that arrived in the counted time. For a job that still waits at the end: seconds
-    so far."""
+    """Seconds in the queue, of each job that arrived in the counted time. A job that still waits at the end has its
+    seconds so far."""
     slowdowns: list[float] = field(default_factory=list)
     """For each counted job: its running time, relative to the running time without neighbours."""
     below: int = 0
     """Number of counted jobs that ran slower than their guarantee."""
     worst: float = float("inf")
-    """Least speed of a counted job, as a part of its guaranteed speed."""
+    """Lowest speed of a counted job, relative to its guaranteed speed."""
     used_gpu_s: float = 0.0
     served_s: float = 0.0
-    """Exclusive use of one GPU that would make the same progress, in seconds."""
+    """Progress in the counted time, in seconds of one exclusive GPU."""
 
     @property
     def median_wait_s(self) -> float:
@@ -102,7 +103,7 @@ class Outcome:
 
     @property
     def per_day(self) -> float:
-        """Jobs finished a day."""
+        """Number of jobs that finished per day."""
         return self.counted / self.seconds * 86400
 
     @property
@@ -119,8 +120,9 @@ class Outcome:
 class Replay:
     """Replay of one list of jobs under one policy. Call `run` once.
 
-    Args: |>rates: Returns the rate of each job of a sorted mix on one GPU. |>guarantee: Returns the rate that a job's
-    request guarantees.
+    Args:
+        rates: Returns the rate of each job of a sorted mix on one GPU.
+        guarantee: Returns the rate that a job's request guarantees.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class Replay:
                 outcome.waits_s.append(end_s - late.arrives_s)
         return outcome
 
-    # ---- the queue
+    # ---- queue
 
     def _arrive(self, job: Job) -> None:
         self._outcome.arrived += 1
@@ -185,7 +187,7 @@ class Replay:
             self._waiting.setdefault(job.pod, deque()).append(job)
 
     def _serve_queue(self, node: str, now: float) -> None:
-        """Start waiting jobs, oldest first, as long as this node has room for them."""
+        """Start waiting jobs, oldest first, while this node has room for them."""
         account = self._cluster.node(node)
         assert account is not None, "nodes stay"
         refused: set[TracePod] = set()
@@ -213,7 +215,7 @@ class Replay:
                 return
 
     def _keep_for_head(self, now: float) -> None:
-        """Reserve GPUs for the oldest job if it has waited long and there was no room for it."""
+        """Reserve GPUs for the oldest waiting job if it has waited for `KEPT_AFTER_S` and there was no room for it."""
         if self._cluster.head_reservation is not None or not self._waiting:
             return
         oldest = min((queue[0] for queue in self._waiting.values()), key=lambda job: job.number)
@@ -222,7 +224,7 @@ class Replay:
             self._cluster.reserve_for_head(find_head_reservation(self._cluster, self._request(oldest)))
 
     def _start(self, job: Job, now: float) -> bool:
-        """Place the job. Return False if there is no place."""
+        """Place the job and start it. Return False if there is no room."""
         request = self._request(job)
         answer = self._engine.find(request)
         if answer is None:
@@ -286,8 +288,8 @@ class Replay:
         self._keep_for_head(now)
 
     def _pace(self, gpus: Sequence[GpuUuid], now: float) -> None:
-        """Update the progress rates of the jobs on these GPUs, and the times at which the jobs will end."""
-        for gpu in gpus[:1]:  # a job with several GPUs shares none of them, so one GPU represents all
+        """Update the rates of the jobs on these GPUs, and the times at which the jobs will end."""
+        for gpu in gpus[:1]:  # a job with several GPUs shares none of them, so the first represents all
             there = sorted(self._on_gpu[gpu], key=lambda running: running.tenancy)
             alone = len(there) == 1 and there[0].tenancy[1] == WHOLE_GPU
             rates = (1.0,) if alone else self._rates(tuple(running.tenancy for running in there)) if there else ()
@@ -299,7 +301,7 @@ class Replay:
                 heapq.heappush(self._ends, (ends, running.job.number, running.version, running))
 
     def _account(self, running: RunningJob, now: float) -> None:
-        """Add the progress of the job since the last call."""
+        """Subtract the progress of the job since the last call from `left_s`, and add it to the figures."""
         running.left_s = max(0.0, running.left_s - (now - running.at_s) * running.rate)
         progress = max(0.0, now - max(running.at_s, self._begin_s)) * running.rate * len(running.gpus)
         self._outcome.served_s += progress

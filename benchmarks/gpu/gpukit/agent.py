@@ -1,6 +1,6 @@
 """The agent, standalone on this machine, and its tenants.
 
-`set` returns when the tenants' terms are applied. All files are in one directory of this run.
+`set` returns when the agent has applied the tenants' terms. All files are in the directory of this run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpukit.gpu import AnyGpu
 _START_S = 30.0
 _IN_FORCE_S = 15.0
 _CACHED_S = 1.1
-"""Seconds after which a scrape surely has newer figures than the last scrape: the agent updates its metrics
-once a second."""
+"""Seconds after which a scrape surely has newer figures than the previous scrape: the agent updates its metrics once a
+second."""
 
 
 class AgentError(Exception):
-    """The agent did not start, or did not apply its tenants. The message contains its last output."""
+    """Raised if the agent does not start or does not apply its tenants. The message contains its last output."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Tenant:
         }
 
     def in_force(self, limits: str) -> bool:
-        """Return whether a tenant's file `limits` contains these terms."""
+        """Return whether a tenant's file `limits` contains the terms of this tenant."""
         wanted = f"request {round(self.request * 1000)} limit {round(self.limit * 1000)} memory {self.memory} "
         return wanted in limits
 
@@ -94,7 +94,7 @@ class Agent:
         self._command = [sys.executable, str(kit / "gpukit" / "agent_process.py")]
 
     def set(self, *tenants: Tenant) -> None:
-        """Replace the tenants by these. Start the agent if it does not run. Raises `AgentError`."""
+        """Replace all tenants of the agent by these. Start the agent if it does not run. Raises `AgentError`."""
         self._tenants = tenants
         target = self._directory / "tenants.json"
         draft = target.with_suffix(".new")
@@ -109,8 +109,8 @@ class Agent:
         return self._of(name) / "libsharepod.so"
 
     def accounts(self) -> dict[str, dict[str, float]]:
-        """Return totals by tenant, all as of the same moment: seconds for which the tenant `held` its token, seconds
-        `surcharged` because NVML saw the tenant busy for longer than it held, and number of `turns`."""
+        """Return totals by tenant, all for the same moment: seconds for which the tenant `held` its token, seconds
+        `surcharged` because NVML saw the tenant busy for longer than it held the token, and number of `turns`."""
         families = {
             "held": "sharepod_tenant_held_seconds_total",
             "surcharged": "sharepod_tenant_surcharged_seconds_total",
@@ -120,8 +120,8 @@ class Agent:
         return {name: _by_tenant(text, family) for name, family in families.items()}
 
     def progress(self) -> dict[str, float]:
-        """Return, by tenant, the seconds that the tenant would have needed for its work so far if it had run without
-        neighbours. The counters of its hooks give this number."""
+        """Return the progress of each tenant, from the counters of its hooks: the seconds that it would have needed for
+        its work so far without neighbours."""
         text = self._scrape()
         held, together, made = (
             _by_tenant(text, f"sharepod_tenant_{name}_seconds_total") for name in ("held", "co_run", "co_run_progress")
@@ -198,7 +198,7 @@ class Agent:
         return _by_tenant(self._scrape(), family)
 
     def _scrape(self) -> str:
-        """Return the agent's metrics as text, computed after this call. Raises `AgentError`."""
+        """Return the agent's metrics as text, with figures computed after this call. Raises `AgentError`."""
         time.sleep(max(0.0, self._asked_at + _CACHED_S - time.monotonic()))
         self._asked_at = time.monotonic()
         try:

@@ -1,6 +1,6 @@
 """The agent as a process of the kit: `sharepod-agent`, which also ends when its standard input ends.
 
-So no agent is left when the kit is killed.
+So no agent keeps running when the kit is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the driver: the answers that hook and agent build on."""
+"""Checks of the driver: whether it answers calls as hook and agent expect."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _captures_under_the_hook(setting: Setting) -> Cell:
 
 
 def _context(setting: Setting) -> Cell:
-    """Measure the memory of a context, and the driver's report of its process."""
+    """Measure the memory that a context takes, and what the driver reports about its process."""
     with setting.workload("driver_checks", "--hook", _hook(setting), label="checks-context") as program:
         time.sleep(0.5)
         before = setting.gpu.use()
@@ -99,7 +99,7 @@ def _mixed(setting: Setting) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """The table."""
+    """Return the table as Markdown text."""
     rows: list[list[str]] = []
     for key, rows_of in (
         ("symbols", _say_symbols),
@@ -153,7 +153,7 @@ def _say_busy(cell: Cell) -> list[list[str]]:
 
 
 def _say_mixed(cell: Cell) -> list[list[str]]:
-    """Return the rows about wrong results. Empty if all results were right."""
+    """Return the table's rows about wrong results; no rows if all results were right."""
     checked = " and ".join(f"{steps:,}" for steps in cell["steps"])
     wrong = f"{cell['wrong']} wrong" + (f": {_some(cell['named'])}" if cell["wrong"] else "")
     return [["results of two tenants that mix streams, copies, graphs", f"{checked} checked, {wrong}"]]

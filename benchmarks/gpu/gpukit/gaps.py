@@ -1,8 +1,8 @@
 """Table (g): programs that leave gaps, bare, in exclusive turns, and co-running.
 
-Got is the work relative to the same work without neighbour and hook, as in table (b). `by the agent` is the same figure
-from the counters of the tenants' own hooks, on which charges are based: a difference of more than five points means
-that launches do not show the work of these programs.
+The column `got` is the work relative to the same work without neighbour and hook, as in table (b). `by the agent` is
+the same figure from the counters of the tenants' own hooks, on which charges are based. If the two differ by more than
+five points, launches do not show the work of these programs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def mixes(setting: Setting) -> dict[str, Mix]:
     if decode is not None:
         found["decode + decode"] = Mix((decode, decode), ((10, 90), (50, 50)))
         found["decode + busy"] = Mix((decode, busy), ((50, 50),))
-    if setting.gpu.fake:  # the double's figures have no meaning, so one mix of each kind is enough to test the kit
+    if setting.gpu.fake:  # figures of the fake driver have no meaning, so one mix of each kind tests the kit
         return {name: Mix(mix.parts, mix.requests[-1:]) for name, mix in found.items()}
     return found
 
@@ -138,14 +138,14 @@ def _steps(
 
 
 def _window(setting: Setting) -> float:
-    """Return the seconds of one measurement. This table has more measurements than the tables of shares, so each takes
-    half as long."""
+    """Return the length of one measurement in seconds. It is half as long as in the tables of shares, because this
+    table has more measurements."""
     return setting.seconds / 2
 
 
 def _start(setting: Setting, stack: ExitStack, label: str, parts: Sequence[Part]) -> dict[bool, list[Program]]:
-    """Start each program twice, without the hook and with it. Return the programs, by whether they run under
-    the hook."""
+    """Start each program twice, without the hook and with it. Return the programs by whether they run under the
+    hook."""
     rows: dict[bool, list[Program]] = {False: [], True: []}
     for hooked, row in rows.items():
         for name, part in zip(NAMES, parts, strict=False):
@@ -249,8 +249,8 @@ def _service(setting: Setting, tenants: _Tenants, neighbour: str, part: Part, st
 
 
 def _notebooks(setting: Setting, tenants: _Tenants, name: str, stack: ExitStack) -> list[Step]:
-    """Return the steps of eight notebooks, each with work in flight for an eighth of the time. `name`: whether they run
-    by themselves or next to a training."""
+    """Return the steps of eight notebooks, each of which has work in flight for an eighth of the time. `name`: decides
+    whether a training runs next to them."""
     busy = name != "notebooks"
     training = (Part("driver_kernels", "small", ("--kernel-us", "5000")),) if busy else ()
     tenants.set(_REQUESTS[name], co_running=True)
@@ -283,8 +283,8 @@ def _notebooks(setting: Setting, tenants: _Tenants, name: str, stack: ExitStack)
 
 
 def _ranks(setting: Setting, tenants: _Tenants, _stack: ExitStack) -> list[Step]:
-    """Return the steps of two ranks of one training on one GPU. Each rank is a tenant. In a collective, the GPU spins
-    until both ranks have arrived."""
+    """Return the steps of two ranks of one training on one GPU. Each rank is a tenant. In a collective, the kernel of
+    the first rank spins on the GPU until the second rank has arrived."""
     seconds = _window(setting)
 
     def together(mode: str) -> Cell:
@@ -309,7 +309,7 @@ def _ranks(setting: Setting, tenants: _Tenants, _stack: ExitStack) -> list[Step]
 
 
 def show(setting: Setting) -> str:
-    """All three tables."""
+    """Return the three tables as Markdown text."""
     return "\n".join((_show_mixes(setting), _show_waits(setting), _show_ranks(setting)))
 
 

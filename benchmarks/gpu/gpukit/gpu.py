@@ -1,7 +1,7 @@
 """The measured GPU: a real one, or the fake driver's.
 
-A program with a time limit reads the real GPU; the fake's state is read from its shared file. A GPU without NVML can
-still be measured; its processes' use is then unknown.
+The real GPU is read by a separate program with a time limit, the fake driver's state from its shared file. A GPU
+without NVML can be measured, too; the memory use of its processes is then unknown.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FAKE_MEMORY = 16 << 30
 
 
 class GpuError(Exception):
-    """Failure to find a GPU that can be measured. The message lists the attempts."""
+    """Raised if no GPU is found that can be measured. The message lists the attempts."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Device memory in use, in bytes: in total, and by process if the driver reports processes. A process has the pid
-    that the driver reports."""
+    """Device memory in use, in bytes: in total, and by process if the driver reports processes. Keys are the pids that
+    the driver reports."""
 
     device: int
     processes: Mapping[int, int] | None
@@ -63,12 +63,12 @@ class Gpu:
             raise GpuError(f"GPU {index} is in MIG mode; such a GPU is not shared")
 
     def environment(self, label: str) -> dict[str, str]:
-        """Return the environment of a program on this GPU. `label`: name of the program in the accounts of the driver
-        double."""
+        """Return the environment of a program on this GPU. `label`: name of the program in the driver's records; only
+        the fake driver uses it."""
         return {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def use(self) -> Use | None:
-        """Return the memory in use now. None if it is not known."""
+        """Return the memory in use now. None if it is unknown."""
         try:
             gpu = self._nvml()["gpus"][self.index]
         except GpuError:
@@ -109,7 +109,7 @@ class FakeGpu:
         self.inventory = [{"uuid": self.uuid, "index": 0, "model": self.model, "memory": self.memory}]
 
     def environment(self, label: str) -> dict[str, str]:
-        """Return the environment of a program on this GPU. `label`: name of the program in the accounts of the fake
+        """Return the environment of a program on this GPU. `label`: name of the program in the records of the fake
         driver."""
         return {
             "LD_LIBRARY_PATH": str(self._folder),
@@ -121,7 +121,7 @@ class FakeGpu:
         }
 
     def use(self) -> Use | None:
-        """Return the memory in use now, by the account of the fake driver."""
+        """Return the memory in use now, by the records of the fake driver."""
         by_pid = {
             client.pid: client.usage[self.uuid].memory
             for client in self._books.read_state(self._state).clients

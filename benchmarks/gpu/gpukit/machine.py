@@ -1,6 +1,6 @@
 """Inspection of the machine before any measurement: all requirements of hook and agent.
 
-Each line is tried, not looked up: a container's seccomp profile may forbid features of its kernel.
+Each feature is tested by using it, because a container's seccomp profile may forbid features that its kernel has.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _wipe_on_fork() -> str:
 
 
 def _frameworks() -> list[tuple[str, str]]:
-    """Return the installed frameworks, from their metadata: importing them would take seconds."""
+    """Return the installed frameworks and their versions, read from package metadata, because importing a framework
+    takes seconds."""
     lines = []
     for name in _FRAMEWORKS:
         try:

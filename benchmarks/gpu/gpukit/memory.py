@@ -1,7 +1,7 @@
 """Table (c): where a device memory limit stops each allocator, and the reports of it.
 
-A program allocates memory piece by piece until it is refused. The table also has the size that the program saw, the
-agent's own count, and the driver's: memory in use beyond that before the program started.
+A program allocates memory piece by piece until an allocation is refused. The table also shows the total memory that the
+program saw, the agent's count, and the driver's: memory in use beyond the memory in use before the program started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GONE_S = 20.0
 
 @dataclass(frozen=True)
 class Case:
-    """Way to allocate memory. `needs`: distributions, one of which must be installed; or none."""
+    """Way to allocate memory. `needs`: distributions, one of which must be installed; empty: none is needed."""
 
     name: str
     workload: str
@@ -109,7 +109,7 @@ def _settled(setting: Setting) -> int:
 
 
 def show(setting: Setting) -> str:
-    """The table."""
+    """Return the table as Markdown text."""
     rows = []
     for case in CASES:
         cell = setting.results.get(f"{KEY}/{case.name}")

@@ -1,4 +1,4 @@
-"""One reading of NVML as JSON: driver, GPUs, and the processes on them. A separate program, because a call into a
+"""One reading of NVML as JSON: driver, GPUs, and the processes on them. It is a separate program, because a call into a
 faulty driver may never return."""
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ KEY = "overhead"
 CEILING = 0.5
 _SETTLE_S = 0.5
 _WINDOW = 0.3
-"""Length of a measurement of this table, as a part of a measurement of shares."""
+"""Length of a measurement of this table, relative to that of a measurement of shares."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def _one(setting: Setting, case: Case) -> Cell:
     ):
         rounds = [(rate(bare), rate(hooked)) for _ in range(setting.rounds)]
         setting.agent.set(half)
-        rate(hooked)  # the first window still contains launches at full speed
+        rate(hooked)  # the first measurement still contains launches at full speed
         bound = rate(hooked)
     return {"bare": [one for one, _ in rounds], "hook": [other for _, other in rounds], "bound": bound}
 
 
 def show(setting: Setting) -> str:
-    """The table."""
+    """Return the table as Markdown text."""
     rows = []
     for case in cases(setting):
         cell = setting.results.get(f"{KEY}/{case.name}")

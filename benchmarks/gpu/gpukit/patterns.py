@@ -1,8 +1,8 @@
 """Table (e): whether programs behave under the hook as without it.
 
 All patterns of `real_programs.py` run at the same time, first without a hook, then each as a separate tenant, with
-equal shares. Each checks its own results. A pattern that does not run without a hook reports that, and proves nothing
-about SharePod.
+equal shares. Each checks its own results. If a pattern fails without a hook, the table shows that; its result then
+proves nothing about SharePod.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure(setting: Setting, budget: Budget) -> None:
 
 
 def _all(setting: Setting, how: str, names: list[str]) -> None:
-    """Run the patterns at the same time."""
+    """Run these patterns at the same time. `how`: `bare` or `hook`."""
     memory = min(8 << 30, setting.gpu.memory // (len(names) + 1))
     if how == "hook":
         setting.agent.set(*(Tenant(_tenant(name), 1 / len(names), 1.0, memory) for name in names))
@@ -89,7 +89,7 @@ def _tenant(name: str) -> str:
 
 
 def show(setting: Setting) -> str:
-    """The table."""
+    """Return the table as Markdown text."""
     rows = []
     for name in patterns(setting):
         bare, hooked = (setting.results.get(f"{KEY}/{name}/{how}") for how in ("bare", "hook"))

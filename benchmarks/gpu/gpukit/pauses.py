@@ -18,11 +18,11 @@ from gpukit.setting import Setting, note
 KEY = "pauses"
 SEEN = "seen"
 _SETTLE = 0.45
-"""Part of the measurement after which counting starts. It is long, because the agent must first learn the lengths of a
+"""Part of the measurement before counting starts. It is long, because the agent must first learn the lengths of a
 tenant's pauses."""
 _TAIL = 0.05
 _SEEN_S = 11.0
-"""Seconds of a measurement: more than the 10 s over which the agent averages."""
+"""Length of a measurement in seconds: more than the 10 s over which the agent averages."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def due(self) -> float:
-        """Return the share that the pausing tenant should get."""
+        """Return the part of the GPU's time that the pausing tenant should get."""
         return self.request * self.work_ms / (self.work_ms + self.pause_ms)
 
 
@@ -92,7 +92,8 @@ def _one(setting: Setting, case: Case) -> Cell:
 
 
 def _seen(setting: Setting) -> Cell:
-    """Run two busy tenants for longer than the agent averages. Return the agent's two averages."""
+    """Run two busy tenants for longer than the span over which the agent averages. Return the agent's averages of held
+    and of busy time."""
     memory = setting.gpu.memory // 3
     setting.agent.set(Tenant("first", 0.3, 1.0, memory), Tenant("second", 0.7, 1.0, memory))
     with ExitStack() as stack:
@@ -113,7 +114,7 @@ def _seen(setting: Setting) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """Both tables."""
+    """Return both tables as Markdown text."""
     rows = []
     for case in CASES:
         cell = setting.results.get(f"{KEY}/{case.name}")

@@ -1,8 +1,8 @@
 """Programs of the kit, and their commands.
 
-A program reads commands on its standard input and has a time for each answer; a slower one is ended. It runs in its own
-session, all of which ends with it. When the kit itself is killed, every program's standard input ends, which ends the
-program.
+A program reads commands on its standard input. It is ended if it does not answer a command in time. It runs in its own
+session, and all processes of the session end with it. When the kit is killed, the standard input of each program ends,
+and so the program ends, too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _END_S = 10.0
 
 
 class ProgramError(Exception):
-    """Program that ended, did not answer in time, or failed a command. The message contains its last output."""
+    """Raised if a program ended, did not answer in time, or failed a command. The message contains its last output."""
 
 
 class Program:
-    """One program. `log`: file of its standard error and other output."""
+    """One running program. `log`: file for its standard error and for output that is not an answer."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -49,11 +49,11 @@ class Program:
         return self._process.pid
 
     def ready(self, timeout_s: float) -> dict[str, Any]:
-        """Return the program's first answer, once it has started. Raises `ProgramError`."""
+        """Wait until the program has started. Return its first answer. Raises `ProgramError`."""
         return self.answer(timeout_s)
 
     def send(self, do: str, **arguments: Any) -> None:
-        """Send a command. `answer` fetches its answer. Raises `ProgramError`."""
+        """Send a command; `answer` then returns the program's answer. Raises `ProgramError`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
@@ -81,7 +81,7 @@ class Program:
             return answer
 
     def end(self) -> None:
-        """End the program and all its children, whatever they are doing."""
+        """End the program and all its children, even while they are busy."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

@@ -1,7 +1,7 @@
-"""Results so far, in one file, so that a killed run continues.
+"""Results so far, in one file, so that the next run can continue a killed one.
 
-A cell is one figure or a few related ones, under a key such as `shares/small/30:70`. It is written as soon as it is
-measured, by rename. Cells of another machine, GPU or kit are never mixed with these.
+A cell is one figure or a few related ones, under a key such as `shares/small/30:70`. As soon as a cell is measured, the
+file is replaced by rename. Cells of another machine, GPU or kit are never mixed with these.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Cell = dict[str, Any]
 
 
 class ResultsError(Exception):
-    """Failure to continue a result file. The message contains the remedy."""
+    """Raised if a result file cannot be continued. The message contains the remedy."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error: the rest is measured by the next run
-    """End of the time for this table."""
+    """Raised if the time of a table is up."""
 
 
 class Budget:
@@ -30,13 +30,14 @@ class Budget:
         self._end = time.monotonic() + seconds
 
     def need(self, seconds: float) -> None:
-        """Check that as many seconds are left. Raises `OutOfTime`."""
+        """Raise `OutOfTime` if less than `seconds` is left."""
         if self._end - time.monotonic() < seconds:
             raise OutOfTime
 
 
 class Results:
-    """The file `results.json` in a folder. `about`: properties that all cells of one measurement share."""
+    """The file `results.json` in a folder. `about`: machine, GPU and kit, which are the same for all cells of the
+    file."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -60,7 +61,7 @@ class Results:
             )
 
     def __contains__(self, key: str) -> bool:
-        """Return True if a cell was measured. A failed cell counts as not measured, so it is retried."""
+        """Return whether a cell was measured. A failed cell counts as not measured, so that it is measured again."""
         return key in self._cells and "failed" not in self._cells[key]
 
     def get(self, key: str) -> Cell | None:
@@ -73,7 +74,7 @@ class Results:
         return {key[len(start) :]: cell for key, cell in self._cells.items() if key.startswith(start)}
 
     def measure(self, key: str, make: Callable[[], Cell]) -> Cell:
-        """Return a cell. It is measured now if it was not measured before."""
+        """Return a cell. Measure it by `make` if it was not measured before."""
         if key not in self:
             self.put(key, make())
         return self._cells[key]

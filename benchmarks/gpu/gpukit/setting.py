@@ -34,15 +34,15 @@ class Setting:
     start_s: float = 180.0
 
     def patience_s(self, seconds: float) -> float:
-        """Return the seconds to wait for the answer of a measurement that takes `seconds`."""
+        """Return the longest wait, in seconds, for the answer to a measurement that takes `seconds`."""
         return 3 * seconds + 60
 
     def expected_s(self, *, windows: int, window_s: float) -> float:
-        """Return the seconds that a case of `windows` windows takes, including the start of its programs."""
+        """Return the seconds that a case with `windows` measurements takes, including the start of its programs."""
         return windows * (window_s + 1) + (30 if self.torch else 5)
 
     def keep(self, key: str, make: Callable[[], Cell]) -> None:
-        """Measure a cell. If the measurement fails, store the failure and continue with the next cell."""
+        """Measure a cell by `make`. If the measurement fails, store the failure and return."""
         try:
             self.results.measure(key, make)
         except (ProgramError, AgentError) as error:
@@ -51,14 +51,14 @@ class Setting:
 
     @staticmethod
     def missing(cell: Cell | None, columns: int) -> list[str]:
-        """Return the names of the columns for which a row has no figures."""
+        """Return the columns of a row that has no figures: the reason, and empty columns."""
         words = "not measured yet" if cell is None or "failed" not in cell else f"FAILED: {cell['failed'][:80]}"
         return [words, *[""] * (columns - 1)]
 
     @contextmanager
     def workload(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Iterator[Program]:
-        """Yield a workload that is ready, under the hook of `tenant`; None: without a hook. The workload ends with the
-        block."""
+        """Yield a workload that is ready, and end it when the block ends. `tenant`: the workload runs under this
+        tenant's hook; None: without a hook."""
         program = self.begin(name, *arguments, label=label, tenant=tenant)
         try:
             program.ready(self.start_s)

@@ -1,9 +1,9 @@
 """Table (b): the shares of two always busy tenants, and the effect of a noisy neighbour on a small service.
 
-Got is the work relative to the same work without neighbour and hook, over a window in which both are busy. It needs
-only the programs' own counts, so NVIDIA's default time slicing is measured in the same way. Held is the time that each
-held the token, by the agent's count. Surcharged is the time that the agent deducted because NVML saw a tenant busy
-beyond that: zero for honest tenants.
+Columns: `got` is the work relative to the same work without neighbour and hook, over a window in which both are busy.
+It needs only the programs' own counts, so NVIDIA's default time slicing is measured in the same way. `held` is the time
+that each tenant held the token, by the agent's count. `surcharged` is the time that the agent deducted because NVML saw
+a tenant busy for longer than it held the token: zero for honest tenants.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SERVICE, NEIGHBOUR = 0.3, 0.7
 _BESIDE = ("alone", "default", "shared", "interactive")
 _SETTLE = 0.15
 _TAIL = 0.05
-"""Time for which both programs are busy before the measurement, and again after it. A part of the length of the
-measurement."""
+"""Time for which both programs are busy after the measurement; `_SETTLE`: before it. Both are parts of the length of
+the measurement."""
 _LOAD = 0.15
-"""Part of a GPU that the requests of the small service need."""
+"""Part of the GPU's time that the requests of the small service need."""
 _SEED = 1
 _READ_S = 2.5
-"""Seconds after which the agent has surely read a tenants file in which only the latency has changed. No file shows
-when the agent has read it."""
+"""Seconds after which the agent has surely read a tenants file in which only the latency has changed. No file of the
+agent shows when it has read such a change."""
 
 _DRIVER = {"small kernels": ("driver_kernels", "small"), "20 ms kernels": ("driver_kernels", "long"),
            "graphs": ("driver_kernels", "graph")}  # fmt: skip
@@ -69,7 +69,7 @@ def measure(setting: Setting, budget: Budget) -> None:
 
 
 def _failed(setting: Setting, keys: list[str], error: Exception) -> None:
-    """Store the failure of a program to start in all cells that need the program."""
+    """Store a failure in all cells of these keys, because a program that they need did not start."""
     note(f"  failed: {error}")
     for key in keys:
         if key not in setting.results:
@@ -114,9 +114,8 @@ def _pair(setting: Setting, budget: Budget, name: str) -> None:
 def _four(
     setting: Setting, stack: ExitStack, workload: str, first: tuple[str, ...], second: tuple[str, ...], label: str
 ) -> tuple[list[Program], list[Program]]:
-    """Start both programs twice, without and with the hook, side by side. Return (programs without the hook, programs
-    with it).
-    """
+    """Start both programs twice, without and with the hook, at the same time. Return (programs without the hook,
+    programs with it)."""
     programs = []
     for how in ("bare", "hook"):
         for tenant, arguments in (("first", first), ("second", second)):
@@ -192,7 +191,7 @@ def _noisy(setting: Setting, budget: Budget) -> None:
 
 
 def show(setting: Setting) -> str:
-    """Both tables."""
+    """Return both tables as Markdown text."""
     return _show_shares(setting) + "\n" + _show_noisy(setting)
 
 

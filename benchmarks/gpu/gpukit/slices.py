@@ -1,6 +1,6 @@
-"""Table (f): the assumptions of co-running about the GPU, the driver and the hook.
+"""Table (f): whether the assumptions of co-running about the GPU, the driver and the hook hold.
 
-It is measured first. If a row has NO, the figures of the simulated GPU in the documentation do not hold for this
+This table is measured first. If a row has NO, the documentation's figures of the simulated GPU do not hold for this
 GPU.
 """
 
@@ -24,10 +24,11 @@ _SETTLE = 0.15
 _ASSUMED_SLICE_US = (500.0, 3000.0)
 _ASSUMED_SWITCH_US = 200.0
 _PREEMPTS_US = 50_000.0
-"""Longest wait, in us, that shows that the GPU preempts kernels of 250 ms of a neighbour: a fifth of such a kernel."""
+"""Longest median wait, in us, that shows that the GPU preempts a neighbour's kernels of 250 ms: a fifth of such a
+kernel."""
 _IDLE_COSTS = 0.02
 _SAMPLES_COST = 0.005
-"""Part of its steps that an eager program may lose because its progress is sampled."""
+"""Part of its steps that an eager program may lose because the hook samples its progress."""
 _IN_FLIGHT_OFF = 0.05
 
 
@@ -57,7 +58,7 @@ def measure(setting: Setting, budget: Budget) -> None:
 
 
 def _slices(setting: Setting) -> None:
-    """Measure without hook and agent how the driver divides the GPU between two processes."""
+    """Measure, without hook and agent, how the driver divides the GPU between two processes."""
     seconds = setting.seconds / 2
     window = {"settle": _SETTLE * seconds, "seconds": seconds, "tail": _TAIL * seconds}
     patience = setting.patience_s(seconds)
@@ -101,8 +102,8 @@ def _slices(setting: Setting) -> None:
 
 
 def _samples(setting: Setting, workload: str, kind: str) -> Cell:
-    """Measure a program next to an idle tenant. For comparison it also runs in exclusive turns, in which its hook takes
-    no samples."""
+    """Measure the cost of the hook's samples to a program next to an idle tenant. For comparison the program also runs
+    in exclusive turns, in which its hook takes no samples."""
     memory, seconds = setting.gpu.memory // 3, setting.seconds / 2
     rates: dict[bool, list[float]] = {False: [], True: []}
     idle = Tenant("second", 0.5, 1.0, memory)
@@ -137,7 +138,7 @@ def _captures(setting: Setting) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """The table."""
+    """Return the table as Markdown text."""
     rows = [*_rows_of_slices(setting)]
     for name in _programs(setting):
         cell = setting.results.get(f"{KEY}/samples, {name}")

@@ -1,7 +1,7 @@
 """The agent's Python packages from the kit's wheels, for the Python that runs the kit.
 
-The kit has wheels for several versions of Python; matching ones are unpacked into a directory of this run. Nothing is
-installed, and no workload sees them.
+The kit has wheels for several versions of Python. Wheels for this version are unpacked into the directory of this run.
+Nothing is installed, and workloads cannot import these packages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 
 
 class WheelsError(Exception):
-    """Absence of wheels for this Python. The message lists the supported versions."""
+    """Raised if the kit has no wheels for this Python. The message lists the supported versions."""
 
 
 def fitting(wheels: list[Path], version: tuple[int, int], machine: str) -> list[Path]:
-    """Return the wheels that this version of CPython can use. Raises `WheelsError` if a package has no such wheel."""
+    """Return the wheels that this version of CPython can use, one for each package. Raises `WheelsError` if a package
+    has no such wheel."""
     chosen: dict[str, Path] = {}
     for wheel in wheels:
         name, *_, python, abi, where = wheel.stem.split("-")

@@ -24,14 +24,14 @@ Answer = dict[str, Any]
 
 
 def answer_with(answer: Mapping[str, Any]) -> None:
-    """One answer, at once."""
+    """Write an answer to standard output, without delay."""
     sys.stdout.write(MARK + json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
     """Answer commands `{"do": NAME, ...}` by the result of `actions[NAME](...)`, until standard input ends. If an
-    action raises an exception, the answer has it as `error`, and the workload continues."""
+    action raises an exception, the answer contains it as `error`, and the workload continues."""
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -52,9 +52,9 @@ def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
 
 
 def count(step: Callable[[], float], *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-    """Call `step` repeatedly; each call returns the work finished since the previous call. Work is counted from
-    `settle` seconds on, for `seconds`. Uncounted work continues for `tail` seconds, so that a measured neighbour keeps
-    its competition."""
+    """Call `step` repeatedly, and return the work that it finished in the measurement. Each call of `step` returns the
+    work finished since the previous call. Work is counted from `settle` seconds on, for `seconds`. Then uncounted work
+    continues for `tail` seconds, so that a neighbour that is still measured keeps its competition."""
     begin = time.monotonic() + settle
     end = begin + seconds
     work = 0.0
@@ -69,8 +69,8 @@ def count(step: Callable[[], float], *, settle: float, seconds: float, tail: flo
 
 
 def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed: int) -> Answer:
-    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other.
-    Measure each from its arrival: waiting behind a slow request counts."""
+    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other. The
+    latency of a request starts at its arrival, so it includes the wait for earlier requests."""
     generator = random.Random(seed)
     begin = time.monotonic()
     arrival = begin

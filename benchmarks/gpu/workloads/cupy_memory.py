@@ -1,4 +1,4 @@
-"""Allocates device memory by CuPy's pool until it is refused, and reports the size."""
+"""Allocates device memory from CuPy's pool until an allocation is refused, and reports the allocated size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Memory:
         cupy.zeros(1)
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
+        """Allocate pieces of `chunk` bytes until one is refused, or `most` bytes in all."""
         filled = fill(self._take, chunk=chunk, most=most)
         free, total = cupy.cuda.runtime.memGetInfo()
         return filled | {"free": free, "total": total}
@@ -24,7 +24,7 @@ class Memory:
         self._held.append(cupy.empty(chunk, dtype=cupy.uint8))
 
     def clear(self) -> Answer:
-        """Free all of it."""
+        """Free all allocated memory."""
         self._held.clear()
         cupy.get_default_memory_pool().free_all_blocks()
         return {}

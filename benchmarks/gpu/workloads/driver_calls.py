@@ -1,7 +1,8 @@
 """CUDA's driver API by ctypes, reduced to the kit's own workloads. Standard library only.
 
 The kernels are written in PTX and compiled by the driver: `noop`; `spin_us_N`, which runs for N microseconds of the
-GPU's own clock; `meet`, a collective. So a workload of known length needs no compiler and no framework.
+GPU's own clock; `meet`, a collective. So a workload whose kernels have a known length needs no compiler and no
+framework.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ again:
   ret;
 }
 """
-"""Kernel that adds 1 to a number in the host's memory, and spins until the number has reached `all`."""
+"""Kernel that adds 1 to a number in the host's memory, and then spins until the number has reached `all`."""
 
 
 class DriverError(Exception):
@@ -82,13 +83,13 @@ class Driver:
             raise DriverError(name, code, (text.value or b"unknown error").decode())
 
     def attempt(self, name: str, *arguments: Any) -> int:
-        """Make a call whose CUresult the caller checks."""
+        """Make a call and return its CUresult, which the caller must check."""
         code: int = getattr(self.library, name)(*arguments)
         return code
 
     def functions(self, spins_us: Iterable[int], *, meets: bool = False) -> dict[int, ctypes.c_void_p]:
         """Return kernels by their length in microseconds; 0: a kernel that does nothing. `meets`: also return the
-        collective."""
+        collective, under the key `MEETS`."""
         lengths = sorted(set(spins_us))
         text = _HEAD + _NOOP + "".join(_SPIN.format(us=us, ns=us * 1000) for us in lengths if us)
         text += _MEET if meets else ""
@@ -110,7 +111,7 @@ class Driver:
         return stream
 
     def event(self) -> ctypes.c_void_p:
-        """Create an event without a time: it only shows an order."""
+        """Create an event without a time: it can only show that work has finished, not when."""
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), DISABLE_TIMING)
         return event
@@ -130,7 +131,7 @@ class Driver:
         self.call("cuLaunchKernel", function, one, one, one, one, one, one, none, stream, places, ctypes.c_void_p())
 
     def graph(self, function: ctypes.c_void_p, stream: ctypes.c_void_p, kernels: int) -> ctypes.c_void_p:
-        """Return an executable graph that runs `kernels` kernels one after the other. It is captured from the
+        """Return an executable graph of `kernels` kernels that run one after the other. It is captured from the
         stream."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         launch = self.launcher(function, stream)

@@ -68,7 +68,7 @@ def mapped(path: str) -> list[tuple[int, int]]:
 
 
 class Checks:
-    """The checks. `hook`: file of the hook, whose exports are the wrapped names."""
+    """Checks of the driver. `hook`: file of the hook, whose exports are the wrapped names."""
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
@@ -76,7 +76,7 @@ class Checks:
 
     @property
     def driver(self) -> Driver:
-        """Return the driver, which the first check opens that needs it."""
+        """Return the driver. It is opened when a check first needs it."""
         if self._driver is None:
             self._driver = Driver()
         return self._driver
@@ -89,13 +89,14 @@ class Checks:
         return {"version": version.value}
 
     def context(self) -> Answer:
-        """Create the context."""
+        """Create the context whose memory the kit measures."""
         self.driver.call("cuCtxSynchronize")
         return {}
 
     def symbols(self) -> Answer:
-        """Each wrapped name, in old and new versions and both stream variants. `unnamed`: pointers without an exported
-        name; `unwrapped`: forms without a wrapper; `hook`: answers within the hook."""
+        """Request each wrapped name from cuGetProcAddress, in old and new versions and both stream variants. In the
+        answer, `unnamed`: pointers without an exported name; `unwrapped`: forms without a wrapper; `hook`: number of
+        pointers into the hook."""
         library = ctypes.CDLL("libcuda.so.1")
         wrapped = set(exported(self._hook))
         where = next(
@@ -138,7 +139,7 @@ class Checks:
     @staticmethod
     def _ask(library: Any, name: str, version: int, flags: int) -> int:
         pointer, status = ctypes.c_void_p(), ctypes.c_int()
-        # As programs of CUDA 12 call it; drivers before 12.0 have only the older form.
+        # as programs of CUDA 12 make the call; drivers before 12.0 have only the older form
         if hasattr(library, "cuGetProcAddress_v2"):
             code = library.cuGetProcAddress_v2(
                 name.encode(), ctypes.byref(pointer), version, ctypes.c_ulonglong(flags), ctypes.byref(status)
@@ -148,8 +149,8 @@ class Checks:
         return pointer.value or 0 if code == SUCCESS else 0
 
     def captures(self) -> Answer:
-        """For each mode of capture: return the result of cuEventQuery in another thread, called normally and in relaxed
-        mode, and whether the capture then ends without an error."""
+        """Query an event in another thread during a capture, in each mode of capture. Return the result of
+        cuEventQuery, called normally and in relaxed mode, and whether the capture then ends without an error."""
         driver = self.driver
         function = driver.functions({0})[0]
         busy, stream = driver.stream(), driver.stream()
@@ -170,7 +171,7 @@ class Checks:
         return {"captures": results}
 
     def _elsewhere(self, event: ctypes.c_void_p, *, relaxed: bool) -> int:
-        """Return the result of cuEventQuery in another thread."""
+        """Return the result of cuEventQuery, called in another thread."""
         codes_seen: list[int] = []
 
         def ask() -> None:
@@ -188,8 +189,8 @@ class Checks:
         return codes_seen[0] if codes_seen else -1
 
     def busy_captures(self, *, seconds: float) -> Answer:
-        """Capture repeatedly in mode global while short kernels run on another stream. Return the number of captures,
-        the number that the driver found broken, and its error."""
+        """Capture repeatedly in global mode while short kernels run on another stream. Return the number of captures,
+        the number of captures that the driver found broken, and the driver's error."""
         driver = self.driver
         functions = driver.functions({0, 100})
         busy, stream = driver.stream(), driver.stream()

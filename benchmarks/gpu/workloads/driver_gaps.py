@@ -26,7 +26,7 @@ ALL_HAVE_COME = 1 << 60
 
 @dataclass(frozen=True)
 class Kind:
-    """Shape of a step. Times are in microseconds."""
+    """Shape of a program's step. Times are in microseconds."""
 
     kernels: int
     kernel_us: int
@@ -43,15 +43,15 @@ KINDS = {
 
 
 def work_on_host(us: float) -> None:
-    """Spin for so long."""
+    """Keep the processor busy for `us` microseconds."""
     end = time.perf_counter() + us / 1e6
     while time.perf_counter() < end:
         pass
 
 
 class Gaps:
-    """One program. `meet`: file in which the `ranks` ranks of a training count how often they have arrived at a
-    collective."""
+    """One program with gaps. `meet`: file in which the `ranks` ranks of a training count how often they have arrived at
+    a collective."""
 
     def __init__(self, kind: Kind, meet: str | None, ranks: int) -> None:
         self._kind, self._ranks, self._come = kind, ranks, 0
@@ -78,7 +78,7 @@ class Gaps:
         return answer | {"gpu_us": self._kind.kernels * self._kind.kernel_us}
 
     def infer(self, *, seconds: float, rate: float, seed: int) -> Answer:
-        """Run cells that arrive at random, one after the other."""
+        """Run notebook cells that arrive at random, one after the other."""
         return requests(self._cell, seconds=seconds, rate=rate, seed=seed)
 
     def _cell(self) -> None:
@@ -108,7 +108,7 @@ class Gaps:
                 raise RuntimeError(f"a launch answered {code}")
 
     def _shared(self, path: str) -> ctypes.c_uint64:
-        """Return the ranks' counter, in memory that the GPU can write."""
+        """Return the counter that all ranks share, in memory that the GPU can write."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.ftruncate(file, mmap.PAGESIZE)
         self._page = mmap.mmap(file, mmap.PAGESIZE)

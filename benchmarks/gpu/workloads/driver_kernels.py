@@ -19,7 +19,7 @@ from typing import Any
 from conversation import Answer, by_hand, count, requests
 from driver_calls import Driver
 
-# By kind: length of a kernel in us, and number of kernels or graphs in a batch. An event is recorded after each batch.
+# by kind: length of a kernel in us, and number of kernels or graphs in a batch; an event is recorded after each batch
 KINDS = {"micro": (0, 200), "small": (100, 20), "long": (20_000, 1), "graph": (40, 2), "pausing": (1000, 1)}
 GRAPH_KERNELS = 50
 BATCHES_IN_FLIGHT = 3
@@ -28,7 +28,7 @@ REQUEST_KERNELS = 4
 
 
 class Kernels:
-    """Endless work: a bounded number of batches in the stream, and a count of the finished ones."""
+    """Endless work: keeps a bounded number of batches in the stream, and counts the finished ones."""
 
     def __init__(self, kind: str, *, kernel_us: int | None = None, work_ms: int = 20, pause_ms: float = 5.0) -> None:
         length, self._batch = KINDS[kind]
@@ -50,7 +50,7 @@ class Kernels:
         self._submitted = 0
 
     def run(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Return the work that finishes within the measurement."""
+        """Return the work that the GPU finishes within the measurement."""
         step = self._work_and_pause if self._kernels_of_a_step else self._step
         answer = count(step, settle=settle, seconds=seconds, tail=tail)
         self._driver.call("cuStreamSynchronize", self._stream)

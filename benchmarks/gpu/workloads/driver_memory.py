@@ -26,7 +26,7 @@ class _Location(ctypes.Structure):
 
 
 class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
+    """CUmemAllocationProp of cuda.h."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -38,7 +38,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """CUmemAccessDesc of cuda.h."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
@@ -56,7 +56,7 @@ class Memory:
         self._room = 0  # of `virtual`: first address of its range that is not mapped yet
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
+        """Allocate pieces of `chunk` bytes until one is refused, or `most` bytes in all."""
         if self._take == self._map:
             base = ctypes.c_ulonglong()
             self._driver.call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(most), ctypes.c_size_t(0),
@@ -69,13 +69,13 @@ class Memory:
         return filled | {"free": free.value, "total": total.value}
 
     def clear(self) -> Answer:
-        """Free all of it."""
+        """Free all allocated memory."""
         while self._undo:
             self._undo.pop()()
         self._driver.call("cuStreamSynchronize", self._stream)
         return {}
 
-    # Allocation of one piece, by allocator
+    # ---- ways to allocate one piece
 
     def _alloc(self, size: int) -> None:
         pointer = ctypes.c_ulonglong()
@@ -95,7 +95,7 @@ class Memory:
         self._driver.call("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), ctypes.c_ulonglong(0))
         self._driver.call("cuMemMap", at, length, none, handle, ctypes.c_ulonglong(0))
         self._driver.call("cuMemSetAccess", at, length, ctypes.byref(_Access(here, _READ_WRITE)), ctypes.c_size_t(1))
-        self._driver.call("cuMemRelease", handle)  # the mapping keeps it
+        self._driver.call("cuMemRelease", handle)  # the mapping keeps the memory
         self._room += size
         self._undo.append(lambda: self._driver.call("cuMemUnmap", at, length))
 

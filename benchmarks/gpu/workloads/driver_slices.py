@@ -22,7 +22,7 @@ KERNEL_US = 20
 QUEUED = 256
 """Number of kernels in flight. They are 5 ms of work, which is longer than a time slice."""
 AWAY_US = 5 * KERNEL_US
-"""If no kernel has ended for this long, in us, the GPU has been given to another process."""
+"""Time without an ended kernel, in us, after which the GPU counts as given to another process."""
 PAUSE_S = 0.003
 """Longest pause between two short kernels, in seconds."""
 
@@ -34,7 +34,7 @@ def percentiles(values: list[float]) -> list[float]:
 
 
 class Slices:
-    """Measurements of one process on the GPU."""
+    """Measurements of the driver's time slices by one process on the GPU."""
 
     def __init__(self) -> None:
         self._driver = Driver()
@@ -45,7 +45,7 @@ class Slices:
         self._driver.call("cuStreamSynchronize", self._stream)
 
     def busy(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Keep kernels queued, and record the time at which each has ended."""
+        """Keep kernels queued, and record when each of them ends."""
         query, record, stream = self._driver.library.cuEventQuery, self._driver.library.cuEventRecord, self._stream
         begin = time.perf_counter() + settle
         end, events, launched, finished = begin + seconds, self._events, 0, 0
@@ -77,7 +77,7 @@ class Slices:
         return {"rate": len(ends) / seconds, "run_us": percentiles(runs), "away_us": percentiles(gaps)}
 
     def brief(self, *, seconds: float) -> Answer:
-        """Launch one kernel at a time, and wait for its end."""
+        """Launch one kernel at a time, at random moments, and measure the time until its end."""
         waits: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:

@@ -1,4 +1,4 @@
-"""Allocation of the workloads of table (c): piece by piece until the driver refuses."""
+"""Loop that allocates memory piece by piece until the driver refuses. The workloads of table (c) use it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from conversation import Answer
 
 
 def fill(take: Callable[[int], object], *, chunk: int, most: int) -> Answer:
-    """Call `take(chunk)` until it raises an exception or `most` bytes are allocated. Return the allocated bytes, and
-    the error."""
+    """Call `take(chunk)` until it raises an exception or `most` bytes are allocated. Return the number of allocated
+    bytes, and the error."""
     taken, stopped = 0, "nothing stopped it"
     while taken < most:
         try:

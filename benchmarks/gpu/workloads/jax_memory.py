@@ -1,5 +1,5 @@
-"""Allocates device memory by JAX until it is refused, and reports the size. JAX's own reservation of three quarters of
-the GPU at the start is off, as on any shared GPU."""
+"""Allocates device memory by JAX until an allocation is refused, and reports the allocated size. JAX by default
+reserves three quarters of the GPU at its start; this is switched off, as for any program on a shared GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Memory:
         self._device = jax.devices("gpu")[0]
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
+        """Allocate pieces of `chunk` bytes until one is refused, or `most` bytes in all."""
         with self._jax.default_device(self._device):
             return fill(self._take, chunk=chunk, most=most)
 

@@ -2,7 +2,7 @@
 
     --pattern NAME     one of PATTERNS; `run` repeats its round for some seconds and counts the wrong rounds
 
-A round that raises ends the run. Patterns need PyTorch, JAX or CuPy, or only the driver.
+A round that raises an exception ends the run. Each pattern needs PyTorch, JAX or CuPy, or only the driver.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from driver_calls import Driver, DriverError
 Round = Callable[[], bool]
 _MIB = 1 << 20
 _LEARNED = 12
-"""Number of pieces of 64 MiB. While they are allocated, the agent learns the memory of a context, which is half a GiB
-or more."""
+"""Number of pieces of 64 MiB. While they are allocated, the agent learns how much memory a context takes, which is half
+a GiB or more."""
 
 
 def compiled() -> Round:
-    """Pattern: a model under torch.compile with CUDA graphs. Each batch size makes a graph of its own."""
+    """Pattern: a model under torch.compile with CUDA graphs. Each batch size has its own graph."""
     import torch
     from torch import nn
 
@@ -51,7 +51,8 @@ def compiled() -> Round:
 
 
 def loader() -> Round:
-    """Pattern: batches from worker processes, copied from pinned memory while the batch before is used."""
+    """Pattern: batches from worker processes. Each batch is copied from pinned memory while the previous one is
+    used."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -97,7 +98,7 @@ def shared_tensors() -> Round:
 
 
 def collectives() -> Round:
-    """NCCL with one rank."""
+    """Pattern: NCCL collectives with one rank."""
     import torch
     import torch.distributed as ranks
 
@@ -118,7 +119,7 @@ def collectives() -> Round:
 
 
 def threads() -> Round:
-    """Pattern: threads that launch into a stream of their own and end."""
+    """Pattern: threads that each launch into their own stream and then end."""
     import torch
 
     base = torch.arange(4096, device="cuda")
@@ -142,8 +143,8 @@ def threads() -> Round:
 
 
 def pooled() -> Round:
-    """Pattern: PyTorch on the driver's pools. Pieces of any size on four streams are passed from each stream to
-    the next."""
+    """Pattern: PyTorch with the driver's memory pools. Pieces of various sizes, on four streams, are passed from each
+    stream to the next."""
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync"
     import torch
 
@@ -221,8 +222,8 @@ def cupy_streams() -> Round:
 
 
 def contexts() -> Round:
-    """Pattern: contexts that are created, launched into and destroyed with pending work, while another thread uses a
-    context of its own."""
+    """Pattern: contexts that are created, launched into and destroyed with pending work, while another thread uses its
+    own context."""
     driver = Driver()
     steady = driver.launcher(driver.functions({100})[100], driver.stream())
 
@@ -315,8 +316,7 @@ def exported() -> Round:
 
 
 def callbacks() -> Round:
-    """Pattern: kernels in a blocking stream, functions of the program in the legacy stream, and events between
-    streams."""
+    """Pattern: kernels in a blocking stream, host functions in the legacy stream, and events between streams."""
     driver = Driver()
     blocking = ctypes.c_void_p()
     driver.call("cuStreamCreate", ctypes.byref(blocking), 0)
@@ -343,8 +343,8 @@ def callbacks() -> Round:
 
 
 def full() -> Round:
-    """Pattern: memory of pools and of the device is allocated up to the limit, repeatedly. Freed memory can be
-    allocated again."""
+    """Pattern: memory of pools and of the device is allocated up to the limit, repeatedly. Freed memory must be
+    allocatable again."""
     driver, piece = Driver(), 64 * _MIB
     stream = driver.stream()
     most: list[int] = []
@@ -393,7 +393,8 @@ def main() -> None:
     one = PATTERNS[arguments.pattern]()
 
     def run(*, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Repeat the round. Return the number of rounds, and the number of rounds with a wrong result."""
+        """Repeat the pattern's round until the measurement ends. Return the number of rounds, and of rounds with a
+        wrong result."""
         until = time.monotonic() + settle + seconds + tail
         rounds = wrong = 0
         longest = 0.0

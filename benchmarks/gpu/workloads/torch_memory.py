@@ -35,7 +35,7 @@ class Memory:
         torch.zeros(1, device="cuda")
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocate pieces of `chunk` bytes, `most` bytes at most in all."""
+        """Allocate pieces of `chunk` bytes until one is refused, or `most` bytes in all."""
         filled = fill(self._take, chunk=chunk, most=most)
         free, total = self._torch.cuda.mem_get_info()
         reserved = self._torch.cuda.memory_reserved()
@@ -60,7 +60,7 @@ class Memory:
         return {"reused": "yes"}
 
     def clear(self) -> Answer:
-        """Free all of it."""
+        """Free all allocated memory."""
         self._held.clear()
         self._torch.cuda.synchronize()
         self._torch.cuda.empty_cache()

@@ -1,8 +1,9 @@
 """Threads that mix streams, copies, graphs, captures and allocations with PyTorch, and check every result.
 
 Each thread has two streams and a graph of its own, and chooses at random: products, copies from and to pinned memory on
-a second stream, replays and captures of graphs, allocations, work on the default stream. It waits in one of the ways of
-real programs. All numbers are small integers, so that every result is exact. A step is one such piece of work.
+a second stream, replays and captures of graphs, allocations, work on the default stream. It waits for results in one of
+the ways of real programs. All numbers are small integers, so that every result is exact. Each choice and its work are a
+step.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ SIDE = 512
 MOST_BYTES = 256 << 20
 _NAMED = 5
 _WHOLE_DEVICE = threading.Lock()
-"""Held during a capture, and during a wait for the whole device, because CUDA forbids such a wait during a capture."""
+"""Lock for a capture, or for a wait for the whole device, because CUDA forbids such a wait during a capture."""
 
 
 class Worker:
-    """Streams, graph and numbers of one thread. `seed` decides the order of its work."""
+    """Streams, graph and numbers of one thread. `seed` decides the order of its steps."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -50,7 +51,7 @@ class Worker:
         }
 
     def step(self) -> tuple[str, bool]:
-        """Do one piece of work; return its name, and whether its result is right."""
+        """Do one step. Return its name, and whether its result is right."""
         kind = self._random.choice(list(self._kinds))
         with torch.cuda.stream(self._main):
             return kind, self._kinds[kind]()
@@ -96,7 +97,7 @@ class Worker:
         return graph
 
     def _allocate(self) -> bool:
-        """Allocate a few pieces, and fill each with its own number. Refused pieces are left out."""
+        """Allocate a few pieces, and fill each with a different number. Refused pieces are left out."""
         pieces = []
         for number in range(self._random.randint(1, 6)):
             try:

@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder of a few blocks."""
+    """Decoder of `depth` blocks."""
 
     def __init__(self, width: int = 512, heads: int = 8, depth: int = 6, length: int = 512) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def matmul() -> Callable[[], None]:
 
 
 def train(*, compiled: bool = False, graphed: bool = False) -> Callable[[], None]:
-    """Return a step of a training on a fixed batch of 8 x 256 tokens."""
+    """Return a training step on a fixed batch of 8 x 256 tokens."""
     model = Transformer().to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
     tokens = torch.randint(0, VOCABULARY, (8, 257), device="cuda")
@@ -158,7 +158,7 @@ def warm(step: Callable[[], None]) -> None:
     torch.cuda.synchronize()
 
 
-# By kind: function that makes a step, and number of steps in a batch.
+# by kind: function that returns a step, and number of steps in a batch
 KINDS: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
     "launches": (launches, 200),
     "matmul": (matmul, 1),
@@ -193,7 +193,7 @@ class Work:
         return answer
 
     def infer(self, *, seconds: float, rate: float, seed: int) -> Answer:
-        """Serve requests: a forward pass over 128 tokens each; wait for each."""
+        """Serve requests, each a forward pass over 128 tokens, and wait for each."""
         if self._model is None:
             self._model = Transformer().to("cuda", torch.bfloat16).eval()
             self._prompt = torch.randint(0, VOCABULARY, (1, 128), device="cuda")
