@@ -43,8 +43,7 @@ class Seen:
 
 
 def follow(api: Api, namespace: str, seen: Seen) -> Callable[[], None]:
-    """Watch the Pods of a namespace from now on, and record in `seen` when they are created and bound. Return the
-    function that ends the watch."""
+    """Record in `seen` when the namespace's Pods are created and bound. Return the function that ends the watch."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     watch = api.watch(path, resourceVersion=api.get(path)["metadata"]["resourceVersion"], timeout=600)
 
@@ -113,7 +112,7 @@ def main() -> None:
         ledgers = "/apis/sharepod.dev/v1alpha1/gpunodes"
         wait_until(lambda: len(cluster.api.get(ledgers)["items"]) == len(nodes), what="all GPUNodes", timeout=60)
         agents.start(*nodes)
-        time.sleep(3)  # the operator checks the agents' Leases each second, so it then knows all nodes as ready
+        time.sleep(3)  # the operator checks Leases each second
 
         rows: list[Row] = []
         for case in ("bare pod", "SharePod"):

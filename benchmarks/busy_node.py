@@ -79,7 +79,7 @@ class Pods:
 
 @contextlib.contextmanager
 def busy(pods: Pods, count: int) -> Iterator[None]:
-    """Context manager: run `count` programs in the cgroup of a pod, each of which uses a whole processor if it can."""
+    """Run `count` programs in a pod's cgroup, each of which uses a whole processor if it can."""
     programs = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(count)]
     try:
         for number, program in enumerate(programs):
@@ -92,7 +92,7 @@ def busy(pods: Pods, count: int) -> Iterator[None]:
 
 
 def measured(agent_milli: int, programs: int, seconds: float) -> list[Row]:
-    """Measure the tenants' shares with this CPU request of the agent and this number of busy programs."""
+    """Measure the shares for this CPU request of the agent and number of busy programs."""
     case = f"agent requests {agent_milli}m, {programs} busy programs"
     with (
         Pods() as pods,

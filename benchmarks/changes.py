@@ -93,8 +93,8 @@ def watch(meter: Meter, seconds: float) -> Seen:
 
 
 def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -> float | None:
-    """Return the largest difference between a tenant's share in the span of `seconds` from `begin` and its request, in
-    points. None if the span was not sampled."""
+    """Return the largest error of a tenant's share in the `seconds` from `begin`, in points. None if it was not
+    sampled."""
     first = next((busy for at, busy in seen if at >= begin), None)
     last = next((busy for at, busy in seen if at >= begin + seconds), None)
     if first is None or last is None:
@@ -105,14 +105,13 @@ def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -
 
 
 def seconds_off(seen: Seen, wanted: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Return (begin, largest difference of a tenant's share from its request, in points) for each span of one
-    second."""
+    """Return (begin, largest error of a tenant's share in points) for each second."""
     return [(at, found) for at, _ in seen if (found := off(seen, at, 1.0, wanted)) is not None]
 
 
 def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: float) -> float:
-    """Return the seconds from `begin` until the shares of a second differ from the requests by at most `usual` points.
-    If they never do, return the whole sampled time."""
+    """Return the seconds from `begin` until the shares of a second are within `usual` points of the requests; if they
+    never are, the whole sampled time."""
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 

@@ -70,7 +70,7 @@ def bound(world: World, namespace: str) -> int:
 
 
 def operate(world: World, attach: str) -> None:
-    """Restart the operator with the setting `attach`, by which SharePods' Pods get their GPUs."""
+    """Restart the operator with the setting `attach`."""
     assert world.operator is not None
     world.operator.stop()
     world.start_operator(SHAREPOD_ATTACH=attach)
@@ -90,7 +90,7 @@ def latency(world: World, count: int, rate: float) -> list[Row]:
             for number in range(count):
                 head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": f"c{number}"}}
                 world.api.create(claim_path(namespace), {**head, "spec": claim_spec(100)})
-        time.sleep(2)  # the operator checks the agents' Leases each second, so it then knows all nodes as ready
+        time.sleep(2)  # the operator checks Leases each second
         path, bodies = pods_path(namespace), []
         for number in range(count):
             if case == "bare pod":

@@ -22,7 +22,7 @@ from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 from results import Row
 
 PERIOD_S = 0.02
-"""Seconds between two checks whether the Pod runs. A figure may be too long by this much."""
+"""Seconds between two checks. A figure may be too long by this much."""
 _SLEEPS = ["sh", "-c", "trap exit TERM; while true; do sleep 0.1; done"]
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _SHAREPODS = f"/apis/sharepod.dev/v1alpha1/namespaces/{NAMESPACE}/sharepods"

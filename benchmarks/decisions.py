@@ -70,7 +70,7 @@ def play(tenants: int, gpus: int, seconds: float) -> list[float]:
 
 def measured(tenants: int, gpus: int, seconds: float, *, compiled: bool) -> tuple[float, float]:
     """Return (median, 99th percentile) of the decisions' durations in microseconds, measured in a separate process.
-    `compiled`: True for the compiled scheduler."""
+    `compiled`: use the compiled scheduler."""
     paths = [str(COMPILED)] if compiled else []
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT / "tests"), str(ROOT / "benchmarks")])}
     command = [sys.executable, __file__, "--play", f"{tenants},{gpus}", "--seconds", str(seconds)]

@@ -43,7 +43,7 @@ KERNEL_US = 5000
 PATIENCE_S = 10.0
 """Seconds from a request's arrival after which it counts as lost."""
 TRY_S = 2.0
-"""Timeout of one attempt to get an answer, in seconds."""
+"""Timeout of one attempt, in seconds."""
 RETRY_S = 0.02
 """Seconds until the next attempt if no other replica is ready."""
 SETTLE_S = 1.0

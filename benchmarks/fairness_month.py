@@ -230,7 +230,7 @@ class MonthOfTeams:
             self._serve(before.node, now)
 
     def kept(self, owner: WaitingTenant, priority: int, now: float) -> None:
-        """Do nothing. The operator's code calls this when GPUs are reserved for a job."""
+        """Do nothing (called when GPUs are reserved for a job)."""
 
     def waiting(self) -> Iterator[tuple[WaitingTenant, int]]:
         """Return the jobs that wait, each with its effective priority."""

@@ -263,7 +263,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
 
 
 def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
-    """Measure trainings under grants that require progress samples and under grants that do not, alternately."""
+    """Measure trainings under grants with and without progress samples, alternately."""
     state = create_state(folder / "gpus", [(f"GPU-{GPU}", "Simulated GPU", 1 << 30)])
     environment = {
         **hooked,

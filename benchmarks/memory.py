@@ -41,11 +41,10 @@ LIMIT = 1024 * MIB
 TURNS = 7
 CALLED_BACK = 300
 IN_CREDIT = (512 << 10, 32, 2000)
-"""(bytes of an allocation, allocations at once, repetitions). They fit into the idle credits that a process keeps, so
-the agent is not asked."""
+"""(bytes of an allocation, allocations at once, repetitions). They fit into a process's idle credits, so the agent is
+not asked."""
 LARGE = (64 * MIB, 1, 1000)
-"""(bytes of an allocation, allocations at once, repetitions). Each allocation exceeds the idle credits, so the agent is
-asked each time."""
+"""(bytes of an allocation, allocations at once, repetitions). Each exceeds the idle credits, so the agent is asked."""
 PAIRS = {"pool, 1 MiB": (1, 1), "pool, 34 MiB": (34, 1), "pool, 128 MiB in four threads": (128, 4)}
 """For each case: (MiB of each allocation from a memory pool, number of threads). Each allocation is freed at once."""
 PAIR_ROUNDS = 20_000

@@ -69,8 +69,8 @@ _SETTLE_S = 60.0
 """Seconds within which the operator must have settled. Otherwise the benchmark reports the failure."""
 _WATCHING = ("watch ", "list ")
 _BY_CLOCK = (" leases", " validatingadmissionpolicies", " validatingadmissionpolicybindings")
-"""Kinds of objects that the operator reads or writes at fixed intervals. Their calls do not depend on the number of
-SharePods, so they are not counted."""
+"""Kinds of objects that the operator reads or writes at fixed intervals. They do not count: they do not depend on the
+number of SharePods."""
 _DELETED = 500
 _HANDED_OVER = 2_500
 """Number of SharePods in the cluster when the standby takes over."""

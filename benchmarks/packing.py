@@ -106,8 +106,8 @@ def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, 
 
 
 def turned_away(policy: Policy, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
-    """Return the part of the arriving GPU demand that is refused, in per cent. `load`: average demand without refusals,
-    relative to the capacity."""
+    """Return the part of the arriving GPU demand that is refused, in per cent. `load`: average demand relative to the
+    capacity."""
     leaving: list[tuple[float, int, object]] = []
     asked = refused = 0
     for number, visit in enumerate(visits(pods, capacity, seed, load, WARM_UP + MEASURED)):

@@ -1,5 +1,5 @@
-"""Plot of the allocated against the arrived part of the capacity, with one line for each policy: as text for a
-terminal, and as an SVG file."""
+"""Plot of the allocated against the arrived part of the capacity, with one line for each policy: as text and as an SVG
+file."""
 
 from __future__ import annotations
 

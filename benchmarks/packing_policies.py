@@ -2,11 +2,10 @@
 
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
 2023. Both policies of the paper score in whole numbers and choose the first node among equals. On the node, BestFit
-chooses the GPU with the least free time that fits, and FGD the GPU with the best score. Pods with whole GPUs get the
+      chooses the fullest GPU that fits, and FGD the GPU with the best score. Pods with whole GPUs get the
 first free ones.
 
-The C function that counts fitting requests is shared with the engine. That the published results are reproduced
-validates it.
+The C function that counts fitting requests is shared with the engine. Reproducing the published results validates it.
 """
 
 from __future__ import annotations

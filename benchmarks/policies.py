@@ -128,8 +128,8 @@ def anticipated(scheduler: object, now: int) -> int:
 
 
 def svg(curves: Mapping[str, Sequence[float]], title: str) -> str:
-    """Draw the part of its expected share that the pausing tenant gets against the length of the neighbour's kernels, a
-    line for each policy."""
+    """Plot, for each policy, what the pausing tenant got over what it should get, against the length of the neighbour's
+    kernels."""
     left, top, width, height = 60, 40, 560, 300
 
     def x(place: int) -> float:

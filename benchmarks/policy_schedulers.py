@@ -1,5 +1,5 @@
-"""Schedulers from the literature for one token and one GPU. They have the methods of SharePod's token scheduler that
-the simulation calls.
+"""Schedulers from the literature for one token and one GPU. They have the token scheduler's interface to the
+simulation.
 
 Each is work-conserving, and all quanta are equally long. They differ in the tenant that they choose next:
 - SFQ: start-time fair queueing (Goyal, Vin, Cheng 1996): the tenant with the least start tag;
@@ -73,7 +73,7 @@ class LiteratureScheduler:
         """Do nothing: these schedulers do not compensate for a late caller."""
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
-        """End the turn of the holder, and charge it. `wanting`: True if the tenant waits for another turn."""
+        """End and charge the holder's turn. `wanting`: the tenant waits for another turn."""
         assert self._holder is not None, "a tenant held"
         entrant, begun = self._holder
         self._holder = None
@@ -100,7 +100,7 @@ class LiteratureScheduler:
         """Called when a tenant waits again after a pause. A subclass may adapt its tag."""
 
     def charge(self, now: int, entrant: Entrant, begun: int) -> None:
-        """Charge a tenant for a turn that began at `begun` and ends at `now`."""
+        """Charge a tenant for a turn from `begun` to `now`."""
         entrant.tag += (now - begun) * 1000 / entrant.weight
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:

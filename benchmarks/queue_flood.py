@@ -132,7 +132,7 @@ class Noise:
             "note": message[:1024],
         }
         path = f"{PODS.format(self._namespace)}/{name}/status"
-        with contextlib.suppress(ApiError):  # the Pod does not exist at the moment, because it is being replaced
+        with contextlib.suppress(ApiError):  # the Pod does not exist while it is being replaced
             await self._api.create(_EVENTS.format(self._namespace), event)
             await self._api.patch(path, {"status": status}, MERGE_PATCH)
 

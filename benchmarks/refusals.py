@@ -21,8 +21,7 @@ from results import Row, write
 
 
 def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
-    """Apply a case with kubectl. Return True if it was refused as expected, and kubectl's message without the parts
-    that all messages share."""
+    """Apply a case. Return whether kubectl refused it as expected, and the message without the parts that all share."""
     answer = cluster.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
     message = (answer.stdout + answer.stderr).strip()
     good = answer.returncode != 0 and case.names in message and case.mend in message

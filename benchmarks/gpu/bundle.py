@@ -1,8 +1,8 @@
 """Makes the GPU kit: the directory `build/gpu-kit`, and `build/gpu-kit.tar.gz` of at most 60 MiB.
 
 The kit is complete: hook, agent, the agent's Python packages as wheels for each of PYTHONS, workloads, runner, and the
-fake driver to try the kit without a GPU. A machine that runs it needs x86-64, CPython of one of these versions, and for
-most workloads PyTorch. The agent's C modules are compiled once, against CPython's stable ABI.
+fake driver to try the kit without a GPU. It runs on x86-64 with CPython of one of these versions, and for most
+workloads PyTorch. The agent's C modules are compiled once, against CPython's stable ABI.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _copy_agent(lib: Path) -> None:
 
 
 def _compile(script: Path, lib: Path) -> None:
-    """Compile the C module of a cffi script, for this CPython and all later ones. The module suits later ones because
-    cffi's own header uses the limited API by default."""
+    """Compile the C module of a cffi script, for this CPython and all later ones. This works because cffi's own header
+    uses the limited API by default."""
     with tempfile.TemporaryDirectory() as made:
         extension = runpy.run_path(str(script))["ffi"].distutils_extension(made, verbose=False)
         compiler = shlex.split(os.environ.get("CC") or "cc")
@@ -145,8 +145,8 @@ def _copy_fake(target: Path) -> None:
 
 
 def _wheels(target: Path) -> None:
-    """Copy the wheels that wheels.txt names, for every Python of the kit, from a cache. Missing wheels are first
-    downloaded from the package index."""
+    """Copy the wheels that wheels.txt names, for every Python of the kit, from a cache, into which missing ones are
+    downloaded."""
     cache = Path(os.environ.get("SHAREPOD_CACHE") or Path.home() / ".cache" / "sharepod") / "gpu-kit-wheels"
     pinned = _pinned()
     for version in PYTHONS:

@@ -76,7 +76,7 @@ SOCKETS = "sockets: read, write, HTTP parser"
 LOOP = "event loop, other"
 _CALLS = "calls of "
 _RATE = 40.0
-"""SharePods created a second: well below the operator's rate, so that no SharePod waits for others."""
+"""SharePods created a second: well below the operator's rate, so that none waits."""
 _COUNT = 600
 _WARM = 50
 """SharePods before the measurement: they cause the imports, fill the caches and open the connections."""
@@ -193,7 +193,7 @@ def _timed() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Run the operator with accounts, in place of `sharepod-operator`."""
+    """Run the operator with accounts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

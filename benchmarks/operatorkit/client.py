@@ -59,8 +59,7 @@ class Seen:
     bound: dict[str, float] = field(default_factory=dict)
 
     def delays(self, moment: str) -> list[float]:
-        """Return for each object the seconds from sending it until the event `moment`. Objects without that event are
-        left out."""
+        """Return the seconds from sending each object until the event `moment`, for objects that had it."""
         reached: dict[str, float] = getattr(self, moment)
         return [reached[name] - at for name, at in self.sent.items() if name in reached]
 

@@ -44,7 +44,7 @@ SAMPLED, SAMPLE_PLAYED_S = 30, 40
 """Number of mixes whose rates are compared with a longer simulation, and its simulated seconds."""
 
 POLICIES = (Sharing.EXCLUSIVE, Sharing.STATIC, Sharing.LENDING)
-"""Policies that are compared for jobs that pause between their steps."""
+"""Policies for jobs that pause between their steps."""
 
 DRAWN = 2
 """Number of workloads that the picture shows in addition to the eager pairs."""

@@ -36,13 +36,12 @@ PAUSE_VARIES = 0.5
 WARM_UP_S, PLAYED_S = 1, 4
 """Simulated seconds of a play before counting starts (buckets fill within one second), and seconds that are counted."""
 LONG_PLAYED_S = 20
-"""Counted seconds of a play that is repeated because a job was below its guarantee: short plays have errors of some
-hundredths."""
+"""Counted seconds of a repeated play (a job was below its guarantee): short plays have errors of some hundredths."""
 
 
 def guaranteed(tenancy: Tenancy) -> float:
-    """Return the rate that a job's request guarantees: GPU work runs at the requested part of a GPU, and pauses take as
-    long as without neighbours."""
+    """Return the rate that a job's request guarantees: GPU work gets the requested part of a GPU, pauses stay as
+    long."""
     request, _, duty, _ = tenancy
     return 1000.0 / (duty * 1000.0 / request + 1000.0 - duty)
 

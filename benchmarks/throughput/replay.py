@@ -32,9 +32,8 @@ KEPT_AFTER_S = 600.0
 """Seconds for which the oldest job waits before GPUs are reserved for it. This is the operator's default of
 `keep_after`."""
 TOLERANCE = 0.95
-"""A job is below its guarantee if its speed is less than this part of the guaranteed speed. The tolerance is needed if
-requests take the whole GPU and all jobs want more: hand-offs (2 to 3 % of the time with short steps) belong to no job.
-"""
+"""A job is below its guarantee if its speed is less than this part of the guaranteed speed. If requests take the whole
+GPU and all jobs want more, hand-offs (2 to 3 % of the time with short steps) belong to no job."""
 
 
 class Sharing(StrEnum):

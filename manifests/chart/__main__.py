@@ -47,8 +47,7 @@ SET_ELSEWHERE = {
         "http_port",
     ),
 }
-"""Settings that other values or the templates set, by part. They are left out of the schema, so that values cannot set
-them a second time."""
+"""Settings that other values or the templates set, by part. The schema does not contain them."""
 
 
 def find_kubectl() -> str:

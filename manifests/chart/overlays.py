@@ -33,7 +33,7 @@ class Overlay:
     """Overlay of manifests/.
 
     `when`: condition in the chart's templates; empty for the base. `folders`: kustomize resources. `components`:
-    kustomize components. `files`: files whose objects are used without kustomize.
+    kustomize components. `files`: objects that need no kustomize.
     """
 
     when: str

@@ -36,8 +36,7 @@ from kubectl_sharepod.program import main
 main()
 """
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
-"""Time stamp of each file in the program: the earliest that a zip file can have. A fixed time gives the same bytes each
-time."""
+"""Time stamp of each file in the program: the earliest that a zip file can have. So builds are equal."""
 
 
 def write_plugin(into: Path, repository: str) -> tuple[Path, Path]:
@@ -89,7 +88,7 @@ def packed(members: Iterable[tuple[str, bytes, int]]) -> bytes:
 
 
 def _program() -> bytes:
-    """Return the plugin as one file that python3 can run: a zip file with a line that names the interpreter."""
+    """Return the plugin as a zip file that python3 can run."""
     program = io.BytesIO(b"#!/usr/bin/env python3\n")
     program.seek(0, io.SEEK_END)
     with zipfile.ZipFile(program, "w", zipfile.ZIP_DEFLATED) as zipped:

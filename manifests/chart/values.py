@@ -74,8 +74,7 @@ def as_template(original: Object) -> str:
     content, markers = copy.deepcopy(original), Markers()
     kind, name = content["kind"], content["metadata"]["name"]
     if kind in ("CustomResourceDefinition", "Namespace"):
-        # "keep": `helm uninstall` would otherwise delete these objects, with all custom resources, or all objects of
-        # the namespace.
+        # "keep": `helm uninstall` would otherwise delete them with all custom resources, or the whole namespace.
         content["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
     elif kind == "ConfigMap" and plain_name(name) in _SETTINGS:
         name = plain_name(name)

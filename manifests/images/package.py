@@ -3,7 +3,7 @@
 Guarantees:
 
 - Only wheels with a locked hash are installed. The machine's pip fetches them, because builds run without network.
-- A layer is cached under the hash of its inputs (locks, sources, root), and made again if one of them changes.
+- A layer is cached under the hash of its inputs (locks, sources, root).
 - No image is made if the hook is missing or the token scheduler is not compiled.
 """
 

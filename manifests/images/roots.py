@@ -43,8 +43,8 @@ _OPTIONS = (
         for folder in ("man", "locale", "info", "lintian", "bash-completion")
     ),
 )
-# Byte code is valid by the hash of its source, not by the source's time. Times differ between machines, so byte code
-# would count as outdated, and a container with a read-only root would compile at each start.
+# Byte code is valid by the hash of its source, not by the source's time. Times differ between machines, so a read-only
+# root would compile at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
 _MADE_OF = {"base": [*_OPTIONS, _COMPILED, *BASE], "root": [*_OPTIONS, *COMPILES]}
 """Inputs of each root, in addition to the suite and its sources."""

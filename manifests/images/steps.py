@@ -47,7 +47,7 @@ def run(
     """Run a program to its end. Raise `failure` if it fails, or after `timeout` seconds.
 
     Args:
-        label: Purpose of the program, for the reader of the progress.
+        label: Purpose of the program, for people.
         env: The program's whole environment; None: this process's.
         usual_s: Seconds that it usually takes on two idle cores, printed at the start; 0: not printed.
     """

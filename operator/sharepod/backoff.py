@@ -28,8 +28,7 @@ class Backoff:
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, _MOST_DOUBLED))
 
     def spread_s(self, failures: int, drawn: float) -> float:
-        """Return `pause_s`, shortened by up to half. `drawn`: a number from 0 to 1. With random numbers, callers do not
-        all retry at the same time."""
+        """Return `pause_s`, shortened by up to half. `drawn`: a number from 0 to 1. Random numbers spread callers."""
         return self.pause_s(failures) * (0.5 + drawn / 2)
 
     def __iter__(self) -> Iterator[float]:

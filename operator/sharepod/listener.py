@@ -3,8 +3,7 @@
 Guarantees:
 - No more than `per_s` connections a second are accepted, in bursts of at most `burst`. The socket's backlog bounds how
   many wait.
-- A process without free descriptors pauses for a second, instead of being woken all the time by a socket that stays
-  readable.
+- A process without free descriptors pauses for a second, instead of spinning on a readable socket.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from gpukit.gpu import AnyGpu
 _START_S = 30.0
 _IN_FORCE_S = 15.0
 _CACHED_S = 1.1
-"""Seconds after which a scrape surely has newer figures than the previous scrape: the agent updates its metrics once a
+"""Seconds after which a scrape surely has newer figures than the last one: the agent updates its metrics once a
 second."""
 
 

@@ -99,7 +99,7 @@ def _mixed(setting: Setting) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """Return the table as Markdown text."""
+    """Return the table as Markdown."""
     rows: list[list[str]] = []
     for key, rows_of in (
         ("symbols", _say_symbols),

@@ -1,8 +1,8 @@
 """Table (g): programs that leave gaps, bare, in exclusive turns, and co-running.
 
-The column `got` is the work relative to the same work without neighbour and hook, as in table (b). `by the agent` is
-the same figure from the counters of the tenants' own hooks, on which charges are based. If the two differ by more than
-five points, launches do not show the work of these programs.
+`got` is the work relative to the same work without neighbour and hook, as in table (b). `by the agent` is the same
+figure from the counters of the tenants' own hooks, on which charges are based. If the two differ by more than five
+points, launches do not show the work of these programs.
 """
 
 from __future__ import annotations
@@ -283,8 +283,8 @@ def _notebooks(setting: Setting, tenants: _Tenants, name: str, stack: ExitStack)
 
 
 def _ranks(setting: Setting, tenants: _Tenants, _stack: ExitStack) -> list[Step]:
-    """Return the steps of two ranks of one training on one GPU. Each rank is a tenant. In a collective, the kernel of
-    the first rank spins on the GPU until the second rank has arrived."""
+    """Return the steps of two ranks of one training on one GPU. Each rank is a tenant. In a collective, a kernel spins
+    until both ranks have arrived."""
     seconds = _window(setting)
 
     def together(mode: str) -> Cell:
@@ -309,7 +309,7 @@ def _ranks(setting: Setting, tenants: _Tenants, _stack: ExitStack) -> list[Step]
 
 
 def show(setting: Setting) -> str:
-    """Return the three tables as Markdown text."""
+    """Return the three tables as Markdown."""
     return "\n".join((_show_mixes(setting), _show_waits(setting), _show_ranks(setting)))
 
 

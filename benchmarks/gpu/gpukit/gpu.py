@@ -22,7 +22,7 @@ _FAKE_MEMORY = 16 << 30
 
 
 class GpuError(Exception):
-    """Raised if no GPU is found that can be measured. The message lists the attempts."""
+    """Raised if no GPU can be measured. The message lists the attempts."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Gpu:
             raise GpuError(f"GPU {index} is in MIG mode; such a GPU is not shared")
 
     def environment(self, label: str) -> dict[str, str]:
-        """Return the environment of a program on this GPU. `label`: name of the program in the driver's records; only
-        the fake driver uses it."""
+        """Return the environment of a program on this GPU. `label`: name of the program, for the fake driver."""
         return {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def use(self) -> Use | None:

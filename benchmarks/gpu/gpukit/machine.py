@@ -1,6 +1,6 @@
 """Inspection of the machine before any measurement: all requirements of hook and agent.
 
-Each feature is tested by using it, because a container's seccomp profile may forbid features that its kernel has.
+Each feature is tested by using it, because a container's seccomp profile may forbid features of its kernel.
 """
 
 from __future__ import annotations
@@ -176,8 +176,7 @@ def _wipe_on_fork() -> str:
 
 
 def _frameworks() -> list[tuple[str, str]]:
-    """Return the installed frameworks and their versions, read from package metadata, because importing a framework
-    takes seconds."""
+    """Return the installed frameworks, from package metadata, because importing one takes seconds."""
     lines = []
     for name in _FRAMEWORKS:
         try:

@@ -1,7 +1,7 @@
 """Table (c): where a device memory limit stops each allocator, and the reports of it.
 
 A program allocates memory piece by piece until an allocation is refused. The table also shows the total memory that the
-program saw, the agent's count, and the driver's: memory in use beyond the memory in use before the program started.
+program saw, the agent's count, and the driver's: memory in use beyond that before the program started.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _settled(setting: Setting) -> int:
 
 
 def show(setting: Setting) -> str:
-    """Return the table as Markdown text."""
+    """Return the table as Markdown."""
     rows = []
     for case in CASES:
         cell = setting.results.get(f"{KEY}/{case.name}")

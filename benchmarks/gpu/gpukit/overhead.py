@@ -87,7 +87,7 @@ def _one(setting: Setting, case: Case) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """Return the table as Markdown text."""
+    """Return the table as Markdown."""
     rows = []
     for case in cases(setting):
         cell = setting.results.get(f"{KEY}/{case.name}")

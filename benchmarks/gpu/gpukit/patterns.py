@@ -89,7 +89,7 @@ def _tenant(name: str) -> str:
 
 
 def show(setting: Setting) -> str:
-    """Return the table as Markdown text."""
+    """Return the table as Markdown."""
     rows = []
     for name in patterns(setting):
         bare, hooked = (setting.results.get(f"{KEY}/{name}/{how}") for how in ("bare", "hook"))

@@ -92,8 +92,7 @@ def _one(setting: Setting, case: Case) -> Cell:
 
 
 def _seen(setting: Setting) -> Cell:
-    """Run two busy tenants for longer than the span over which the agent averages. Return the agent's averages of held
-    and of busy time."""
+    """Run two busy tenants for longer than the agent averages. Return its averages of held and busy time."""
     memory = setting.gpu.memory // 3
     setting.agent.set(Tenant("first", 0.3, 1.0, memory), Tenant("second", 0.7, 1.0, memory))
     with ExitStack() as stack:
@@ -114,7 +113,7 @@ def _seen(setting: Setting) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """Return both tables as Markdown text."""
+    """Return both tables as Markdown."""
     rows = []
     for case in CASES:
         cell = setting.results.get(f"{KEY}/{case.name}")

@@ -1,8 +1,7 @@
 """Programs of the kit, and their commands.
 
 A program reads commands on its standard input. It is ended if it does not answer a command in time. It runs in its own
-session, and all processes of the session end with it. When the kit is killed, the standard input of each program ends,
-and so the program ends, too.
+session, all of which ends with it. When the kit is killed, each program's standard input ends, and so the program.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class ProgramError(Exception):
 
 
 class Program:
-    """One running program. `log`: file for its standard error and for output that is not an answer."""
+    """One program. `log`: file for its standard error and other output."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log

@@ -57,8 +57,7 @@ class Setting:
 
     @contextmanager
     def workload(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Iterator[Program]:
-        """Yield a workload that is ready, and end it when the block ends. `tenant`: the workload runs under this
-        tenant's hook; None: without a hook."""
+        """Yield a workload that is ready, and end it with the block. `tenant`: whose hook it has; None: no hook."""
         program = self.begin(name, *arguments, label=label, tenant=tenant)
         try:
             program.ready(self.start_s)

@@ -29,8 +29,8 @@ _LOAD = 0.15
 """Part of the GPU's time that the requests of the small service need."""
 _SEED = 1
 _READ_S = 2.5
-"""Seconds after which the agent has surely read a tenants file in which only the latency has changed. No file of the
-agent shows when it has read such a change."""
+"""Seconds after which the agent has surely read a tenants file in which only the latency has changed. No file shows
+that."""
 
 _DRIVER = {"small kernels": ("driver_kernels", "small"), "20 ms kernels": ("driver_kernels", "long"),
            "graphs": ("driver_kernels", "graph")}  # fmt: skip
@@ -191,7 +191,7 @@ def _noisy(setting: Setting, budget: Budget) -> None:
 
 
 def show(setting: Setting) -> str:
-    """Return both tables as Markdown text."""
+    """Return both tables as Markdown."""
     return _show_shares(setting) + "\n" + _show_noisy(setting)
 
 

@@ -102,8 +102,7 @@ def _slices(setting: Setting) -> None:
 
 
 def _samples(setting: Setting, workload: str, kind: str) -> Cell:
-    """Measure the cost of the hook's samples to a program next to an idle tenant. For comparison the program also runs
-    in exclusive turns, in which its hook takes no samples."""
+    """Measure a program next to an idle tenant with the hook's samples, and in exclusive turns, which need none."""
     memory, seconds = setting.gpu.memory // 3, setting.seconds / 2
     rates: dict[bool, list[float]] = {False: [], True: []}
     idle = Tenant("second", 0.5, 1.0, memory)
@@ -138,7 +137,7 @@ def _captures(setting: Setting) -> Cell:
 
 
 def show(setting: Setting) -> str:
-    """Return the table as Markdown text."""
+    """Return the table as Markdown."""
     rows = [*_rows_of_slices(setting)]
     for name in _programs(setting):
         cell = setting.results.get(f"{KEY}/samples, {name}")

@@ -1,7 +1,7 @@
 """The agent's Python packages from the kit's wheels, for the Python that runs the kit.
 
-The kit has wheels for several versions of Python. Wheels for this version are unpacked into the directory of this run.
-Nothing is installed, and workloads cannot import these packages.
+Wheels for this version of Python are unpacked into a directory of this run.
+Nothing is installed, and no workload sees them.
 """
 
 from __future__ import annotations

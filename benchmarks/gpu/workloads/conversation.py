@@ -52,9 +52,9 @@ def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
 
 
 def count(step: Callable[[], float], *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-    """Call `step` repeatedly, and return the work that it finished in the measurement. Each call of `step` returns the
-    work finished since the previous call. Work is counted from `settle` seconds on, for `seconds`. Then uncounted work
-    continues for `tail` seconds, so that a neighbour that is still measured keeps its competition."""
+    """Call `step`, which returns the work finished since its previous call, repeatedly, and return the work counted.
+    Work is counted from `settle` seconds on, for `seconds`. Then uncounted work continues for `tail` seconds, so that a
+    measured neighbour keeps its competition."""
     begin = time.monotonic() + settle
     end = begin + seconds
     work = 0.0
@@ -69,8 +69,8 @@ def count(step: Callable[[], float], *, settle: float, seconds: float, tail: flo
 
 
 def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed: int) -> Answer:
-    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other. The
-    latency of a request starts at its arrival, so it includes the wait for earlier requests."""
+    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other. A
+    latency starts at the arrival: it includes the wait for earlier requests."""
     generator = random.Random(seed)
     begin = time.monotonic()
     arrival = begin

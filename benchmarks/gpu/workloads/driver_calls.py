@@ -111,7 +111,7 @@ class Driver:
         return stream
 
     def event(self) -> ctypes.c_void_p:
-        """Create an event without a time: it can only show that work has finished, not when."""
+        """Create an event that shows only that work has finished, not when."""
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), DISABLE_TIMING)
         return event

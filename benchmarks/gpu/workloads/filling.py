@@ -1,4 +1,4 @@
-"""Loop that allocates memory piece by piece until the driver refuses. The workloads of table (c) use it."""
+"""Allocates memory piece by piece until the driver refuses, for table (c)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Allocates device memory by JAX until an allocation is refused, and reports the allocated size. JAX by default
-reserves three quarters of the GPU at its start; this is switched off, as for any program on a shared GPU."""
+"""Allocates device memory by JAX until an allocation is refused, and reports the allocated size. JAX's default, to
+reserve three quarters of the GPU at its start, is off, as on any shared GPU."""
 
 from __future__ import annotations
 

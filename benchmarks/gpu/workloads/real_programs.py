@@ -393,8 +393,7 @@ def main() -> None:
     one = PATTERNS[arguments.pattern]()
 
     def run(*, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Repeat the pattern's round until the measurement ends. Return the number of rounds, and of rounds with a
-        wrong result."""
+        """Repeat the round. Return the number of rounds, and of rounds with a wrong result."""
         until = time.monotonic() + settle + seconds + tail
         rounds = wrong = 0
         longest = 0.0

@@ -37,7 +37,7 @@ from .settings import AgentSettings
 log = structlog.get_logger(__name__)
 
 _COMPARE_AFTER_S = 0.05
-"""Seconds from a change until the facts are compared with the last ones. Processes start and exit in bursts, and each
+"""Seconds until changed facts are compared. Processes start and exit in bursts, and each
 comparison builds the status of every tenant."""
 _RELEASE_FIRST_S = 0.1
 """Seconds between a release and the first extra reading of the GPUs. A share is reassigned only after one or two
@@ -50,7 +50,7 @@ _COUNTED_S = 60.0
 """Seconds between two reports of consumption while no tenant is added or removed. Counters change all the time. At this
 interval a thousand nodes write 17 times a second."""
 _FIRST_READING_S = 1.0
-"""Seconds that the start waits for the first reading of the GPUs, if tenants can be served without it. A working driver
+"""Seconds that the start waits for the first reading of the GPUs. A working driver
 needs far less."""
 
 
@@ -77,8 +77,7 @@ class AgentFacts:
     agent_version: str
 
     def without_usage(self) -> AgentFacts:
-        """Return the facts without usage, which changes all the time. If they have changed, `changed` is set, so that
-        the change is reported at once."""
+        """Return the facts without usage, which changes all the time. A change of them is reported at once."""
         return replace(self, tenants=tuple(map(_without_usage, self.tenants)))
 
 
@@ -123,7 +122,7 @@ class Agent:
         self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
         """Namespaces' GPU consumption as the GPUNode's status shows it, and the time of the count."""
         self._totals: Mapping[str, TenantTotals] = {}
-        """Totals of each tenant at the last report of consumption, by tenant id."""
+        """Totals at the last report of consumption, by tenant id."""
         self._counting: asyncio.Task[None] | None = None
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, around=around)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
@@ -141,7 +140,7 @@ class Agent:
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
         self._releasing: frozenset[str] = frozenset()
-        """Ids of tenants in release: more readings are needed before their shares may be reassigned."""
+        """Ids of tenants in release, whose shares wait for more readings."""
         self._release_begun = asyncio.Event()
         self._release_readings = 0
         """Readings since the last release began."""
@@ -270,7 +269,7 @@ class Agent:
         )
 
     async def _count(self) -> None:
-        """Count GPU time at intervals, and store the count for the next agent, until cancelled."""
+        """Count GPU time at intervals, and store the count for the next agent."""
         loop = asyncio.get_running_loop()
         counted_at = flushed_at = -_COUNTED_S
         counted: frozenset[str] = frozenset()
@@ -293,8 +292,8 @@ class Agent:
             await asyncio.sleep(_COUNT_S)
 
     async def _pause(self) -> None:
-        """Wait for the next reading: until the interval is over or a release begins. While tenants are in release, the
-        pauses start short and grow up to the interval."""
+        """Wait for the next reading: until the interval is over or a release begins. During releases, pauses grow up to
+        the interval."""
         if not self._releasing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(irregular(self.settings.inventory_interval_s, random.random())):  # noqa: S311

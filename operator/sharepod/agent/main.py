@@ -1,8 +1,8 @@
 """Entry point of the program `sharepod-agent`: opens the sockets of the tenants in the state directory, imports the
 rest, and runs `program`.
 
-With `--apart`, as in the DaemonSet, the sockets are opened before the slow imports. So tenants' processes can connect
-again soon after the container has restarted.
+With `--apart`, as in the DaemonSet, the sockets are opened before the slow imports. So tenants can connect soon after a
+restart.
 """
 
 from __future__ import annotations

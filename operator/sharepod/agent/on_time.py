@@ -37,8 +37,7 @@ _NEVER_NS = 2**63 - 1
 _BEATS_MOST: int = _lib.SHP_BEATS_MOST
 """Most processes that the silence watch can watch at the same time."""
 _READ, _WRITE = ~select.EPOLLOUT, ~select.EPOLLIN
-"""Masks of epoll's events. An event that remains after the mask allows a read (`_READ`) or a write (`_WRITE`); errors
-allow both."""
+"""Masks of epoll's events for a read and a write; errors allow both."""
 _CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK = 1, os.O_CLOEXEC | os.O_NONBLOCK
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,8 +49,8 @@ _Result = TypeVar("_Result")
 
 
 class OnTimeSelector(selectors.EpollSelector):
-    """Selector that waits on a timerfd instead of for whole milliseconds. The timerfd is registered edge-triggered, so
-    an expiry ends only one wait and need not be read."""
+    """Selector that waits on a timerfd instead of for whole milliseconds. The timerfd is edge-triggered, so it is never
+    read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,8 +219,7 @@ class LoopHandOffs:
             self._guarded(self._reported)
 
     def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a callback. If it raises, drop all prepared hand-offs and pass the error to the loop's exception
-        handler. The loop continues."""
+        """Call a callback. If it raises, drop all prepared hand-offs and report the error; the loop continues."""
         try:
             call(*arguments)
         except Exception as error:
@@ -267,8 +265,7 @@ class LoopAlarm:
 
 
 class SilenceWatch:
-    """Silence watch: finds tenants that hold a GPU and whose processes give no signs of life. The loop's wait does the
-    checks in C, so Python runs only when a tenant is silent.
+    """Silence watch: finds holders whose processes give no signs of life. The loop's wait checks them in C.
 
     Args:
         silence_watch: Memory that the loop's wait reads, with a table of the watched processes.
@@ -395,8 +392,7 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         self.alarm = LoopAlarm(selector.silence_watch)
         self.silence_watch = SilenceWatch(selector.silence_watch)
         self.hand_offs = selector.hand_offs
-        # Descriptor that is never written. The wait reports it as ready when the alarm is due or a tenant is silent, so
-        # that the loop calls `_tell`.
+        # Descriptor that is never written. The wait reports it as ready when the alarm is due or a tenant is silent.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._looked_after.descriptor = self._bell
         self.add_reader(self._bell, self._tell)

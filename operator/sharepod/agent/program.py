@@ -1,8 +1,7 @@
 """The agent's program: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
 
-While another agent serves the state directory, this agent waits as its standby, with everything imported, so that it
-can take over quickly. With `--apart` the agent runs as two child processes, which a supervisor restarts when they are
-killed (`apart/pair.py`).
+While another agent serves the state directory, this agent waits as its standby, with everything imported. With
+`--apart` the agent runs as two child processes, which a supervisor restarts when they are killed (`apart/pair.py`).
 
 Exit status:
 - 0 after a signal;
@@ -143,8 +142,8 @@ def inventory_of(settings: AgentSettings) -> Inventory:
 async def run(
     settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT, control: socket.socket | None = None
 ) -> int:
-    """Run one agent from its start until a signal; return the exit status. `control`: socket over which the supervisor
-    passes the privileged process a link to each new worker. None: this process serves the tenants itself."""
+    """Run one agent from its start until a signal; return the exit status. `control`: socket that brings links to each
+    new worker; None: this process serves the tenants itself."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -218,8 +217,8 @@ def _agent(
 
 
 def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] | tuple[None, None]:
-    """Return the check of readers' tokens for `/metrics`, and its client of the API server. None, None if every reader
-    is allowed."""
+    """Return the check of `/metrics` readers' tokens, and its client of the API server; None, None if it is open to
+    all."""
     if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
         return None, None
     from sharepod.kube import Connection  # standalone does not need the API client

@@ -22,8 +22,7 @@ MAX_ITEMS = 1024
 """Most entries of any other list or map of a pod."""
 
 MAX_SELECTION = 64
-"""Most entries each of nodeSelector, node affinity requirements and tolerations, because placement compares every entry
-with every node."""
+"""Most entries each of nodeSelector, node affinity requirements and tolerations: each is compared with every node."""
 
 MAX_SELECTION_VALUES = 1024
 """Most values of all requirements of node affinity together: enough to name each node of a large cluster."""
@@ -35,9 +34,8 @@ MAX_NODE_RESOURCES = 64
 """Most resources that a node has, by name."""
 
 MAX_BYTES = 1_152_921_504_606_847_000
-"""Most bytes of memory, 1Ei: more than any GPU has, and a sum of several still fits into 64 bits. The figure is 1Ei
-rounded up to the number that an API server returns, which reads bounds as floats. With the exact figure, server-side
-apply by another manager would find a changed schema, and conflict."""
+"""Most bytes of memory, 1Ei: more than any GPU has, and a sum of several still fits into 64 bits. Rounded up as an API
+server returns it (it reads floats): otherwise server-side apply by another manager conflicts."""
 
 MAX_COUNT = (1 << 31) - 1
 """Largest index or count: 32 bits."""
@@ -49,8 +47,7 @@ MAX_LABEL = 63
 """Most characters of a label's value, as in Kubernetes."""
 
 MAX_GROUP = 80
-"""Most characters of a tenant's group (Pods that get their turns together): a label of the user, or the kind of the
-Pod's controller with its name or uid."""
+"""Most characters of a tenant's group: a label, or the kind of its controller with name or uid."""
 
 MAX_NAME = 317
 """Most characters of the name of a label or a resource, as in Kubernetes: a prefix of 253, a slash, a name of 63."""
@@ -59,8 +56,7 @@ MAX_VALUES = 10_000
 """Most values in a SharePod; each map, list, text and number counts as one. A large real pod has a thousand."""
 
 MAX_TEXT = 512 * 1024
-"""Most characters of all texts and keys in a SharePod together. `kubectl apply` itself accepts only half of this, in
-its annotation."""
+"""Most characters of all texts and keys in a SharePod together. `kubectl apply` accepts only half of this."""
 
 MAX_DEPTH = 32
 """Most levels of maps and lists in a SharePod. The deepest field of a pod is 14 levels down."""
@@ -69,8 +65,7 @@ MAX_MESSAGE = 1024
 """Most characters of a message to users, as in the note of an Event."""
 
 MAX_FIELD = 384
-"""Most characters of a field's path in such a message. The longest path contains an annotation's name, which has at
-most 317."""
+"""Most characters of a field's path in such a message. The longest is an annotation's name, of at most 317."""
 
 _QUOTED = 64
 """Most characters of a value that a message quotes."""
@@ -102,7 +97,7 @@ def quoted(value: object) -> str:
 
 def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TEXT) -> str | None:
     """Return the bound that an object exceeds, as text for a message: `most_values`, `most_text` or `MAX_DEPTH`. None
-    if it exceeds none. The check stops at the first bound, so its time is bounded for an object of any size."""
+    if it exceeds none. The check stops there, so its time is bounded."""
     values = text = depth = 0
     level: list[Any] = [value]
     while level:
@@ -118,7 +113,7 @@ def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TE
             if is_map:
                 text += sum(map(len, one))
             for item in one.values() if is_map else one:
-                kind = type(item)  # exact types suffice: a JSON parser creates no subclasses
+                kind = type(item)  # a JSON parser creates no subclasses
                 if kind is str:
                     text += len(item)
                 elif kind is dict or kind is list:

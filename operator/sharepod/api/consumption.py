@@ -8,8 +8,7 @@ Guarantees:
 - CO3 told-first: an agent drops a closed series only once an annotation of the GPUNode names it: the operator has then
   added the series to its totals.
 
-So the sum of the largest counters seen of each series is the consumption, even if readings arrive repeatedly or out of
-order.
+So the sum of the largest counters seen of each series is the consumption, for any order of readings.
 """
 
 from __future__ import annotations

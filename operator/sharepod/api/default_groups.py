@@ -1,5 +1,4 @@
-"""Default groups: Pods of one indexed Job, JobSet, TrainJob or Kubeflow training, which wait for each other and
-therefore get their turns together.
+"""Default groups: Pods of one indexed Job, JobSet, TrainJob or Kubeflow training, which wait for each other.
 
 Guarantees:
 - The group follows only from the Pod's metadata, and is never a group name that a user can write.
@@ -22,7 +21,7 @@ _KUBEFLOW = "kubeflow.org/"
 
 
 def default_group(metadata: Mapping[str, Any]) -> str | None:
-    """Return the default group of a Pod by its metadata, whose shape is not checked before. None: no group."""
+    """Return the default group of a Pod by its unchecked metadata. None: no group."""
     references = metadata.get("ownerReferences")
     for owner in references if isinstance(references, list) else ():
         if isinstance(owner, Mapping) and owner.get("controller"):

@@ -26,7 +26,7 @@ from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecE
 from .units import UnitError, parse_fraction, parse_quantity
 
 PREFIXES = (f"{GROUP}/", "kubeshare/", "gemini/")
-"""Prefixes of the dialects. Each may stand before every key of `KEYS`."""
+"""Prefixes of the dialects; each can precede every key of `KEYS`."""
 
 FOREIGN_PREFIXES = PREFIXES[1:]
 
@@ -34,8 +34,8 @@ NATIVE_PREFIX = f"{GROUP}/gpu-"
 """Prefix of SharePod's own annotations in examples and messages."""
 
 STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *FOREIGN_PREFIXES)
-"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` is not one of them, because SharePod has other
-annotations too."""
+"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` alone is too short: SharePod has other
+annotations."""
 
 FRACTION_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})(m|%)?$"
 """Pattern of a fraction in an annotation: digits with an optional point. Suffix `m` means thousandths, `%` percent. No
@@ -68,8 +68,8 @@ FLAGS = ("true", "false")
 """Values of a yes-or-no annotation."""
 
 GPUID_KEY = "GPUID"
-"""Key of KubeShare's shared virtual GPU. SharePod reads its value as an affinity group of that name. Only with this key
-may `spec.nodeName` be set."""
+"""Key of KubeShare's shared virtual GPU: an affinity group of that name here. Only with this key may `spec.nodeName` be
+set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ def is_dialect(annotation: str) -> bool:
 
 
 def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
-    """Return the request of a SharePod, read from its block `spec.gpu` or its annotations, with defaults filled.
-    `sharepod`: the object as the API server returns it.
+    """Return the request of a SharePod from its `spec.gpu` or annotations, with defaults. `sharepod`: as the API server
+    returns it.
 
     Raises `SpecError`, whose field is the path in `spec.gpu` or `metadata.annotations[...]`.
     """
@@ -150,8 +150,8 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
 
 
 def resolved(gpu: GpuSpec, annotated: Mapping[str, str]) -> GpuRequest:
-    """Fill the defaults of a request and check it. `annotated`: the annotations that it was read from; empty: read from
-    the block. Raises `SpecError`, which names the field or annotation that the user wrote."""
+    """Fill the defaults of a request and check it. `annotated`: annotations that it was read from, if any. Raises
+    `SpecError`, which names what the user wrote."""
     try:
         request = resolve(gpu)
         _check(gpu, request)
@@ -187,8 +187,8 @@ def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
 def _from_block(block: Any) -> GpuSpec:
     if not isinstance(block, Mapping):
         raise SpecError("spec.gpu", f"is {quoted(block)}; write a map such as {{request: 0.4}}")
-    # The API server drops fields that are not in the CRD. So an unknown field here comes from a newer CRD, whose
-    # default may have set it. Ignore such a field: refusing it would end every SharePod during an upgrade.
+    # The API server drops fields that are not in the CRD. So an unknown field here may be a newer CRD's default:
+    # refusing it would end every SharePod during an upgrade.
     try:
         return GpuSpec.model_validate({name: value for name, value in block.items() if name in _FIELDS})
     except ValidationError as error:
@@ -222,8 +222,7 @@ def parse_annotation(name: str, text: str) -> Any:
 
 
 def _check(gpu: GpuSpec, request: GpuRequest) -> None:
-    """Check rules that `resolve` does not contain: number and form of the UUIDs, and bounds of the memory. A tiny
-    memory is a forgotten unit."""
+    """Check rules that `resolve` does not contain: UUIDs, and bounds of the memory."""
     if 0 < len(gpu.uuids) < request.count:
         raise SpecError(
             "spec.gpu.uuids",
@@ -241,8 +240,7 @@ def _check(gpu: GpuSpec, request: GpuRequest) -> None:
 
 
 def _as_written(error: SpecError, annotated: Mapping[str, str]) -> SpecError:
-    """Return an error about a field of the block as one about the annotation that set this field. If none did, name the
-    annotation that would set it."""
+    """Return an error about a field of the block as one about the annotation that set, or would set, this field."""
     if not annotated or not error.field.startswith("spec.gpu."):
         return error
     field = re.split(r"[.\[]", error.field)[2]

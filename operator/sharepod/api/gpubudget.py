@@ -43,12 +43,10 @@ MiB."""
 LARGEST_WEIGHT = 1000
 """Largest weight of a model."""
 MAX_AMOUNT = 4 * 10**18
-"""Largest amount in millionths of a GPU-second. It is well below 2^63, so that a bound that an API server reads as a
-float, and rounds, stays below it too."""
+"""Largest amount in millionths of a GPU-second. Well below 2^63, even if an API server rounds it as a float."""
 
 GPU_TIME_PATTERN = r"^([1-9][0-9]{0,7}([.][0-9]{1,2})?|0[.](0[1-9]|[1-9][0-9]?))h$"
-"""Pattern of hours above 0 and below 10^8. At most two decimals, because a hundredth of an hour is a whole number of
-seconds, 36."""
+"""Pattern of hours above 0 and below 10^8. A hundredth of an hour is 36 s, so two decimals are whole seconds."""
 GPU_TIME_RULE = "gpuTime is hours of one GPU, above 0 and below 10^8, with at most 2 decimals; write 1000h or 0.5h"
 AMOUNT_RULE = "exactly one of gpuTime and gpuSeconds is needed; write gpuTime: 1000h, or gpuSeconds: 3600000"
 

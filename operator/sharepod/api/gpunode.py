@@ -213,8 +213,7 @@ def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
 
 
 def unknown_cordons(listed: Collection[str], gpus: Collection[Gpu]) -> list[str]:
-    """Return the entries of `cordoned` that name no GPU of the node. Empty while the node's GPUs are unknown, because
-    no entry can then be checked."""
+    """Return the entries of `cordoned` that name no GPU of the node. Empty while its GPUs are unknown."""
     known = {name for gpu in gpus for name in (gpu.uuid.lower(), str(gpu.index))}
     return sorted(set(listed) - known) if gpus else []
 
@@ -266,8 +265,7 @@ class Gpu(Model):
     @model_validator(mode="before")
     @classmethod
     def _known_health(cls, value: Any) -> Any:
-        """Accept a GPU whose health a newer agent reports by an unknown value. Mark it as not shareable, so that it
-        takes no tenants."""
+        """Make a GPU unshareable if its health is unknown here (from a newer agent)."""
         health = value.get("health") if isinstance(value, dict) else None
         if not isinstance(health, str) or health in tuple(Health):
             return value

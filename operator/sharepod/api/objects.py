@@ -61,14 +61,12 @@ it."""
 PLACEHOLDER_FOR_ANNOTATION = f"{GROUP}/placeholder-for"
 """Annotation of a placeholder: namespace and name of the pending request."""
 PLACEHOLDER_SPEC_ANNOTATION = f"{GROUP}/placeholder-spec"
-"""Annotation of a placeholder: hash of the requests that its Pod was created with. Another hash means that the request
-has changed."""
+"""Annotation of a placeholder: hash of the requests at its creation."""
 PLACEHOLDER_SCHEDULER = f"{GROUP.partition('.')[0]}-placeholder"
 """`schedulerName` of placeholders. No such scheduler exists, so a placeholder stays pending."""
 
 LINE_LABEL = f"{GROUP}/line"
-"""Label that admission puts on each plain Pod with a resource line. Placeholders have anti-affinity to such Pods, so no
-placeholder fits on a node that has one."""
+"""Label of plain Pods with a resource line. Placeholders have anti-affinity to it."""
 
 SHARE_GATE = f"{GROUP}/share"
 """Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
@@ -77,8 +75,7 @@ TAKEN_BACK = f"{GROUP}/taken-back"
 """Finalizer of an unbound Pod that the operator withdraws. It keeps the deleted Pod, which is never bound, until the
 withdrawal is recorded."""
 JOB_TRACKING = "batch.kubernetes.io/job-tracking"
-"""Kubernetes' finalizer on each Pod of a Job. If a Pod is deleted while it has this finalizer, the Job counts a failed
-attempt."""
+"""Kubernetes' finalizer on each Pod of a Job, which counts a Pod deleted with it as a failed attempt."""
 
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 """Annotation of a Pod that the operator created: the UUIDs of its GPUs, comma-separated; `NO_GPUS` until it has a
@@ -97,7 +94,7 @@ SCHEDULER_DRIVER = f"scheduler.{GROUP}"
 SCHEDULER_CLASS = f"scheduler.{GROUP}"
 """DeviceClass of claims for devices of `SCHEDULER_DRIVER`."""
 SELF_TEST_CLASS = f"self-test.{GROUP}"
-"""DeviceClass of the claims by which agents test that containers get the devices of a claim."""
+"""DeviceClass of the claims of the nodes' self-tests."""
 SELF_TEST_CLAIM = "sharepod-self-test-claim"
 """Name of the DaemonSet whose Pods test `SELF_TEST_CLASS`, and of their claim template. The claims' names begin with
 it."""
@@ -109,7 +106,7 @@ PLAIN_PODS_POLICY = "sharepod-plain-pods"
 """Name of the policies, and of their bindings, that give Pods with a resource line their claims and refuse invalid
 lines."""
 LINE_REQUEST = "line"
-"""Name of the single request of a claim that has no size of its own: the size is in the resource line of its Pod."""
+"""Name of the request of a claim whose size is in its Pod's resource line."""
 VOLUME_NAME = "sharepod-gpu"
 SHARE_CLAIM = "sharepod-gpu"
 """Name by which the Pod of a SharePod refers to the claim that attaches its GPUs."""
@@ -150,8 +147,7 @@ def device_name(uuid: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(shown)]
-"""Text for users that an agent or a kubelet wrote. Control characters are replaced, because a compromised node could
-write it for users of other namespaces."""
+"""Text from an agent or kubelet for users, sanitized because a compromised node could write it."""
 
 
 class Model(BaseModel):

@@ -1,5 +1,4 @@
-"""The two resources of the resource line, gpu-milli and gpu-memory-mib: their amounts in the Pods of lines and of
-SharePods. Pure.
+"""The two resources of the resource line: amounts in the Pods of lines and of SharePods. Pure.
 
 Guarantees:
 - The Pod of a SharePod has the resource line of the SharePod's request, rounded up to whole MiB, so a ResourceQuota

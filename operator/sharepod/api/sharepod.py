@@ -112,8 +112,8 @@ class GpuRequest:
     movable: bool | None = None
 
     def memory_on(self, capacity: int) -> Bytes:
-        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants. Default: the same fraction of the
-        memory as of the time, rounded down to whole MiB."""
+        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants. Default: the same fraction as of
+        the time, in whole MiB."""
         if self.mode is Mode.EXCLUSIVE:
             return Bytes(capacity)
         if self.memory is not None:
@@ -123,9 +123,8 @@ class GpuRequest:
 
 
 def resolve(gpu: GpuSpec) -> GpuRequest:
-    """Fill the defaults of a gpu block and check it, also by rules that no schema can express. The CEL rules of the CRD
-    check the same at admission; this check also covers objects that have bypassed them. Raises `SpecError`, which names
-    the field."""
+    """Fill the defaults of a gpu block and check it, also by rules that no schema can express. Admission checks the
+    same by CEL. Raises `SpecError`, which names the field."""
 
     def fraction(name: str, value: float | int) -> Milli:
         try:
@@ -383,15 +382,14 @@ class SharePodStatus(Model):
     """Generation of the spec that the status describes."""
 
     def dump(self) -> dict[str, object]:
-        """Return the status in its API form. An empty `gpus` is left out, because an empty list in server-side apply
-        would have no field owner."""
+        """Return the status in its API form. An empty `gpus` is left out: it would have no field owner."""
         return {key: value for key, value in super().dump().items() if key != "gpus" or value}
 
     @property
     def ended(self) -> bool:
         """True once the SharePod has finally ended: `endTime` is set.
 
-        A status without condition Ready was written by an operator that did not know `endTime`, so its phase decides.
+        For a status without condition Ready, which is older than `endTime`, the phase decides.
         """
         return self.end_time is not None or (self._ready is None and self.phase in (Phase.SUCCEEDED, Phase.FAILED))
 

@@ -31,8 +31,7 @@ MIB = 1 << 20
 WHOLE_GPU = Milli(1000)
 """The whole time of one GPU."""
 
-# Largest accepted distance of a fraction from whole thousandths: far above the error of a binary float near 1, and far
-# below a thousandth.
+# Accepted distance from whole thousandths: far above the error of a binary float near 1, far below a thousandth.
 _TOLERANCE = Decimal("1e-6")
 
 _QUANTITY = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,5})?")
@@ -44,7 +43,7 @@ _PARTS = {"m": -3, "%": -2}
 """Power of ten, by suffix of a fraction."""
 
 _MAX_EXPONENT = 30
-"""Largest exponent of a quantity, positive or negative. It bounds the arithmetic: 1e30 is far beyond 64 bits."""
+"""Largest exponent of a quantity, positive or negative: 1e30 is far beyond 64 bits."""
 
 _REMEMBERED = 4096
 """Most quantities whose value is cached: a cluster's pods use few different ones. Under 1 MB."""
@@ -147,8 +146,7 @@ def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
 
 
 def _short(value: float | int | str) -> bool:
-    """Return whether a number or text is no longer than a quantity may be. A huge integer is not converted to text for
-    this, because that is slow."""
+    """Return whether a number or text is no longer than a quantity may be. Converts no huge integer to text."""
     if isinstance(value, str):
         return len(value) <= MAX_QUANTITY
     return isinstance(value, float) or value.bit_length() <= 3 * MAX_QUANTITY

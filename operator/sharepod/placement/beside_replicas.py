@@ -67,8 +67,7 @@ class BesideReplicas:
         return order.there if (order := self._order(request)) is not None else None
 
     def best(self, request: PlacementRequest) -> Assignment | None:
-        """Return the place of least cost on nodes with replicas of the request's owner. None if these nodes have
-        none."""
+        """Return the cheapest place on nodes with replicas of the owner; None: no place."""
         order = self._order(request)
         if order is None:
             return None
@@ -96,8 +95,7 @@ class BesideReplicas:
         self._changed[name] = self._version
 
     def _order(self, request: PlacementRequest) -> _Order | None:
-        """Return the order of the nodes with replicas of the request's owner, with all changes so far. None if no node
-        has any."""
+        """Return the current order of nodes with replicas of the request's owner; None: no such node."""
         owner = request.owner
         if owner is None or not self._cluster.replicas_on(owner):
             return None

@@ -31,8 +31,8 @@ def best(places: Iterable[Candidate], request: PlacementRequest, policy: Policy)
 def cheapest(
     node: NodeAccount, passing: Sequence[GpuAccount], request: PlacementRequest, policy: Policy
 ) -> Sequence[GpuAccount]:
-    """Choose among the passing GPUs of one node. A Spread request first prefers GPUs without replicas of its owner.
-    Then short distances between the GPUs count, then their cost."""
+    """Choose among the passing GPUs of one node. Spread first avoids GPUs with replicas of its owner. Then distances
+    count, then cost."""
     count = request.gpu.count
     if len(passing) <= count:
         return passing

@@ -79,8 +79,7 @@ class Engine:
         return self.find(request) or find_holder(self.cluster, request) or self.place(request)
 
     def find(self, request: PlacementRequest) -> Assignment | None:
-        """Decide as `place` does, but return None for a refusal. This saves the explanation, which takes most of the
-        time."""
+        """Decide as `place` does, but return None for a refusal, without its costly explanation."""
         if not request.siblings:
             return self._find_alone(request)
         alone = self._find_alone(request)
@@ -115,17 +114,13 @@ class Engine:
         open_to = [item for item in kept if item.tenant != request.tenant and _lets_pass(item, request)]
         if not open_to:
             return self._by_policy(request, policy)
-        # 5. Last come GPUs with a reservation that lets the request pass: for a tenant of lower priority, or open to
-        #    its namespace.
+        # 5. Last: GPUs reserved for a lower priority, or open to its namespace.
         elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in open_to) - 1), policy)
         return elsewhere or best(candidates(cluster.known(item.node for item in open_to), request), request, policy)
 
     def serves(self, request: PlacementRequest, nodes: Iterable[str]) -> bool:
-        """Return whether one of these nodes takes the request, without choosing the best place.
-
-        If the nodes are all that have gained room since the request was refused, and its affinity group is unchanged,
-        the answer holds for the whole cluster.
-        """
+        """Return whether one of these nodes takes the request. Exact for the cluster if no other node has gained room
+        since the refusal, and its affinity group is unchanged."""
         if request.siblings:
             return places_together(self.cluster, self.cluster.known(nodes), request) is not None
         places = affinity_places(self.cluster, request)

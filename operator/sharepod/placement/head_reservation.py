@@ -39,11 +39,8 @@ def _unknown(_tenant: TenantId, _row: Row) -> float:
 def find_head_reservation(
     cluster: Cluster, request: PlacementRequest, left: SecondsLeft = _unknown
 ) -> HeadReservation | None:
-    """Choose the GPUs on which enough tenants are expected to end first to make room for this request, all on one node.
-
-    Returns None if no node could take the request even without tenants. A request whose affinity group runs can only
-    have the group's GPUs.
-    """
+    """Choose GPUs of one node where room for this request is expected first. None if no node could take it even without
+    tenants. A request whose affinity group runs can only have the group's GPUs."""
     places = affinity_places(cluster, request)
     checks = (*gpu_filters.static(request), *gpu_filters.within_cap(request))
     best: tuple[tuple[bool, float, int, str], frozenset[GpuUuid]] | None = None

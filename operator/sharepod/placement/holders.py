@@ -30,8 +30,7 @@ DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
 
 
 def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None:
-    """Choose the node where new holders would make a place for the request: the node that needs the fewest holders,
-    among equals the node with the fewest free GPUs. None if there is none.
+    """Choose the node for new holders for the request: fewest holders, then fewest free GPUs. None: no node.
 
     The kubelet chooses among the free GPUs, so all of them must suit. A request for certain GPUs, and a request whose
     affinity group runs, cannot be served this way.
@@ -80,7 +79,7 @@ def _could_run(state: NodeState, room: Resources, needs: PodNeeds) -> bool:
 
 
 def _most_held(node: NodeAccount) -> int:
-    """Return the most GPUs of a node that holders may have at a time: by the node's label, else all."""
+    """Return the most GPUs that holders may have: by the node's label, else all."""
     label = node.state.labels.get(MAX_HELD_LABEL) if node.state is not None else None
     return len(node.gpus) if label is None else integer(label) or 0
 
@@ -100,6 +99,6 @@ def _offers_unknown(node: NodeAccount) -> bool:
 
 
 def _would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:
-    """Return whether the GPU, which the plugin still has, would take the request once a holder has it."""
+    """Return whether the GPU would take the request once a holder has it."""
     fits = all(check.passes(gpu) for check in (*gpu_filters.static(request), *gpu_filters.within_cap(request)))
     return fits and gpu.state.available and not gpu.tenants

@@ -65,8 +65,8 @@ def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Return the cost of a node by best fit: the sum of `_leftover` over the GPUs. Among equals, the node with the
-    fewest idle GPUs comes first, so that whole nodes stay free for large requests."""
+    """Return a node's cost by best fit: the sum of `_leftover` over the GPUs, then its idle GPUs, so that whole nodes
+    stay free."""
     costs = [_leftover(gpu, request) for gpu in gpus]
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
 
@@ -97,7 +97,7 @@ def _most_free(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Return the cost of a node: the cost of the fullest of the GPUs that would be taken."""
+    """Return a node's cost: of the fullest GPU that would be taken."""
     return max(_most_free(gpu, request) for gpu in gpus)
 
 
@@ -114,8 +114,8 @@ def _spread(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _spread_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Return the cost of a node by Spread: the replicas of the owner on the GPUs that would be taken, then on the node,
-    then the cost of the fullest of these GPUs."""
+    """Return the cost of a node by Spread: the owner's replicas on these GPUs, then on the node, then the cost of the
+    fullest GPU."""
     together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))
 

@@ -22,8 +22,8 @@ from .state.types import Assignment, LabelKey, PlacementRequest, label_key
 
 
 def places_together(cluster: Cluster, nodes: Iterable[NodeAccount], request: PlacementRequest) -> Assignment | None:
-    """Return places for a request and its `siblings`, all on one node: the first by name that takes all of them. None
-    if no node does."""
+    """Return places for a request and its `siblings`, all on one node: the first by name that takes all; None: no
+    node."""
     alone = (node for node, _ in candidates(sorted(nodes, key=lambda node: node.name), request))
     return next((found for node in alone if (found := place_on(cluster, node, request)) is not None), None)
 

@@ -88,7 +88,7 @@ def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | N
     if request.siblings:
         return
     for namespace in (request.namespace, None):
-        # 1. Treat all tenants, at first only tenants of the namespace, as victims of a preemption, at equal cost.
+        # 1. All tenants, or the namespace's, as victims of equal cost.
         facts: dict[TenantId, VictimFacts] = {}
         for node in tuple(cluster.nodes()):
             rows = [row.wanted for row in node.rows.values() if namespace in (None, row.wanted.namespace)]

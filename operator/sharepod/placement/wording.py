@@ -144,7 +144,7 @@ def some_of(words: Iterable[str], most: int = 4) -> str:
 
 def grouped(reasons: Iterable[tuple[str, str]], noun: str, most: int = 4) -> str:
     """Group names by reason, for a message: `node-a is cordoned, 2 nodes (b, c): each is not ready`. At most `most`
-    reasons are given, the most frequent first."""
+    reasons, frequent ones first."""
     groups: dict[str, list[str]] = {}
     for name, why in reasons:
         groups.setdefault(why, []).append(name)

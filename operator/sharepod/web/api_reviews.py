@@ -1,5 +1,4 @@
-"""Reviews (TokenReview, SubjectAccessReview) by the API server, over a connection that is opened when the first client
-needs one."""
+"""Reviews (TokenReview, SubjectAccessReview) by the API server, over an own connection, opened for the first client."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ async def serve(
     """Start a server on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
 
     `guard`: decides who may read; None: every client. `kept`: clients keep their connections; None: each connection has
-    one request. `sock`: socket that already listens there; the server owns it.
+    one request. `sock`: already listens there; owned.
     """
     server = HttpServer(application, guard=guard, kept=kept)
     application.on_response_prepare.append(server.note_answer)

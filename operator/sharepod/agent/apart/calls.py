@@ -26,8 +26,7 @@ ERRORS: Mapping[str, type[Exception]] = {
 """Errors that arrive at the other process with their type, by name."""
 
 OPENED_MAX = DESCRIPTORS_MAX // 2
-"""Most tenants in one call that opens files, because a frame carries `DESCRIPTORS_MAX` descriptors and each tenant has
-two."""
+"""Most tenants in one call that opens files: each tenant has two of a frame's `DESCRIPTORS_MAX` descriptors."""
 
 _Id = Annotated[str, Field(max_length=128)]
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=2048)]
@@ -54,7 +53,7 @@ class FilesAsked:
 
 @dataclass(frozen=True)
 class HandoverMade:
-    """Handover file that was made for the worker, with the state that an earlier agent has left."""
+    """Handover file for the worker, with the state of an earlier agent."""
 
     slots: int
     survivors: tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -77,7 +76,7 @@ class FilesMade:
 
 @dataclass(frozen=True)
 class WatchWanted:
-    """Request to watch a process that an earlier agent has left in a tenant's handover file."""
+    """Request to watch a process from a tenant's handover file."""
 
     tenant: _Id
     pid: _Pid
@@ -104,10 +103,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class ReadingWanted:
-    """Request for a reading of the GPUs, with the tenants about which /proc must be read too."""
+    """Request for a reading of the GPUs, and of /proc for these tenants."""
 
     leaving: _Ids
-    """Ids of tenants of which no process should be left: what remains of them is looked up."""
+    """Ids of tenants of which no process should be left."""
     clients: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
     """For each tenant: pids of its connected processes, and of the subset whose connection came from the hook."""
 
@@ -118,7 +117,7 @@ class SeenOnNode:
 
     reading: Reading
     residue: dict[str, str | None]
-    """For each requested tenant: what remains of it, as text; None: nothing."""
+    """By tenant: what remains of it, as text; None: nothing."""
     owners: dict[int, str]
     """For each process on the GPUs that runs in a tenant's Pod: pid -> tenant id."""
     replaced: dict[str, dict[int, str]]
@@ -135,7 +134,7 @@ class EndWanted:
 
 @dataclass(frozen=True)
 class ReviewWanted:
-    """Request for a review by the API server, such as a TokenReview."""
+    """Request for an API server's TokenReview or the like."""
 
     path: str
     body: dict[str, Any]
@@ -163,14 +162,14 @@ class InForce:
     """Ids of tenants whose directories may be mounted into their pods."""
     unservable: dict[str, str]
     report: WorkerReport
-    """The worker's facts after it has applied the rows."""
+    """The worker's facts with these rows applied."""
     failure: Failure | None
     """Error if the state directory could not store all files. None if it could."""
 
 
 @dataclass(frozen=True)
 class Pods:
-    """Report of the kubelet about GPUs of NVIDIA's device plugin; see `HeldGpus.know_pods`."""
+    """Kubelet's report about GPUs of NVIDIA's device plugin."""
 
     given: dict[str, PluginPod] | None
     problem: str | None
@@ -179,7 +178,7 @@ class Pods:
 
 @dataclass(frozen=True)
 class LedgerHeader:
-    """Pool and holders of a ledger, which the worker gets before its rows."""
+    """Pool and holders of a ledger, sent before its rows."""
 
     pool: Pool
     holders: tuple[PluginHolder, ...]

@@ -27,8 +27,7 @@ SHOWN = 64321
 """Effective user and group of the confined process. Tenants can see them, which does no harm: Linux keeps no limits by
 the effective user."""
 _OWN_USERS = range(1 << 31, (1 << 32) - 2)
-"""Range of the random real user. No tenant can have such a user, because the API server refuses Pods whose `runAsUser`
-is above 2^31 - 1."""
+"""Range of the random real user. No tenant has such a user: the API server refuses a `runAsUser` above 2^31 - 1."""
 _NEW_SPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000
 """Flags of new namespaces: mounts, cgroups, host name, IPC, network."""
 _NEW_PIDS = 0x20000000
@@ -87,7 +86,7 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not stat.S_ISREG(os.fstat(2).st_mode):  # the log on descriptor 2 is no file, so it needs no room
+    if not stat.S_ISREG(os.fstat(2).st_mode):  # else the limit would apply to the log
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_MAX, _FILE_MAX))
     _checked(_libc.unshare(_NEW_SPACES), "namespaces")
     _enter_root(_program_folders())

@@ -17,7 +17,7 @@ class ControlEnd:
 
     Args:
         control: Socket to the supervisor.
-        line: Connection to the other child, which gets each new link.
+        line: Receives each new link to the other child.
         ended: Called once the supervisor has exited.
     """
 

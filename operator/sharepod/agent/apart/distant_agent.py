@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 _AWAY_S = 10.0
 """Seconds that a call waits for the worker to connect."""
 _APPLY_S = 120.0
-"""Seconds that the worker may take to apply a whole ledger, in which each new row needs a few files."""
+"""Seconds that the worker may take to apply a ledger: each new row needs a few files."""
 _ATTEMPTS = 6
 """Most attempts of a call, each with a new worker. The fifth kill of a worker within a minute ends the agent."""
 _CLOSE_S = 5.0
@@ -144,7 +144,7 @@ class DistantAgent:
         self._stocked = True
 
     async def close(self) -> None:
-        """Have the worker close all sockets, and close this process's. Tenants' directories stay."""
+        """Have the worker close all sockets. Tenants' directories stay."""
         self.link_lost = lambda: None
         if self._reviving is not None:
             self._reviving.cancel()
@@ -160,8 +160,7 @@ class DistantAgent:
         self.services.close()
 
     async def put_in_force(self, rows: tuple[Tenant, ...]) -> None:
-        """Have the worker apply these rows. Raises `UntakenRowsError` if files could not be stored, `OSError` if the
-        worker cannot be reached."""
+        """Have the worker apply these rows. Raises `UntakenRowsError`, `OSError`."""
 
         async def apply() -> None:
             self._rows = rows
@@ -172,7 +171,7 @@ class DistantAgent:
     def know_plugin_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
     ) -> None:
-        """Store what the kubelet reports about plugin pods, here and in the worker. See `HeldGpus.know_pods`."""
+        """Store, here and in the worker, what the kubelet reports about plugin pods."""
         self.held_gpus.know_pods(given, problem, offered)
         self._pods = calls.Pods(dict(given) if given is not None else None, problem, offered)
         self.line.notify(calls.WORKER_KNOW_PODS, self._pods)
@@ -182,8 +181,7 @@ class DistantAgent:
 
     @property
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Namespaces' consumption in the form of the GPUNode's status, and the time of the count, by the worker's last
-        report."""
+        """Namespaces' consumption, as for the GPUNode's status, and the time of the count."""
         return (self._report.consumption, self._report.consumed_at) if self._report is not None else ([], None)
 
     def facts(self) -> AgentFacts:
@@ -279,8 +277,7 @@ class DistantAgent:
 
 
 class _HeldGpusElsewhere(HeldGpus):
-    """Decision which GPUs are open to tenants. The worker makes it again from the same facts, and opens and closes the
-    GPUs."""
+    """Decision which GPUs are open to tenants. The worker opens and closes the GPUs."""
 
     def __init__(self, namespace: str, line: Line) -> None:
         super().__init__(namespace, lambda gpus: None)

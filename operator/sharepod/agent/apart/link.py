@@ -91,7 +91,7 @@ Answerer = Callable[[Any, list[int]], Awaitable[tuple[Any, Sequence[int]]]]
 """Handler of a call: takes the argument and descriptors, which it then owns. It returns the result and descriptors to
 send, which are closed after sending."""
 Taker = Callable[[Any], None]
-"""Handler of a notice, a message without answer. It runs before the next frame is handled."""
+"""Handler of a notice (a message without answer); it runs at once."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class PartLink:
     async def call(
         self, call: Call[Argument, Result], argument: Argument, descriptors: Sequence[int], timeout_s: float
     ) -> tuple[Result, list[int]]:
-        """Call the other process; return its result and the descriptors that came with it, which the caller owns.
+        """Call the other process; return its result and its descriptors, which the caller owns.
         Raises `LinkLostError`, or the error that the other process raised."""
         number = next(self._numbers)
         answer: asyncio.Future[tuple[bytes, list[int]]] = self._loop.create_future()
@@ -174,7 +174,7 @@ class PartLink:
     # ---- sending
 
     def _send(self, kind: int, number: int, body: bytes, descriptors: list[int]) -> None:
-        """Send a frame, and close the given descriptors, of which the other process gets copies."""
+        """Send a frame, and close its descriptors."""
         if not self._open:
             close_all(descriptors)
             if kind == _CALL:
@@ -278,8 +278,7 @@ class PartLink:
         self._go_on()
 
     def _busy(self) -> bool:
-        """Return True if no further call may be read now, because too many calls are being answered or too many answers
-        are unread."""
+        """Return True if no call may be read now, because too many are being answered or unread."""
         return (
             len(self._answering) + self._outbox.answers >= _ANSWERING_MAX
             or sum(self._answering.values()) + self._outbox.of_answers >= _BYTES_MAX
@@ -335,7 +334,7 @@ class Line:
         return self._link is not None
 
     def connect(self, sock: socket.socket) -> None:
-        """Use the socket to a newly started other process, in place of the last one. Owns the socket."""
+        """Use, and own, the socket to a newly started other process."""
         self.close()
         self._link = PartLink(sock, self._service, self._down)
         self._up.set()
@@ -350,7 +349,7 @@ class Line:
         timeout_s: float = 30.0,
         wait_s: float = 0.0,
     ) -> tuple[Result, list[int]]:
-        """Call the other process, see `PartLink.call`. If it is not connected, wait for it up to `wait_s` seconds."""
+        """Call the other process, see `PartLink.call`. Wait for it up to `wait_s`."""
         if self._link is None and wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._up.wait(), wait_s)

@@ -98,7 +98,7 @@ class Outbox:
 
 
 def close_all(descriptors: Sequence[int] | deque[int]) -> None:
-    """Close descriptors. Empty their list, so that a second call closes none."""
+    """Close descriptors, and empty their list."""
     for descriptor in descriptors:
         os.close(descriptor)
     if isinstance(descriptors, list | deque):

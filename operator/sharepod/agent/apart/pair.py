@@ -47,7 +47,7 @@ class _Child:
     pid: int
     pidfd: int
     control: socket.socket
-    """The supervisor's socket to the child. It carries links, by which the children reach each other."""
+    """The supervisor's socket to the child. It carries links to the other child."""
 
 
 def keep_pair(
@@ -184,8 +184,8 @@ class _Pair:
                 poll.unregister(words)
 
     def _take_word(self, privileged: _Child, worker: _Child) -> bool:
-        """Read a message of the privileged process. If the current link was lost, kill the worker, which still runs.
-        Return False at the end of the messages."""
+        """Read messages of the privileged process. Kill the worker if its link was lost. Return False at the end of the
+        messages."""
         try:
             word = privileged.control.recv(32)
         except BlockingIOError:
@@ -262,7 +262,7 @@ class _Pair:
             return
         poll = select.poll()
         poll.register(child.pidfd, select.POLLIN)
-        child.control.close()  # the worker exits when this socket is closed
+        child.control.close()  # this ends the worker
         if not poll.poll(_ENDING_S * 1000):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)

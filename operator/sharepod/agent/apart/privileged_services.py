@@ -53,8 +53,7 @@ _CONNECTED_MAX = 65_536
 
 @dataclass(frozen=True)
 class _Opened:
-    """Files that were opened for one tenant. `handover`: descriptor of its handover file; `left`: state of an earlier
-    agent."""
+    """Open files of one tenant. `handover`: its handover file; `left`: state of an earlier agent."""
 
     handover: int
     slots: int
@@ -290,8 +289,7 @@ class PrivilegedServices:
         return calls.Identity(pid, start, pidfd is not None), () if pidfd is None else (pidfd,)
 
     async def _listener_of(self, tenant_id: str) -> socket.socket | None:
-        """Return the tenant's listening socket: of this process or, if a killed predecessor has left one, that. None if
-        there is none."""
+        """Return the tenant's listening socket, which a killed predecessor may have left. None if there is none."""
         if tenant_id not in self._listeners:
             async with self._disk:
                 listener = await asyncio.to_thread(self.state.inherit, tenant_id)

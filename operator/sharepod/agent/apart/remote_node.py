@@ -70,8 +70,8 @@ class RemoteDirectories:
         return self.path(tenant_id)
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Have the privileged process complete a tenant's directory. Return the disk's error if it could not, although
-        the directory was complete before."""
+        """Have the privileged process complete a tenant's directory. Return the disk's error if the directory was
+        complete before."""
         failure, _none = self._ask(calls.PRIVILEGED_COMPLETE, calls.DirectoryWanted(tenant_id, limits))
         return None if failure is None else _error(failure)
 
@@ -167,8 +167,7 @@ class RemoteDirectories:
 
 
 class RemotePeers:
-    """Identities of processes behind connections. The privileged process finds them, because the worker sees no other
-    process."""
+    """Identities of processes behind connections. The worker sees no other process."""
 
     def __init__(self, line: Line, directories: RemoteDirectories, starts: dict[int, int]) -> None:
         self._line = line
@@ -188,7 +187,7 @@ class RemotePeers:
         return None
 
     def watch(self, survivor: Survivor) -> int | None:
-        """Return the pidfd that the privileged process sent for the process; None if the process has exited."""
+        """Return the pidfd that the privileged process sent; None if the process has exited."""
         return self._directories.pidfds.pop((survivor.pid, survivor.start), None)
 
     async def _identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> None:
@@ -199,7 +198,7 @@ class RemotePeers:
             except LinkLostError:
                 await asyncio.sleep(0)
                 continue
-            except BlockingIOError:  # the privileged process has just been started, and has not read a ledger yet
+            except BlockingIOError:  # the privileged process is new and has read no ledger yet
                 await asyncio.sleep(_AGAIN_S)
                 continue
             except OSError as error:
@@ -215,7 +214,7 @@ class RemotePeers:
 
 
 class RemoteInventory:
-    """Readings of the GPUs by the privileged process, which include the facts from /proc that findings need."""
+    """Readings of the GPUs by the privileged process, with facts from /proc."""
 
     def __init__(
         self, line: Line, *, simulated: bool, timeout_s: float, wanted: Callable[[], calls.ReadingWanted]
@@ -243,7 +242,7 @@ class RemoteInventory:
         return last.reading
 
     def residue(self, tenant_id: str) -> str | None:
-        """Return what remains of a tenant, as text, by the last reading. None if nothing does."""
+        """Return what remains of a tenant, by the last reading; None: nothing."""
         unknown = "its remaining processes have not been looked up yet"
         return unknown if self._last is None else self._last.residue.get(tenant_id, unknown)
 

@@ -15,8 +15,7 @@ import platform
 import struct
 
 _ALLOWED: dict[str, tuple[int | None, int | None]] = {
-    # name: (number on x86_64, number on aarch64) as in asm/unistd_64.h and asm-generic/unistd.h; None: it does not
-    # exist there
+    # name: (number on x86_64, number on aarch64) from asm/unistd_64.h and asm-generic/unistd.h
     "accept": (43, 202),
     "accept4": (288, 242),
     "access": (21, None),

@@ -1,2 +1,1 @@
-"""Driver of the agent in a cluster: follows the ledger, reports status, renews the Lease, publishes the ResourceSlice,
-and connects these parts."""
+"""The agent in a cluster: follows the ledger, reports status, renews the Lease, publishes the ResourceSlice."""

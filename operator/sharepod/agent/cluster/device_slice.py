@@ -20,8 +20,8 @@ from sharepod.kube import Json
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceSlice"
 TENANTS = "tenants"
-"""Name of the capacity that bounds the number of shares of a GPU. Each share consumes one, so that a ledger gets at
-most `MAX_TENANTS` rows."""
+"""Name of the capacity that bounds the number of shares of a GPU. Each share consumes one, so ledgers keep within
+`MAX_TENANTS`."""
 
 _MIB = 1 << 20
 _TEXT_MAX = 64

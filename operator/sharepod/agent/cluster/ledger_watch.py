@@ -84,8 +84,8 @@ class LedgerWatch:
         self._checkpoint = checkpoint
         self._object: Json | None = None
         self._spec: Mapping[str, Any] = {}
-        """Spec of the applied ledger. It is compared as well as the generation, because after a restore of etcd a
-        different spec can have the same generation."""
+        """Spec of the applied ledger. Compared too, because a different spec can have the same generation after etcd
+        was restored from a backup."""
         self._arrived = asyncio.Event()
         self._moved = asyncio.Event()
         self._on_change = on_change
@@ -150,8 +150,8 @@ class LedgerWatch:
         await self._moved.wait()
 
     def note(self, gpunode: Json) -> None:
-        """Cache a GPUNode that the API server has returned. A version older than the cached one is ignored: answers to
-        writes and events of the watch may arrive in either order."""
+        """Cache a GPUNode that the API server has returned. An older version than the cached one is ignored: watch and
+        writes may cross."""
         if self._object is not None and _is_older(gpunode, self._object):
             return
         self._object = gpunode
@@ -180,8 +180,7 @@ class LedgerWatch:
         try:
             await self._apply(rows)
         except OSError as error:
-            # Continue nevertheless: the API server's ledger is applied later, and until then volumes must still be
-            # unpublished.
+            # Continue: until the ledger can be applied, volumes must be unpublished.
             self._applying_failed = _not_in_force(error)
             log.error("cannot apply all of the earlier agent's ledger", error=str(error))
         self._in_force = rows
@@ -212,8 +211,7 @@ class LedgerWatch:
             await backoff(attempt)
 
     async def enforce(self) -> None:
-        """Apply the newest ledger whenever one has arrived, until cancelled. Ledgers that are outdated before they are
-        applied are skipped."""
+        """Apply the newest ledger whenever one has arrived, until cancelled. Outdated ledgers are skipped."""
         attempt = 0
         while True:
             await self._arrived.wait()

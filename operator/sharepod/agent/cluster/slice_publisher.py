@@ -46,7 +46,7 @@ LOOK_S = 2.0
 """Seconds between two checks of the GPUs, because their health may change at any time."""
 _REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _NODE_UID = "authentication.kubernetes.io/node-uid"
-"""Key in the `extra` field of a user: UID of the Node to which the user's token is bound, directly or through a Pod."""
+"""Key in the `extra` field of a user: UID of the Node to which the user's token is bound."""
 
 _NO_SHARES = (
     "the API server does not store shares of devices: turn on the feature gate DRAConsumableCapacity everywhere (on by "
@@ -192,8 +192,7 @@ class SlicePublisher:
             self._tell(SliceReason.PUBLISHED, "" if gpus else "no GPU of the node takes tenants")
 
     def _is_as_written(self, seen: Json, wanted: Json) -> bool:
-        """Return whether the slice is unchanged since this process wrote it, and whether what it wrote is the wanted
-        spec.
+        """Return whether the slice is as this process wrote it, from the wanted spec.
 
         The API server normalizes quantities, so the slice is compared with the API server's answer to the write.
         """

@@ -163,8 +163,7 @@ class StatusReport:
             except UnavailableError as error:
                 log.warning("cannot write the agent's status; trying again", error=str(error))
             except ApiError as error:
-                # 422: a test of the patch failed. 404: the GPUNode was deleted. In both cases the watch brings the new
-                # state, so this is not logged at first.
+                # 422: a test of the patch failed. 404: the GPUNode was deleted. The watch brings the new state.
                 if error.status not in (404, 409, 422) or attempt > 2:
                     log.error("API server refuses the agent's status", path=self._path, error=str(error))
                 self._written = None

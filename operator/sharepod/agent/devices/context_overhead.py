@@ -69,7 +69,6 @@ class ContextOverhead:
         Args:
             model: the GPU's model.
             driver: the driver's version.
-            uuid: the GPU.
             samples: For each running process that has reserved nothing for its context: pid -> bytes beyond its
             credits.
         """

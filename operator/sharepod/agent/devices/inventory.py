@@ -105,8 +105,7 @@ class Inventory(Protocol):
         """True if there are no real GPUs behind the readings."""
 
     async def read(self) -> Reading:
-        """Return a reading that began after this call or, if the driver does not answer, the last one with `fresh`
-        False. Raise `InventoryError`."""
+        """Return a reading that began after this call, or the last one with `fresh` False. Raise `InventoryError`."""
 
 
 def is_gpu_uuid(text: str) -> bool:

@@ -30,8 +30,8 @@ from .xids import XidListener
 _SAMPLE_US = 1_000_000
 """Longest time that NVML's utilization samples cover, in microseconds."""
 _STEP_S = 0.02
-"""Change, in seconds, of the difference between wall time and monotonic time from which the clock counts as stepped.
-NTP's slewing changes it by less in 15 s."""
+"""Change of the difference between wall and monotonic time, in seconds, that counts as a step of the clock: more than
+NTP slews in 15 s."""
 _SYS_PCI = Path("/sys/bus/pci/devices")
 """sysfs folder of the PCI devices, which has each device's NUMA node."""
 
@@ -206,8 +206,7 @@ class NvmlInventory:
 
         Args:
             lost: (index, reason) of each GPU that cannot be read.
-            read: UUIDs of the GPUs that were read. They show which are missing, because the driver may have renumbered
-            GPUs.
+            read: UUIDs of the GPUs that were read. Needed because the driver may have renumbered GPUs.
         """
         gpus = self._last.gpus if self._last is not None else ()
         known = {gpu.index: gpu for gpu in gpus if gpu.uuid not in read}
@@ -245,8 +244,7 @@ class NvmlInventory:
         for kind in ("Compute", "Graphics", "MPSCompute"):
             before = len(troubles)
             listed = ask("its processes", lambda kind=kind: _running(nvml, kind, handle), None)  # type: ignore[misc]
-            # No graphics or MPS processes is normal, as not every GPU supports them. But a GPU that does not list
-            # compute processes lists none at all.
+            # Not every GPU lists graphics or MPS processes. A GPU without compute processes lists none.
             complete = complete and len(troubles) == before and (listed is not None or kind != "Compute")
             for process in listed or ():
                 used = int(process.usedGpuMemory or 0)
@@ -291,8 +289,7 @@ class NvmlInventory:
         by_pid: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
-            # samples outside this interval are from an earlier call or have a wrong time; utilization above 100 % is
-            # invalid
+            # samples outside this interval are old; utilization above 100 % is invalid
             if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:
                 by_pid.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))

@@ -180,5 +180,5 @@ class XidListener:
 
 def handle_key(handle: Any) -> object:
     """Return a key that is equal for all handles of one GPU. A handle of the real `pynvml` is a pointer in a new object
-    each time, so it cannot be compared itself."""
+    each time."""
     return handle if isinstance(handle, int) else ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,2 +1,1 @@
-"""Conclusions from readings of the driver: which processes belong to which tenant, how busy they keep the GPUs, and
-findings. Pure."""
+"""Conclusions from readings of the driver: tenants of processes, utilization, findings. Pure."""

@@ -73,8 +73,8 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
 def _utilization(processes: list[Process], *, alone: bool, whole: float | None) -> float | None:
     """Return the utilization of a GPU by one owner's processes, None if unknown.
 
-    If the owner is `alone` on the GPU, the result is at most the utilization of the `whole` GPU, which may still
-    include processes of others that have just exited. It is also at most the sum over the owner's processes.
+    If the owner is `alone` on the GPU, the result is at most the utilization of the `whole` GPU, and at most the sum
+    over its processes: others may have just exited.
     """
     each = [process.utilization for process in processes if process.utilization is not None]
     total = min(1.0, sum(each)) if len(each) == len(processes) else None

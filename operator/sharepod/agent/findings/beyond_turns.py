@@ -126,7 +126,6 @@ def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float
     turns. None if the turns of that time are unknown.
 
     Args:
-        sample: The sample.
         turns: The tenant's turns.
         shifts: Offsets from the sample's time stamp, in seconds and in order, at which the sample may end.
     """
@@ -210,8 +209,7 @@ def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns)
 
 
 def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationSample]:
-    """Merge samples of several processes that end at the same time into one, whose part is the sum. The result is
-    ordered by time."""
+    """Merge samples of several processes that end at the same time. The result is in order."""
     together: list[UtilizationSample] = []
     for sample in sorted(samples, key=lambda each: each.until):
         if together and sample.until - together[-1].until <= CLOCK_ERROR_S / 2:
@@ -228,8 +226,7 @@ class SlidingBeyond(SlidingWindow[Beyond]):
 
     @property
     def rate(self) -> float:
-        """Part of the last seconds (0 to 1) in which the tenant was busy beyond its turns. 0 before there are two
-        values."""
+        """Part of the time (0 to 1) busy beyond turns. 0 before there are two values."""
         if self.span <= 0:
             return 0.0
         (_, before), (_, after) = self._marks[0], self._marks[-1]

@@ -153,7 +153,7 @@ class FindingRules:
         beyond_s: Mapping[str, Beyond],
         overdue_s: float = 0.0,
     ) -> None:
-        """Record for how long the tenant's kernels ran and for how long it held the token.
+        """Record the tenant's GPU time and token time.
 
         Args:
             now: time of the reading.

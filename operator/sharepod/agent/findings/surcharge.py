@@ -48,7 +48,7 @@ class SurchargeMeter:
         """For each length: level of a leaky bucket, in seconds. Busy time beyond the charged time flows in, and it
         drains at the rate `TOLERANCE`."""
         self._whole: Beyond = NOTHING
-        """For each length: seconds that have flowed into the bucket since it was last empty, less surcharges."""
+        """For each length: inflow into the bucket since it was last empty, less surcharges."""
         self._caught_until = 0.0
 
     def observe(self, now: float, beyond_s: Beyond) -> float:

@@ -105,8 +105,8 @@ class ClaimSelfTest:
         self._proc = proc
         self._time = ReadingTime(THREAD_PER_S)
         self._judged_at = self._process_at = time.monotonic()
-        """Monotonic seconds: of the last check with evidence, and of the last check that found a process of the
-        self-test. At first, the agent's start."""
+        """Monotonic seconds of the last check with evidence, and with a process of the self-test; at first, the agent's
+        start."""
         self.verdict = ClaimsAttachReason.STARTING
 
     async def run(self) -> None:
@@ -117,8 +117,8 @@ class ClaimSelfTest:
             await asyncio.sleep(_LOOK_S if self.verdict is ClaimsAttachReason.ATTACHED else _FIRST_LOOKS_S)
 
     def look(self, now: float) -> ClaimsAttachReason | None:
-        """Return the worst verdict on the processes of the self-test, or `NOT_STARTED` if one should run by now. None
-        if there is no evidence. `now`: monotonic seconds."""
+        """Return the worst verdict on the self-test's processes; `NOT_STARTED` if one should run; None without
+        evidence. `now`: monotonic seconds."""
         prepared_for_s = self._prepared_for_s()
         if prepared_for_s is None:
             return None
@@ -136,8 +136,8 @@ class ClaimSelfTest:
         return ClaimsAttachReason.NOT_STARTED if waits else None
 
     def take(self, verdict: ClaimsAttachReason | None, now: float) -> None:
-        """Record the result of a check by `look`. Without evidence, the former verdict stays valid for a while. `now`:
-        monotonic seconds."""
+        """Record the result of `look`. Without evidence, the former verdict stays valid for a while. `now`: monotonic
+        seconds."""
         if verdict is None:
             starting = self.verdict is ClaimsAttachReason.STARTING
             if now - self._judged_at < (_START_WITHIN_S if starting else _KEPT_S):

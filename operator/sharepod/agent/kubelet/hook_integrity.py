@@ -43,7 +43,7 @@ _AGAIN_S = 0.2
 """Seconds between the two checks that a bad verdict needs: the first check may have met the process during execve."""
 _MAPS_MAX = 16 << 20
 """Most bytes of a process's /proc/<pid>/maps that are read: twice the size of 65,530 mappings, Linux' default limit.
-Some distributions allow sixteen times as many; a process with more than is read gets no verdict."""
+Some distributions allow sixteen times as many."""
 
 # Constants of <linux/openat2.h>
 _OPENAT2 = 437
@@ -94,7 +94,6 @@ class HookIntegrity:
         due.
 
         Args:
-            tenant_id: the tenant.
             pids: its processes on its GPUs.
             hooked: pids of its processes whose connection came from the hook.
         """
@@ -180,7 +179,7 @@ class HookIntegrity:
                 maps = file.read(_MAPS_MAX)
         except OSError:  # the process has exited
             return False
-        read = 0 < len(maps) < _MAPS_MAX  # no verdict on a cut listing, because libraries come last in it
+        read = 0 < len(maps) < _MAPS_MAX  # no verdict on a cut listing: libraries come last
         return read and bool(hooks) and not any(_maps_file(maps, *hook) for hook in hooks)
 
 
@@ -188,7 +187,7 @@ def _open_cached(root: int, path: str) -> int:
     """Open a path below the directory `root` with O_PATH, as a process with this root directory would. Only names in
     the dentry cache are resolved.
 
-    Raise `OSError`: BlockingIOError if a name is not in the cache, so that a filesystem would have to be asked.
+    Raise `OSError`: BlockingIOError if a name is not in the cache.
     """
     try:
         return _open_in_root(root, path, _RESOLVE_CACHED)
@@ -209,15 +208,14 @@ def _open_in_root(root: int, path: str, more: int) -> int:
 
 
 def _mount_of_descriptor(descriptor: int) -> str:
-    """Return the mount id of an open file, as mountinfo has it. Reads only /proc, so no filesystem of a tenant is
-    asked."""
+    """Return the mount id of an open file, as mountinfo has it. Reads only /proc."""
     lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:"))
 
 
 def _shown_in_maps(path: Path) -> tuple[bytes, bytes]:
-    """Return device and inode of a file as /proc/<pid>/maps lists them. On some filesystems they differ from stat, so
-    the agent maps the file and reads its own listing. Raise `OSError`."""
+    """Return device and inode of a file as /proc/<pid>/maps lists them. On some filesystems they differ from stat.
+    Raise `OSError`."""
     inode = str(path.stat().st_ino).encode()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
         own = Path("/proc/self/maps").read_bytes()

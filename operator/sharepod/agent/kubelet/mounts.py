@@ -30,8 +30,7 @@ _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
 _STACKED_MAX = 32
-"""Most mounts on one point that `unmount` removes. Retries of the kubelet stack far fewer; the bound ends the loop if
-unmounting has no effect."""
+"""Most mounts on one point that `unmount` removes. Far more than retries of the kubelet stack."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
@@ -148,8 +147,8 @@ def bind_readonly(source: Path, target: Path, staging: Path) -> None:
 
 
 def unmount(target: Path) -> None:
-    """Unmount all mounts at `target`. A mount in use disappears for new users at once, and ends with its last user.
-    Raise `OSError`."""
+    """Unmount all mounts at `target`. A mount in use is hidden at once, and ends with its last user. Raise
+    `OSError`."""
     for _ in range(_STACKED_MAX):
         if mounted_at(target) is None:
             return

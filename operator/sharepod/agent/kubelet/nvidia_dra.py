@@ -11,8 +11,8 @@ import socket
 from pathlib import Path
 
 _PATTERN = "gpu.nvidia.com*-reg.sock"
-"""Names of the registration sockets of NVIDIA's DRA driver for GPUs. If the driver is upgraded without a gap, they
-include its Pod's UID. NVIDIA's driver for compute domains has another name and serves no GPUs."""
+"""Registration sockets of NVIDIA's DRA driver for GPUs. They include its Pod's UID if upgrades have no gap. NVIDIA's
+driver for compute domains has another name and serves no GPUs."""
 
 
 def nvidia_dra_socket(kubelet_root: Path) -> Path | None:

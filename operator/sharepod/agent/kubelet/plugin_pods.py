@@ -30,7 +30,7 @@ from sharepod.api.pods.pod import GPU_RESOURCE_PATTERN
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
-"""Seconds between two requests to the kubelet. This bounds the delay until the metrics of a new pod begin."""
+"""Seconds between two requests, and so until the metrics of a new pod begin."""
 HELD_INTERVAL_S = 1.0
 """Seconds between two requests while tenants use GPUs of the device plugin. If a holder loses its GPU, the GPU is
 closed to tenants within this time plus the time of an answer."""
@@ -43,16 +43,16 @@ _OF_PLUGIN = re.compile(GPU_RESOURCE_PATTERN)
 """Resources of NVIDIA's device plugin. Other resources under `nvidia.com/` are no GPUs: its network operator's are
 network cards, whose ids are PCI addresses."""
 _GPU_IDS = ("GPU-", "MIG-")
-"""Prefixes of the ids of GPUs and of their parts. An id identifies a GPU even if an admin has renamed the resource."""
+"""Prefixes of the ids of GPUs and of their parts. Ids stay if an admin renames the resource."""
 _SEVERAL = PluginPod("", "several pods")
-"""Stands for the pod of a GPU that is listed for several pods. It is in no namespace, so it is no holder."""
+"""Stands for the pod of a GPU that is listed for several pods. It is no holder."""
 _NAMED = 3
 """Most device ids that a message names."""
 
 
 KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None, frozenset[str]], None]
-"""Callback after each request. Arguments: the pod of each GPU (`given`), why GPUs of the device plugin cannot be shared
-(`problem`), and the GPUs that it offers (`offered`)."""
+"""Callback after each request: takes the pod of each GPU, why GPUs of the device plugin cannot be shared, and the GPUs
+that it offers."""
 
 
 class PluginPods:
@@ -165,7 +165,7 @@ def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod
 
 
 def not_whole(offered: Iterable[podresources.ContainerDevices]) -> tuple[str, ...]:
-    """Return the ids of the plugin's devices that are no whole GPUs: replicas of time slicing, and MIG parts."""
+    """Return the ids of the plugin's devices that are no whole GPUs."""
     return tuple(sorted(each for each in _ids(offered) if not is_gpu_uuid(each)))
 
 

@@ -44,11 +44,10 @@ _POD = re.compile(
     rb"(?:^|/)(?:pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})"
     rb"|(?:[^/]*-)?pod([0-9a-fA-F]{8}(?:_[0-9a-fA-F]{4}){3}_[0-9a-fA-F]{12}|[0-9a-f]{32})\.slice)(?=/|$)"
 )
-"""Pattern of a pod's cgroup within a cgroup path. It finds the pod's UID, with dashes or, for a static pod, without. In
-a name of systemd the UID has underscores, because a slice's name may not contain dashes: kubepods-burstable-pod<uid
-with _ for ->.slice."""
+"""Pattern of a pod's cgroup within a cgroup path. A static pod's UID has no dashes; in a systemd slice's name,
+underscores stand for them: kubepods-burstable-pod<uid with _ for ->.slice."""
 _OWNERS_MAX = 65_536
-"""Most processes whose tenant is remembered; beyond it, the oldest entry is dropped."""
+"""Most processes whose tenant is remembered."""
 
 
 def pod_of_cgroup(cgroup: bytes) -> str | None:
@@ -82,7 +81,7 @@ def scan_processes(
 
     Args:
         pods: For each tenant in question: UIDs of its known pods.
-        mounts: Tenants' directories, to recognize them among the mounts of a process.
+        mounts: Tenants' directories.
         reading_time: Limit on the time for reading mounts, for each pod.
         proc: Where proc is mounted.
     """
@@ -91,8 +90,7 @@ def scan_processes(
         for known in uids:
             owners.setdefault(known, []).append(tenant_id)
     seen: dict[str, frozenset[str]] = {}
-    """For each mount namespace: the tenants whose directories it has. It is read once, because a node has far more
-    processes than mount namespaces."""
+    """For each mount namespace: its tenants. A node has far more processes than mount namespaces."""
     scan = ProcessScan()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
@@ -114,8 +112,7 @@ def scan_processes(
 
 
 def _mount_namespace(name: str, proc: Path) -> str:
-    """Return the identity of a process's mount namespace. If it cannot be read, return the pid, which no other process
-    has."""
+    """Return the identity of a process's mount namespace. If it cannot be read: the pid, which is unique."""
     try:
         return os.readlink(f"{proc}/{name}/ns/mnt")  # noqa: PTH115 - thousands of them
     except OSError:
@@ -164,8 +161,8 @@ class PodResidue:
         self._proc = proc
         self._time, self._scan_time = ReadingTime(LOOP_PER_S), ReadingTime(THREAD_PER_S)
         self._owners: dict[int, tuple[bytes, str, str | None]] = {}
-        """For each pid: (start time of the process, its tenant by its mounts, its pod). The start time shows whether
-        the pid still belongs to the same process, which never changes its pod."""
+        """For each pid: (start time of the process, its tenant by its mounts, its pod). A process never changes its
+        pod."""
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
         self._seen: dict[str, tuple[Hashable, int]] = {}
@@ -176,8 +173,7 @@ class PodResidue:
     def residue(self, tenant_id: str) -> str | None:
         """Return what remains of the tenant, as text for a message. None if nothing remains. No I/O.
 
-        An answer after the directory was detached waits for a scan; until then it reports that processes are being
-        looked for.
+        After the directory was detached, the first answers may be that a scan still runs.
         """
         attached = self._attachments.attached(tenant_id)
         if attached is not None:

@@ -1,7 +1,6 @@
 """Limit on the processor time that the agent spends on reading one pod's files in /proc.
 
-A pod controls the length of these files by its mounts, mappings and processes, so it could otherwise keep the agent
-busy.
+A pod controls the length of these files by its mounts, mappings and processes.
 
 Guarantees:
 - In t seconds, reading one pod takes at most `_BURST_S + per_s * t` seconds of processor time, plus one reading.
@@ -18,8 +17,8 @@ LOOP_PER_S = 0.001
 """Processor seconds per second that a pod gets for readings on the event loop, which grants no GPU time while it
 reads."""
 THREAD_PER_S = 0.01
-"""Processor seconds per second that a pod gets for readings in a thread. Reading the mappings of an ordinary process
-takes 3 ms, every 10 s."""
+"""Processor seconds per second that a pod gets for readings in a thread. An ordinary process's mappings take 3 ms every
+10 s."""
 _BURST_S = 0.05
 """Processor seconds that a pod may use at once: enough for the first readings of 50 processes."""
 _PODS_MAX = 4096
@@ -46,11 +45,11 @@ class ReadingTime:
         self._clock = clock
         self._spent = spent
         self._paid_at: dict[str, float] = {}
-        """For each pod: moment at which its allowance, at `per_s`, has paid for all its readings. Later than now: the
-        pod has used more than it has got."""
+        """For each pod: time at which its allowance has paid for all its readings. In the future if it has used more
+        than it got."""
 
     def left(self, pod: str) -> bool:
-        """Return whether a pod may be read now: it has not used up its allowance and burst."""
+        """Return whether a pod's allowance permits a reading now."""
         return self._paid_at.get(pod, 0.0) - self._clock() <= _BURST_S / self._per_s
 
     @contextmanager

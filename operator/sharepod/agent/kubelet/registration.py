@@ -70,7 +70,7 @@ SCHEDULER_PLUGIN = KubeletPlugin(
 
 
 class KubeletRegistration:
-    """Registers one plugin with the node's kubelet: serves its plugin socket and its registration socket."""
+    """Plugin and registration sockets of one plugin."""
 
     def __init__(
         self,

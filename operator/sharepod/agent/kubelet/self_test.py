@@ -38,8 +38,7 @@ PROC = Path("/proc")
 _PROGRAM = b"sleep\n"
 """Name of the self-test's program in /proc/<pid>/comm. Mounts are read only of processes with this name."""
 _MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
-"""Mount point of the self-test's directory in the Pod of the self-test by claim. No claim adds a mount there, so it
-marks that Pod."""
+"""Mount point of the self-test's directory in the self-test by claim. No claim mounts there."""
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
@@ -85,8 +84,7 @@ class EnvInjectionReason(ConditionReason):
 
 @dataclass(frozen=True, slots=True)
 class SelfTestVerdict:
-    """Verdict on one process of the self-test, or on all of them. `injected`: the container got GPUs or the driver
-    without asking SharePod."""
+    """Verdict on one process of the self-test, or on all of them. `injected`: it got GPUs or the driver unasked."""
 
     hook_loads: bool
     injected: bool
@@ -130,8 +128,7 @@ class SelfTest:
         )
 
     def take(self, verdict: SelfTestVerdict | None, now: float) -> None:
-        """Record the result of a check by `look`. Without a process, the former verdict stays valid for `_KEPT_S`.
-        `now`: monotonic seconds."""
+        """Record the result of `look`; None keeps the former verdict for `_KEPT_S`. `now`: monotonic seconds."""
         if verdict is None and self.verdict is not None and now - self._seen_at < _KEPT_S:
             return
         self._seen_at = now
@@ -182,8 +179,8 @@ class SelfTest:
 
 
 def programs(proc: Path, reading_time: ReadingTime) -> Iterator[tuple[int, bytes]]:
-    """Yield pid and mountinfo of each process whose program has the self-test's name. Callers check the mounts, because
-    any program may have that name."""
+    """Yield pid and mountinfo of each process whose program has the self-test's name. Any program may have that
+    name."""
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if name.isdecimal() and _content(f"{proc}/{name}/comm") == _PROGRAM:
             pod = pod_of_cgroup(_content(f"{proc}/{name}/cgroup")) or ""

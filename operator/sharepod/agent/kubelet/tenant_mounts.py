@@ -37,17 +37,16 @@ class TenantMounts:
 
     def __init__(self, root: PurePosixPath | None, device: str) -> None:
         """Args:
-        root: path, within its filesystem, of the folder that contains the tenants' directories, each named by the
-        tenant's id. None: unknown, so that no mount is recognized. device: device number of that filesystem, as
-        `major:minor`."""
+        root: path, within its filesystem, of the folder of the tenants' directories, each named by the tenant's id.
+        device: device number of that filesystem, as `major:minor`."""
         self._root = root
         self._below = f" {device} {mounts.escaped(str(root)).rstrip('/')}/".encode(errors="surrogateescape")
-        """Text of a mountinfo line directly before a tenant's id. It contains spaces, and mountinfo escapes spaces in
-        paths, so no path contains this text."""
+        """Text of a mountinfo line directly before a tenant's id. Mountinfo escapes spaces in paths, so no path
+        contains this text."""
 
     @classmethod
     def of(cls, tenants_dir: Path) -> TenantMounts:
-        """Return the mounts of the tenants' directories under `tenants_dir`, which must exist. Raise `OSError`."""
+        """Return the directories' mounts under an existing `tenants_dir`. Raise `OSError`."""
         on = mounts.mount_of(tenants_dir)
         if on is None:
             return cls(None, "")

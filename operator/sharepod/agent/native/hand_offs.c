@@ -26,8 +26,7 @@ static int64_t monotonic(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Return whether the next packet of a socket is a DRAINED of this grant. The packet stays in the socket, for Python
- * to read if no grant is sent. */
+/* Return whether the next packet of a socket is a DRAINED of this grant. The packet stays in the socket. */
 static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drained) {
     const struct shp_header *header = &drained->header;
     ssize_t size = recv(socket, drained, sizeof *drained, MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
@@ -36,8 +35,7 @@ static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drain
            !(drained->flags & ~(uint32_t)(SHP_DRAINED_WANT | SHP_DRAINED_IDLE)) && drained->grant_id == grant_id;
 }
 
-/* Send an order's grant, as sockets/peers.py sends a packet: a receiver with SO_PASSCRED gets the sender's effective
- * user, not the real one. */
+/* Send an order's grant, as sockets/peers.py does: SO_PASSCRED gives the effective user, not the real one. */
 static bool send_order(const shp_order *order) {
     union {
         struct cmsghdr header;

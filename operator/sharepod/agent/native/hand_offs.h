@@ -45,8 +45,7 @@ typedef struct {
  * is over, or if the grant cannot be sent. Never waits. Return the number of hand-offs carried out. */
 int shp_hand_on(shp_hand_offs *all);
 
-/* Return the place of the unrecorded hand-off whose holder drained first, and count it as recorded. Negative: there
- * is none. */
+/* Record the hand-off whose holder drained first. Return its place; negative: none. */
 int shp_next_made(shp_hand_offs *all);
 
 #endif

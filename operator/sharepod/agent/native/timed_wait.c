@@ -1,5 +1,5 @@
-/* The event loop's wait for descriptors or a moment. Silence checks and prepared hand-offs happen within it, so no
- * Python runs for them. */
+/* The event loop's wait for descriptors or a moment. It also does silence checks and prepared hand-offs, without
+ * Python. */
 #include "timed_wait.h"
 
 #include <errno.h>

@@ -1,2 +1,1 @@
-"""Enforcement of the tenants' shares: who holds each GPU (the token), how much device memory each process may use (the
-memory ledger), and what namespaces consumed."""
+"""Enforcement of the tenants' shares: tokens for GPU time, ledgers of device memory, and metering."""

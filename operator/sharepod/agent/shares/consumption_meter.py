@@ -28,8 +28,7 @@ from sharepod.timeshare import GpuTime, TimeUsage
 CLOSE_AFTER_MS = 3_600_000
 """Milliseconds without a tenant after which a series is closed: an hour, so that successive jobs share one series."""
 CLOSED_AT_MOST = MAX_CONSUMPTION // 2
-"""Most closed series that wait until the operator has stored them. At this number, unused series stay open, so half of
-`MAX_CONSUMPTION` is left for open series."""
+"""Most closed series that wait until the operator has stored them. At this number no further series is closed."""
 UNKNOWN_MODEL = "unknown"
 """Model of a GPU that has not been read yet."""
 
@@ -47,8 +46,7 @@ class Moment:
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
     """Consumption of one tenant since it got its row, over all agents; for a tenant with several GPUs, summed over
-    them. `since`: the time at which the totals were 0. It identifies this count, so a reader sees when a count starts
-    again."""
+    them. `since`: the time at which the totals were 0. It identifies this count."""
 
     since: str
     held_seconds: int
@@ -73,8 +71,8 @@ class _MeteredTenant:
     total_reserved_ns: int = 0
     total_memory_mib_ns: int = 0
     resumed: bool = False
-    """True until this agent has read the tenant's time account for the first time. Until then, time that the tenant
-    held while no agent ran is still counted as `unmetered` on its GPUs."""
+    """True until this agent has read the tenant's time account: time held without an agent still counts as
+    `unmetered`."""
 
 
 @dataclass
@@ -82,17 +80,15 @@ class _MeteredGpu:
     books: dict[str, int]
     at_ns: int
     seen: dict[str, int] = field(default_factory=dict)
-    """Uses of the GPU's time in nanoseconds, as the scheduler had counted them at the last count. Empty if the
-    scheduler had no account of the GPU."""
+    """Uses of the GPU's time in nanoseconds, by the scheduler's account at the last count; empty without account."""
     away: bool = False
-    """True from `restore` until this agent's first count of the GPU: no agent has counted its time since `at_ns`."""
+    """True until this agent's first count of the GPU: no agent counted since `at_ns`."""
 
 
 class ConsumptionMeter:
     """Meter of one node.
 
     Args:
-        now: The current moment.
         fresh_name: Returns a unique name for a new series, given the series' start in milliseconds since 1970.
         boot: Identity of the node's current boot.
     """
@@ -187,9 +183,8 @@ class ConsumptionMeter:
         tenant is already metered.
 
         Args:
-            row: The row.
             models: Model of each GPU that has been read, by UUID.
-            usage: Token time that the tenant has used so far. None: it has no time account.
+            usage: Token time of the tenant so far; None: it has no time account.
         """
         known = self._tenants.get(row.id)
         if known is not None:
@@ -218,8 +213,7 @@ class ConsumptionMeter:
 
     def take_up(self, tenant_id: str, usage: TimeUsage) -> None:
         """Start to count a tenant at the present state of its time account: time held before is not counted. If an
-        earlier agent has metered the tenant, continue from that agent's count instead, so that time held in between is
-        counted."""
+        earlier agent has metered the tenant, continue from that agent's count instead."""
         one = self._tenants[tenant_id]
         if one.resumed:
             self.settle(tenant_id, usage)
@@ -227,8 +221,8 @@ class ConsumptionMeter:
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
 
     def settle(self, tenant_id: str, usage: TimeUsage | None) -> None:
-        """Count what a tenant has consumed since its last count. `usage`: token time that the tenant has used so far;
-        None if it has no time account now."""
+        """Count what a tenant has consumed since its last count. `usage`: its token time so far; None: no time
+        account."""
         one = self._tenants[tenant_id]
         now = self._now()
         elapsed = max(0, now.monotonic_ns - one.at_ns)
@@ -290,7 +284,6 @@ class ConsumptionMeter:
         this before the scheduler opens or closes its account of the GPU.
 
         Args:
-            uuid: The GPU.
             time: Uses of the GPU's time by the scheduler's account; None if no tenant shares the GPU.
             account_of: Returns the token time that a tenant has used; None if it has no time account now.
         """
@@ -314,8 +307,8 @@ class ConsumptionMeter:
         gpu.seen, gpu.away = present, False
 
     def _use_beside(self, uuid: str, gpu: _MeteredGpu) -> str:
-        """Return the use to which a GPU's time counts while the scheduler has no account of it: `held` by an Exclusive
-        tenant, `unmetered` if no agent counted, else `idle`."""
+        """Return the use for a GPU's time without account: `held` by an Exclusive tenant, `unmetered` if no agent
+        counted, else `idle`."""
         having = [one.exclusive for one in self._tenants.values() if uuid in one.gpus]
         if any(having):
             return "held"
@@ -347,7 +340,7 @@ class ConsumptionMeter:
 
     def consumption(self) -> list[dict[str, object]]:
         """Return the series in the form of the GPUNode's status (`Consumption`), closed series first. At most
-        `MAX_CONSUMPTION` are returned; the others are reported once the operator has taken in closed ones."""
+        `MAX_CONSUMPTION` are returned; others follow when there is room."""
         return [
             {
                 "series": one.name,
@@ -378,8 +371,8 @@ class ConsumptionMeter:
         return found
 
     def _found_in_accounts(self, gpus: Collection[str], held_ns: int) -> None:
-        """Move up to `held_ns` of each GPU's time from unmetered to held, because the tenant's account shows that the
-        tenant held the GPUs while no agent counted."""
+        """Move up to `held_ns` of each GPU's time from unmetered to held, because the tenant's account shows that it
+        held the GPUs."""
         for uuid in gpus:
             gpu = self._gpus.get(uuid)
             if gpu is not None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class OneAlarm(Protocol):
-    """Alarm of the agent's event loop, which calls one function at one moment (`on_time.LoopAlarm`)."""
+    """Alarm of the agent's event loop (`on_time.LoopAlarm`)."""
 
     def claim(self, ring: Callable[[], object]) -> bool:
         """Register the function to call when the alarm is due. Return False if another function is
@@ -26,11 +26,11 @@ class OneAlarm(Protocol):
         """Unregister the function."""
 
     def set(self, at_ns: int | None) -> None:
-        """Set the moment of the next call, in nanoseconds of CLOCK_MONOTONIC. None: no call."""
+        """Set the moment of the next call (CLOCK_MONOTONIC, ns). None: no call."""
 
 
 class Deadline:
-    """Timer on the running loop: uses the loop's alarm if no other function has claimed it, else an asyncio timer.
+    """Timer on the running loop: the loop's alarm if it is free, else an asyncio timer.
 
     Args:
         clock: Monotonic clock in nanoseconds.
@@ -43,9 +43,9 @@ class Deadline:
         self._alarm: OneAlarm | None = None
         self._timer: asyncio.TimerHandle | None = None
         """asyncio timer for a loop without alarm. A timer that fires too early is left as it is: most moments are
-        postponed before they come, and setting a timer again costs more than a call without effect."""
+        postponed before they come, and setting a timer costs more than a vain call."""
         self._timer_at = 0
-        """Moment at which `_timer` fires, in nanoseconds of the clock."""
+        """Moment at which `_timer` fires."""
 
     def set(self, at: int | None) -> None:
         """Set the moment of the call, in nanoseconds of the clock. None: no call."""
@@ -77,5 +77,5 @@ class Deadline:
         return True
 
     def _on_timer(self) -> None:
-        self._timer = None  # the function finds nothing due if the timer was early, and sets the moment again
+        self._timer = None  # a timer that fired early is set again by the function
         self._call()

@@ -4,7 +4,7 @@ once, and lowered by a periodic sweep.
 Guarantees:
 - A hint is raised as soon as another tenant wants a GPU that the tenant has.
 - A hint is lowered at most `SWEEP_S` after the last other tenant has stopped wanting a GPU. A late lowering does no
-  harm: the hook only keeps the tenant's queue of launched work short for longer than necessary.
+  harm: it only keeps the hook's queue bounded for longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SWEEP_S = 0.5
 
 
 class HintSweep:
-    """Raises hints, and runs the sweep while any hint is raised, on the running loop.
+    """Raises and sweeps hints on the running loop.
 
     Args:
         sweep: Sets each tenant's hint to its current value. Returns True if any hint is raised.
@@ -28,7 +28,7 @@ class HintSweep:
         self._timer: asyncio.TimerHandle | None = None
 
     def up(self, hints: Iterable[Callable[[bool], None]]) -> None:
-        """Raise these hints, given by the functions that set them, and start the sweep."""
+        """Raise hints by these functions, and start the sweep."""
         for hint in hints:
             hint(True)
         if self._timer is None:
@@ -44,6 +44,6 @@ class HintSweep:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._due)
 
     def _due(self) -> None:
-        self._set()  # schedule the next sweep first, so that an exception in this one does not end the sweeps
+        self._set()  # schedule first, so that an exception does not end the sweeps
         if not self._sweep():
             self.close()

@@ -19,7 +19,7 @@ from sharepod import protocol
 
 STALL_NS = 20_000_000
 """Nanoseconds by which a timer must be late for the agent to count as stalled: 20 ms. A busy machine delays a program
-at nice -10 by less. The checked processes may have stalled with the agent, so a late check decides nothing."""
+at nice -10 by less. The processes may have stalled too, so a late check decides nothing."""
 
 
 class Watch(Protocol):
@@ -30,8 +30,8 @@ class Watch(Protocol):
         """True if any tenant is watched."""
 
     def keep(self, tenants: Mapping[str, Sequence[protocol.Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch exactly these tenants from `due_ns` on, and call `over` when one may be silent. Return False if the
-        watch cannot hold them."""
+        """Watch exactly these tenants from `due_ns` on; `over` is called when one may be silent. Return False if
+        impossible."""
 
     def put(self, tenant: str, beats: Sequence[protocol.Beat], over: Callable[[int], None]) -> bool:
         """Watch one more tenant. Return False if the watch cannot hold it."""
@@ -59,9 +59,9 @@ class Looks:
         self._look = look
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0
-        """Moment at which `_timer` fires, in nanoseconds of the clock."""
+        """Moment at which `_timer` fires."""
         self._silence_watch: Watch | None = None
-        """The loop's silence watch. None until the first tenant is to be watched, and on a loop without one."""
+        """The loop's silence watch. None before its first use, and on a loop without one."""
 
     @property
     def pending(self) -> bool:
@@ -79,8 +79,8 @@ class Looks:
         self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._due)
 
     def watch(self, tenants: Mapping[str, Sequence[protocol.Beat]], at: int) -> None:
-        """Check at `at`, and after that whenever one of these tenants may be silent. If the loop cannot watch them,
-        check only once, at `at` or earlier.
+        """Check at `at`, and then whenever a tenant may be silent. If the loop cannot watch, check only once, at `at`
+        or earlier.
 
         Args:
             tenants: Addresses of the processes' signs of life, by tenant id. The tenant is not silent while any of them

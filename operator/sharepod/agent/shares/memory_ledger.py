@@ -1,5 +1,5 @@
-"""Ledger of one tenant's device memory on one GPU: counts the credits of each client (the connection of a process), and
-decides requests for more. Pure. A credit is a number of bytes that the client may allocate.
+"""Ledger of one tenant's device memory on one GPU: the credits (bytes that may be allocated) of each client (connection
+of a process), and decisions on requests. Pure.
 
 Time is passed in, and messages are returned as actions. Sizes are in bytes, times in nanoseconds.
 
@@ -30,7 +30,7 @@ ClientKey = Hashable
 
 class LedgerError(Exception):
     """A client's frame that breaks the protocol: it returns more bytes than it was credited, or requests more than any
-    GPU has. The caller closes the connection."""
+    GPU has."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RecallFrom:
 
     client: ClientKey
     bytes: int
-    """Bytes by which the waiting request exceeds the limit: the client need not return more."""
+    """Bytes that the request needs: the client need not return more."""
 
 
 MemoryAction = Credited | RecallFrom
@@ -117,8 +117,7 @@ class MemoryLedger:
         self.gpu_memory = 0
         """Memory of the GPU in bytes; 0 until the driver has reported it."""
         self.grown = 0
-        """Bytes credited by `grow` since the start: memory that the driver took without a call that could be refused.
-        """
+        """Bytes credited by `grow` since the start: memory that could not be refused."""
         self.refused = 0
         """Number of requests refused since the start. Requests made ahead of need (`ahead`) do not count."""
         self.last_refusal: DeniedAllocation | None = None
@@ -129,9 +128,9 @@ class MemoryLedger:
         """Credits of running processes whose connection is lost, by pid (K1)."""
         self._kept_since_reading: set[int] = set()
         """Pids in `_kept` whose connection was lost after the current reading of the driver began. That reading may
-        have missed their memory, so it frees none of these credits."""
+        have missed them, so it frees nothing."""
         self._handed: dict[ClientKey, int] = {}
-        """Bytes that each client has declared from earlier connections (`handover`), to bound them."""
+        """Bytes that each client has declared (`handover`)."""
         self._tracked = self._peak = 0
         """Sum of all credits, and the peak of that sum since the current reading began (K3)."""
         self._untracked = 0
@@ -143,7 +142,7 @@ class MemoryLedger:
         self._asked: dict[ClientKey, int] = {}
         """Number of recalls sent to each client."""
         self._answered: dict[ClientKey, int] = {}
-        """Number of recalls that each client has answered. Less than `_asked`: an answer is due."""
+        """Number of recalls that each client has answered (see `_asked`)."""
 
     @property
     def tracked(self) -> int:
@@ -160,13 +159,12 @@ class MemoryLedger:
         return self._credits.get(client, 0)
 
     def used_without(self, client: ClientKey, idle: int) -> int:
-        """Return `used` less the client's unused credits, which the program sees as free memory. `idle`: the unused
+        """Return `used` less the client's unused credits. `idle`: the unused
         bytes, as the client reports them."""
         return self.used - min(idle, self.credit(client))
 
     def begin_reading(self) -> None:
-        """Start a reading of the driver. It may still count bytes that are freed from here on, so `observe` compares it
-        with the peak of the credits (K3)."""
+        """Start a reading of the driver. It may count bytes that are freed from here on (K3)."""
         self._peak = self._tracked
         self._kept_since_reading.clear()
 
@@ -185,15 +183,14 @@ class MemoryLedger:
         self._untracked = max(0, driver_bytes - self._peak)
 
     def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[MemoryAction]:
-        """Change the limit. Existing credits stay: a lower limit only refuses later requests. Return the decisions that
-        the new limit allows."""
+        """Change the limit. Existing credits stay: a lower limit only refuses later requests. Return new decisions."""
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
     def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
         """Credit memory that a process declares: it got the memory before this ledger existed, or on an earlier
-        connection of `pid`. The limit does not apply, because the memory is in use. Return further actions: a waiting
-        request may now send a recall to this client.
+        connection of `pid`. The limit does not apply. Return actions: a waiting request may now send a recall to this
+        client.
 
         Raises `LedgerError` if `size` is more than the GPU can have given.
         """
@@ -215,7 +212,7 @@ class MemoryLedger:
 
     def grow(self, client: ClientKey, size: int) -> None:
         """Credit memory that the driver took for a client within a call that could not be refused. The limit does not
-        apply, because the memory is in use. Raises `LedgerError` if `size` is more than the GPU can have given."""
+        apply. Raises `LedgerError` if `size` is more than the GPU can have given."""
         if self.credit(client) + size > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{size} more bytes taken; {self._on_the_gpu()}")
         self.grown += size
@@ -226,12 +223,9 @@ class MemoryLedger:
         """Add a client's request for more bytes, and return the actions that follow.
 
         Args:
-            now: The current moment.
-            client: The client.
             seq: Number of the request, for the answer.
             size: Bytes.
-            ahead: True if the client does not need the bytes yet. If they do not fit, they are refused at once, without
-            recalls.
+            ahead: True if the client does not need the bytes yet. No sibling gets a recall for them.
 
         Raises `LedgerError` if too many requests of the client wait, or if `size` is more than any GPU has.
         """
@@ -305,8 +299,8 @@ class MemoryLedger:
         return self.expire(now)
 
     def expire(self, now: int) -> list[MemoryAction]:
-        """Decide the oldest requests, until one has to wait, and at most `DECIDED_AT_ONCE`. Return the answers and
-        recalls to send."""
+        """Decide the oldest requests, at most `DECIDED_AT_ONCE`, until one has to wait. Return the resulting
+        actions."""
         actions: list[MemoryAction] = []
         decided = 0
         while self._pending and decided < DECIDED_AT_ONCE:
@@ -342,9 +336,9 @@ class MemoryLedger:
     # ---- inside
 
     def _claim_max(self) -> int:
-        """Return the most bytes that a client may declare, so that a false declaration cannot block the GPU. With an
-        enforced limit, this is twice the GPU's memory: the largest possible limit, and as much again that the driver
-        took. Without one it is more, because managed memory may be larger than the GPU."""
+        """Return the most bytes that a client may declare. With an enforced limit: twice the GPU's memory, for the
+        largest limit and memory that the driver took. Without one it is more, because managed memory may be larger than
+        the GPU."""
         return min(2 * self.gpu_memory, CLAIM_MAX) if self.enforced and self.gpu_memory else CLAIM_MAX
 
     def _on_the_gpu(self) -> str:

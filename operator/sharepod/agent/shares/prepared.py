@@ -1,5 +1,5 @@
-"""Prepared hand-offs: the next grant is decided and encoded before the holder drains. The event loop's wait, in C, then
-sends it as soon as it reads the holder's DRAINED frame.
+"""Prepared hand-offs: the next grant is decided before the holder drains. The event loop's wait sends it once the
+holder has DRAINED.
 
 Guarantees:
 - The prepared hand-off of a GPU is dropped as soon as the GPU's tenants change in any way, or the socket of the holder
@@ -23,7 +23,7 @@ class SocketClient(Protocol):
     """Connection of one process, as the loop's wait uses it."""
 
     closing: Callable[[], None] | None
-    """Called before the connection's socket is closed, so that no prepared hand-off uses its descriptor."""
+    """Called before the socket is closed, to drop hand-offs that use it."""
 
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket. Negative if it is closed."""
@@ -32,8 +32,7 @@ class SocketClient(Protocol):
         """Return the encoded frame."""
 
     def taken(self) -> None:
-        """Count one frame of this client against its rate limit: the loop's wait has read the frame, so the connection
-        has not counted it."""
+        """Count a frame of this client, which the loop's wait has read, against its rate limit."""
 
 
 class Ready(NamedTuple):
@@ -53,8 +52,8 @@ class PreparedHandOffs:
     Args:
         clock: Monotonic clock in nanoseconds.
         prepare: Decides the next hand-off of a GPU. None if it cannot be prepared.
-        made: Called for each hand-off that was carried out, with its preparation, the variant that was used, and two
-        moments of the clock: the DRAINED frame was read, the grant was sent.
+        made: Called for each hand-off that was carried out, with its preparation, the variant used, and the moments of
+        DRAINED and grant.
         reported: Called once after `made` was called for all hand-offs of one wait.
     """
 
@@ -80,8 +79,7 @@ class PreparedHandOffs:
         """GPUs whose next hand-off must be decided, in the order in which they changed."""
 
     def change(self, gpus: Iterable[str]) -> None:
-        """Drop the prepared hand-offs of these GPUs. Call it before their tenants change; the loop then has the
-        hand-offs prepared again."""
+        """Drop the prepared hand-offs of these GPUs. Call it before their tenants change."""
         if self._loop is None and not self._claimed():
             return
         assert self._loop is not None, "it was claimed"
@@ -97,8 +95,7 @@ class PreparedHandOffs:
         self.change(self._gpus)
 
     def end_by(self, moment: int | None) -> None:
-        """Let the loop carry out no hand-off after `moment`, because the scheduler has something else to do then. None:
-        no bound."""
+        """Let the loop carry out no hand-off after `moment`, when the scheduler acts. None: no bound."""
         if self._loop is not None:
             self._loop.end_by(moment)
 

@@ -57,15 +57,14 @@ class Silence:
         """Moment of the last sign of life before the tenant became silent, or of its grant. None if it has given a sign
         since then."""
         self._took_note = False
-        """True if a sign of life, given after the grant or while the tenant waited for it, shows when the silence
-        began. Only then does a short silence raise the patience."""
+        """True if a sign of life after the grant, or in the wait for it, shows when the silence began. Only then can
+        patience rise."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
         """Decide whether a tenant is silent, by its processes that have not drained. If it is `Silent`, the caller must
         bar its gates.
 
         Args:
-            now: The current moment.
             signs: For each process: its last sign of life (None if it gives none), and the start of its silence. The
             start is the time of its grant frame, or its last sign before that, if it gave signs while it waited.
         """
@@ -90,7 +89,7 @@ class Silence:
 
     def spoke(self, now: int) -> None:
         """Record that a tenant runs, because a frame about its grant has arrived. If it was silent, halve its patience
-        after a long silence, and double the patience after a short one."""
+        after a long silence, double it after a short one."""
         if self._since is None:
             return
         if now - self._since >= PATIENCE_MOST_NS:

@@ -42,7 +42,7 @@ MemoryFrame = protocol.Reserve | protocol.Release | protocol.MemInfo
 
 
 class TenantMemory:
-    """Memory ledgers of one tenant. Call `close` before closing the handover file, which it writes.
+    """Memory ledgers of one tenant. Call `close` before closing the handover file.
 
     Args:
         row: The tenant's row of the ledger.
@@ -59,8 +59,7 @@ class TenantMemory:
         )
         self._handover = handover
         self._credited: tuple[Counter[int], ...] = tuple(Counter() for _ in row.gpus)
-        """Credits of each process on its open connections, by pid; one counter per GPU. Kept credits (K1) are not
-        included."""
+        """Credits on open connections, by pid; one counter per GPU."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         for ledger, size in zip(self._ledgers, left.untracked, strict=False):
@@ -80,8 +79,7 @@ class TenantMemory:
         self._arm()
 
     def begin_reading(self) -> None:
-        """Start a reading of the driver in all ledgers. It may still count bytes that are freed from here on; `observe`
-        allows for them."""
+        """Start a reading of the driver in all ledgers (`MemoryLedger` K3)."""
         for ledger in self._ledgers:
             ledger.begin_reading()
 
@@ -98,8 +96,8 @@ class TenantMemory:
 
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
-            unread: UUIDs of GPUs whose driver gave no figures. Their ledgers stay as they are.
-            absent: Pids of which the reading is complete: on a GPU where `memory_of` lacks them, they use no memory.
+            unread: UUIDs of GPUs without figures.
+            absent: Pids that use no memory where `memory_of` lacks them.
         """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):
             if gpu in unread:
@@ -115,8 +113,7 @@ class TenantMemory:
         self._handover.add(client.pid)
 
     def declared(self, client: MemoryClient) -> None:
-        """End the client's handover, because it has declared all memory of earlier connections. Free the credits that
-        were kept for its process and not declared."""
+        """End the client's handover, because it has declared all memory. Free the other kept credits of its process."""
         client.handover_open = False
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):

@@ -37,15 +37,14 @@ class TokenClient(Protocol):
 
 @dataclass
 class TenantToken:
-    """Token of one tenant: the current grant, and the state of each process under it."""
+    """Token of one tenant: its grant, and each process's state."""
 
     gpus: tuple[str, ...]
     """UUIDs of the tenant's GPUs."""
     contended: Callable[[bool], None]
     """Called with True when other tenants begin to want the tenant's GPUs, with False when they cease to."""
     bar: Callable[[int], None]
-    """Bars the hooks' gates through shared memory: prevents launches under the grant with the given id, or with a lower
-    id."""
+    """Bars the hooks' gates: prevents launches under the grant with this id or a lower one."""
     together: Callable[[bool], None] = lambda _: None
     """Called with True when other tenants begin to hold the tenant's GPUs at the same time, with False when they cease
     to."""
@@ -88,8 +87,7 @@ class TenantToken:
     draining_at: int | None = None
     """Moment at which all processes had closed their gates in the undrained turn; None if they have not."""
     lost_at: int | None = None
-    """Moment from which other tenants could hold the GPUs during the undrained turn: the tenant was preempted or
-    suspended."""
+    """Moment from which others could hold the GPUs in the turn that has not drained."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
     @property
@@ -156,8 +154,7 @@ class TenantToken:
         clock: Callable[[], int],
         at: int | None = None,
     ) -> None:
-        """Record that a client is sent a grant, and from when on its silence counts. `at`: moment of the clock; None:
-        now."""
+        """Record that a client is sent a grant. `at`: moment from which its silence counts; None: now."""
         if self.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(clock)
             sent_at = clock() if at is None else at
@@ -172,8 +169,7 @@ class TenantToken:
             yield None if client.heartbeat is None else client.heartbeat.read(clock), sent_at
 
     def beats(self) -> list[protocol.Beat]:
-        """Return where the event loop can read the signs of life of the clients with a grant. Empty if that is unknown
-        for any of them: the loop then cannot watch the tenant."""
+        """Return the addresses of the granted clients' signs of life. Empty if one of them is unknown."""
         patience_ns = self.silence.patience_ns
         beats = [
             client.heartbeat.beat(sent_at, patience_ns, AHEAD_NS)

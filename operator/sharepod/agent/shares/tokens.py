@@ -1,5 +1,5 @@
-"""Tokens of all tenants of a node: translates frames of processes into calls of the scheduler (`timeshare/`), and the
-scheduler's actions into frames. A tenant has one token, shared by all of its processes that want it.
+"""Tokens of a node's tenants: connects processes' frames with the scheduler (`timeshare/`). A tenant's token is shared
+by all of its processes that want it.
 
 Guarantees:
 - A tenant wants the token while any of its processes does.
@@ -155,8 +155,8 @@ class Tokens:
         return self._open is not None and not self._open.issuperset(gpus)
 
     def _close(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Revoke a tenant's token, because one of its GPUs is closed. Its gates are barred, so it launches nothing
-        more; work that was launched still runs to its end."""
+        """Revoke a tenant's token, because one of its GPUs is closed. Its processes launch nothing more; launched work
+        drains."""
         token.closed, token.wanted_at = True, None
         self._scheduler.unwant(now, tenant_id)
         if token.grant_id is None:
@@ -312,7 +312,7 @@ class Tokens:
         return self._scheduler.gpu_time(self._now(), gpu)
 
     def co_runs(self, gpu: str) -> CoRuns:
-        """Return the number of co-runners of a GPU, and how often co-running has ended there, by reason."""
+        """Return a GPU's co-runners, and how often co-running ended, by reason."""
         return self._scheduler.co_runs(gpu)
 
     def alone_in_flight(self, tenant_id: str) -> float | None:
@@ -369,8 +369,7 @@ class Tokens:
         self._watch_still(tenant_id)
 
     def _end_grant_if_drained(self, tenant_id: str, token: TenantToken) -> None:
-        """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant. Until then,
-        only update the silence watch."""
+        """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
         now = self._now()
         if token.undrained or token.disconnected:
             self._watch_still(tenant_id)
@@ -435,8 +434,8 @@ class Tokens:
         return (self._pump() or granted) if waiting else granted
 
     def _carry_out(self, now: int, action: Action) -> bool:
-        """Send one action of the scheduler to the tenant's processes. Return True if it gives the tenant a new grant,
-        False if it only changes or ends one."""
+        """Send one action of the scheduler to the tenant's processes. Return True if it gives the tenant a new
+        grant."""
         token = self._tokens[action.tenant]
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
@@ -465,7 +464,7 @@ class Tokens:
 
     def _watch_new(self, now: int, tenant_id: str, token: TenantToken, holders: Collection[TokenClient]) -> None:
         """Start the silence watch of a tenant with a new grant. `holders`: its clients that were sent the grant. If the
-        loop cannot watch the tenant and its patience is short, schedule a check after that patience."""
+        loop cannot watch it, schedule a check where patience is short."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
         if holders and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
             since = max(token.sent_at[client] for client in holders)
@@ -516,8 +515,8 @@ class Tokens:
         self.hand_offs.add(sent_at - seen_at)
 
     def _mark_together(self) -> None:
-        """Notify the tenants that now hold their GPUs together with others. Their hooks record durations measured in
-        this time separately, because kernels run slower then."""
+        """Notify the tenants that now hold their GPUs together with others. Their hooks keep durations of this time
+        separate."""
         for tenant_id, together in self._scheduler.holds_together():
             token = self._tokens[tenant_id]
             if token.concurrent:
@@ -551,8 +550,7 @@ class Tokens:
 
     def _listen(self, late: bool) -> None:
         """Check the signs of life of all tenants that hold a GPU for which others wait (E2). `late`: True if the agent
-        was stalled. The processes may have been stalled too, so this check decides nothing and schedules the next one.
-        """
+        was stalled. The processes may have been too, so only the next check decides."""
         now = self._now()
         looks: list[int] = []
         silenced = False
@@ -562,15 +560,14 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            # check again after `PATIENCE_MOST_NS` at the latest, because another tenant may have begun to hold
+            # check again then at the latest, because another tenant may have begun to hold
             at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)
             self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:
             self._pump()
 
     def _watch(self, tenant_id: str) -> bool:
-        """Let the loop watch the signs of life of a tenant that holds. Return False if the loop cannot; the caller then
-        schedules a check."""
+        """Let the loop watch the signs of life of a tenant that holds. Return False if it cannot."""
         return self._looks.put(tenant_id, self._beats(tenant_id))
 
     def _watch_still(self, tenant_id: str) -> None:

@@ -28,8 +28,7 @@ class LoggedTurn(NamedTuple):
     draining: int | None
     """Moment at which all its processes had closed their gates."""
     lost: int | None
-    """Moment from which other tenants could hold the GPUs although this tenant had not drained. None if they could not.
-    """
+    """Moment from which other tenants could hold the GPUs although this tenant had not drained."""
     end: int | None
     """Moment at which all its work had ended. None while it still holds."""
 

@@ -1,5 +1,4 @@
-"""Budget for frames: divides each turn of the event loop between a node's tenants, and limits the rate of tenants that
-send too many.
+"""Budget for frames: divides the event loop's turns, and the frame rate, between a node's tenants.
 
 Guarantees:
 - In one turn of the event loop the frames of all tenants together take about 1 ms, whatever the number of tenants and

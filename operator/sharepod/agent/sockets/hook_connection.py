@@ -79,7 +79,6 @@ class HookConnection:
     Args:
         sock: Accepted socket.
         pid: Pid of the process that connected.
-        service: The tenant.
         inbox: Inbox of the tenant, which reads this connection.
         closed: Called once after the connection was closed, from the event loop.
     """
@@ -100,7 +99,7 @@ class HookConnection:
         self.version = protocol.VERSION_MIN
         """Version of the protocol that was negotiated by Hello. Before Hello, the first version."""
         self.closing: Callable[[], None] | None = None
-        """Called before the socket is closed, so that no prepared hand-off uses its descriptor."""
+        """Called before the socket is closed."""
         self.streak = self.longest_streak = 0
         """See `inbox.Sender`."""
         self._spoke_of_memory = False
@@ -158,8 +157,7 @@ class HookConnection:
 
     @property
     def samples_progress(self) -> bool:
-        """True if the process counts samples of its progress under a concurrent grant, so that its tenant may
-        co-run."""
+        """True if the process samples its progress, so that its tenant may co-run."""
         return self.version >= protocol.CONCURRENT_VERSION and self.heartbeat is not None
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:

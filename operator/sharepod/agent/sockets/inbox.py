@@ -55,8 +55,7 @@ _THROTTLE_PAUSE_S = 0.1
 _FLOOD_S = 1.0
 """Seconds over the rate after which the client with most frames is passed to `on_flood`."""
 _PUT_OFF_MAX = 128
-"""Most deferred frames of one tenant: twice the frames that the threads of one process may have in flight. At this
-number nothing more is read."""
+"""Most deferred frames of one tenant: twice the frames that the threads of one process may have in flight."""
 _URGENT = 0.1
 """Part of `frames_per_s` that is read while the tenant is over its rate. A process sends three frames for each grant:
 at the default rate this suffices for 30 processes at ten grants a second."""
@@ -89,7 +88,7 @@ class Sender(Protocol):
     def fileno(self) -> int: ...
 
     def take(self, received: Received) -> None:
-        """Handle a packet of the client, or defer it. At the end of the connection, close it."""
+        """Handle or defer a packet, or the end of the connection."""
 
     def answer(self, frame: ClientFrame) -> None:
         """Handle a deferred frame."""

@@ -32,8 +32,8 @@ EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, 
 def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send a packet to a tenant's process, at once or not at all. Raise `OSError`.
 
-    The packet carries this process's effective user for receivers with SO_PASSCRED. By default they would get the real
-    user, by which Linux keeps limits, and which tenants must not know (`apart.confinement`).
+    Receivers with SO_PASSCRED get the effective user, not the real one, which tenants must not know
+    (`apart.confinement`).
     """
     sender = _UCRED.pack(os.getpid(), os.geteuid(), os.getegid())
     ancillary = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]

@@ -82,9 +82,9 @@ class KeptConsumption(Model):
     boot: str
     monotonic_ns: int
     wall_ms: int
-    """Both clocks at the time of the write. After a reboot, the wall clock shows the time in between."""
+    """Both clocks at the time of the write."""
     last_since_ms: int = 0
-    """Latest start of a series, in milliseconds since 1970. The next one starts later, so that no two are equal."""
+    """Latest start of a series, in ms since 1970; the next series starts later."""
     tenants: dict[str, KeptTenant] = Field(default_factory=dict)
     series: tuple[KeptSeries, ...] = ()
     gpus: dict[str, KeptGpu] = Field(default_factory=dict)

@@ -15,8 +15,8 @@ Guarantees:
 - A listening socket that a killed agent has left is used only if the socket file in the tenant's directory is still its
   own.
 
-No file here is flushed to disk, because a restart of the node does no harm: the agent first writes all of them again
-from the ledger, and only then do restarted containers get their volumes.
+No file here is flushed to disk: after a restart of the node the agent writes all of them again from the ledger, before
+containers get their volumes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StateDir:
         root: The directory.
         hook: Shared object of the hook, as installed with the agent.
         fail_open: True if pods run without limits when they cannot reach an agent.
-        kept: Descriptors of which the supervisor keeps copies, so that they survive a kill of this agent."""
+        kept: Descriptors that survive a kill of this agent."""
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
         self._handovers = root / "handover"
@@ -180,7 +180,7 @@ class StateDir:
             return error
 
     def write_limits(self, tenant_id: str, limits: str) -> None:
-        """Replace the limits file. The hook reads from it what it may use while no agent runs."""
+        """Replace the limits file. The hook obeys it while no agent runs."""
         _write_once(self.path(tenant_id) / LIMITS_FILE, limits.encode())
 
     def _usable(self, tenant_id: str, *, limited: bool) -> bool:
@@ -203,12 +203,9 @@ class StateDir:
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:
-        """Return the tenant's listening socket that a killed agent has left. None if there is none, or if the socket
-        file in the directory is another socket's.
-
-        The caller uses it if the directory takes no new socket. Throughout, `heirlooms` contains the socket, so that a
-        terminating agent can pass it on.
-        """
+        """Return the tenant's listening socket that a killed agent has left, for use if the directory takes no new one.
+        None if the directory contains another socket. Throughout, `heirlooms` contains the socket, so that a
+        terminating agent can pass it on."""
         name = tenant_socket.kept_name(tenant_id)
         kept = self._kept.there(name)
         if kept is None:
@@ -228,7 +225,7 @@ class StateDir:
         return listener
 
     def unheard(self, tenant_id: str) -> None:
-        """Let the supervisor drop its copy of the tenant's listening socket, which is no longer served."""
+        """Let the supervisor drop its copy of the tenant's listening socket."""
         self._heard.pop(tenant_id, None)
         self._kept.drop(tenant_socket.kept_name(tenant_id))
 
@@ -238,8 +235,7 @@ class StateDir:
         self._kept.drop_all_but({name(each) for each in tenant_ids for name in names})
 
     def heirlooms(self) -> dict[str, KeptDescriptor]:
-        """Return the descriptors to pass on to the next agent, by name: the tenants' listening sockets, and descriptors
-        of a killed agent that this one has not used."""
+        """Return the descriptors to pass on, by name: listening sockets, and unused descriptors of a killed agent."""
         heard = self._heard.items()
         return self._kept.untaken() | {tenant_socket.kept_name(each): KeptDescriptor(*found) for each, found in heard}
 
@@ -252,8 +248,8 @@ class StateDir:
         return Handover.made(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
 
     def heard(self, tenant_id: str, listener: socket.socket) -> bool:
-        """Return whether clients that connect at the tenant's directory reach `listener`. False if the socket file was
-        replaced or removed."""
+        """Return whether clients that connect at the tenant's directory reach `listener`. False: the file was
+        replaced."""
         try:
             there = tenant_socket.identity(self._socket(tenant_id))
         except OSError:
@@ -315,8 +311,8 @@ class StateDir:
 
 
 def hook_files(directory: Path) -> tuple[Path, ...]:
-    """Return the hooks with which processes of a tenant may have started: the present hook and hooks of earlier agents.
-    `directory`: the tenant's; if it does not exist, return none."""
+    """Return the hooks with which processes of a tenant may have started: the present one and earlier ones; none if the
+    directory does not exist."""
     present = directory / HOOK_FILE
     return (*([present] if present.exists() else ()), *directory.glob(_EARLIER_HOOK.format("*")))
 
@@ -333,8 +329,7 @@ def _allow(directory: Path) -> None:
 
 
 def _write_once(target: Path, content: bytes) -> None:
-    """Write the file unless it already has this content. A replaced file would not reach containers that have mounted
-    the old one."""
+    """Write the file unless it already has this content. A mounted file pins its inode."""
     try:
         if target.read_bytes() == content:
             return

@@ -26,10 +26,9 @@ DEFAULT_STATE_DIR = "/var/lib/sharepod"
 
 
 class EarlySockets:
-    """The serving agent's lock on a state directory, and listening sockets of its tenants. Without arguments: none.
+    """Lock of the serving agent on a state directory, and sockets of its tenants.
 
     Args:
-        state_dir: The state directory.
         held: For each name that the supervisor uses for it: (descriptor, its mark; see `kept_descriptors`).
     """
 

@@ -82,8 +82,7 @@ NOTHING_INHERITED = Inheritance()
 
 
 class Handover:
-    """Handover file of one tenant, open for writing. The other methods only write to mapped memory; `open` and `made`
-    do I/O, so call them from a thread."""
+    """Handover file of one tenant, open for writing. `open` and `made` do I/O: call them from a thread."""
 
     def __init__(
         self,
@@ -115,7 +114,6 @@ class Handover:
         of its descriptor for the next agent.
 
         Args:
-            path: the file.
             gpus: UUIDs of the tenant's GPUs.
             slots: least number of processes to have room for.
             kept: descriptors that survive a kill of this agent.
@@ -140,8 +138,7 @@ class Handover:
             gpus: UUIDs of the tenant's GPUs.
             slots: number of processes that it has room for.
             left: state to write into the file.
-            start_of: returns the start time of a process by its pid, None if it has exited. Default: `start_time`,
-            which needs the node's PID namespace.
+            start_of: returns the start time of a process by its pid, None if it has exited. Default: `start_time`.
         """
         try:
             handover = cls(mmap.mmap(descriptor, _size(gpus, slots)), gpus, slots, start_of)
@@ -156,7 +153,7 @@ class Handover:
     ) -> tuple[int, int, Inheritance]:
         """Create a tenant's file again, with the state that an earlier agent has left. Return its descriptor, its
         number of slots, and that state. Arguments as for `open`."""
-        # An in-memory file is newer than the file on disk, because the earlier agent's disk could not store it.
+        # newer than the file on disk, which the earlier agent could not write
         in_memory = kept.take(name)
         if in_memory is None:
             left = read(path, gpus)
@@ -228,8 +225,8 @@ class Handover:
         self._words[_GREETED] = 1
 
     def keep_account(self, state: AccountSnapshot) -> None:
-        """Record the tenant's time account: write the account that is not valid, then make it the valid one. So a kill
-        in between leaves the former account valid."""
+        """Record the tenant's time account: write the account that is not valid, then make it the valid one. A kill in
+        between leaves the former account valid."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
         content = _ACCOUNT_WORDS.pack(*_account_values(state))
@@ -250,7 +247,7 @@ class Handover:
         self._write(slot, pid)
 
     def _write(self, at: int, value: int) -> None:
-        """Write a word and its checksum by a single store, so that a kill cannot separate them."""
+        """Write a word and its checksum by a single store."""
         self._words[at] = value | _check(value, at) << _VALUE_BITS
 
     def _restore(self, left: Inheritance) -> None:
@@ -286,7 +283,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     *account, checksum = words[begin : begin + _ACCOUNT]
-    survivors: dict[int, Survivor] = {}  # by pid: a process has one slot, even if a damaged file has several for it
+    survivors: dict[int, Survivor] = {}  # by pid, because a damaged file may have several slots for it
     for at in range(first, len(words), width):
         if words[at] == 0:  # the slot is free, as most slots are
             continue
@@ -345,8 +342,8 @@ def _sum(content: bytes) -> int:
 
 @cache
 def _layout() -> int:
-    """Return a digest that identifies the layout of the file. It changes with the account's fields, so that a file of
-    another version counts as empty."""
+    """Return a digest of the file's layout, which changes with the account's fields. A file with another digest
+    counts as empty."""
     return _digest(["handover 3", *_ACCOUNT_FIELDS])
 
 

@@ -169,8 +169,8 @@ class DescriptorShelf:
 
 
 def take_in(way: socket.socket, follow: Callable[[Mapping[str, str], Collection[int]], None]) -> bool:
-    """Handle all messages that have arrived at the socket `way`, by `follow`. Return False once the other end is
-    closed. Raise `ValueError` for an invalid message."""
+    """Handle all messages that have arrived at `way`, by `follow`. Return False at their end. Raise `ValueError` for an
+    invalid message."""
     while True:
         try:
             packet, descriptors, _flags, _address = socket.recv_fds(way, _MESSAGE_MAX, 1)

@@ -86,7 +86,7 @@ class PassingOn:
             if len(self._waiting) >= _WAITING_MAX:
                 self._forget(self._waiting[0])
             self._waiting.append(waiting)
-            # A standby sends nothing, so its socket becomes readable only when the standby has exited.
+            # A standby sends nothing: a readable socket shows its exit.
             self._loop.add_reader(waiting, self._forget, waiting)
 
     def _forget(self, waiting: socket.socket) -> None:
@@ -99,7 +99,6 @@ class Awaiting:
     """Standby agent's side.
 
     Args:
-        state_dir: The state directory.
         kept: Takes the received descriptors.
     """
 
@@ -113,7 +112,7 @@ class Awaiting:
         self._passed: dict[str, KeptDescriptor] = {}
 
     async def look(self, seconds: float) -> None:
-        """Wait this many seconds, or until the serving agent has closed the connection. Connect first if necessary."""
+        """Wait this many seconds, or until the serving agent ends. Connect if necessary."""
         now = self._loop.time()
         if self._way is None and now >= self._next_attempt:
             self._next_attempt = now + _RETRY_S
@@ -124,8 +123,7 @@ class Awaiting:
         self._ended.clear()
 
     def close(self, *, serves: bool) -> None:
-        """Stop. `serves`: True if this agent now serves; it then adopts the received descriptors, otherwise they are
-        closed."""
+        """Stop. `serves`: this agent now serves and adopts the received descriptors; otherwise close them."""
         if self._way is not None:
             self._take_in()
         self._disconnect()

@@ -66,8 +66,7 @@ class Succession:
         self.stands_by = False
         """True while another agent serves."""
         self.left_to_supervisor = False
-        """True if the lock must stay until the supervisor exits, because another process of this agent may still
-        serve."""
+        """True if the supervisor's exit releases the lock, not this process's."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +86,7 @@ class Succession:
         return self._take_turn()
 
     async def turn(self) -> None:
-        """Stand by until no other agent serves. Of several standbys one holds `next.lock` and takes over; the others
-        wait behind it."""
+        """Stand by until no other agent serves. Of several standbys the holder of `next.lock` is next."""
         self.stands_by = True
         began, logged_at = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
@@ -123,7 +121,7 @@ class Succession:
 
     def _next_is_late(self, now: float) -> bool:
         """Return True if two checks in a row found no serving agent, although a standby is next. That standby may be
-        stopped, so this one may take its turn."""
+        stopped."""
         if now < self._looks_at:
             return False
         self._looks_at = now + _LATE_S

@@ -1,5 +1,4 @@
-"""Open files of shared tenants, as one call of `TenantDirectories.open_all` requests and returns them for several
-tenants."""
+"""Open files of shared tenants, requested and returned for several tenants at a time."""
 
 from __future__ import annotations
 

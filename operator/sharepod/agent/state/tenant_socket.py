@@ -1,8 +1,5 @@
-"""Listening socket of a tenant: its file, and the identity of the file, which shows whether another socket has replaced
-it.
-
-This module has no slow imports, because the first process of a container listens before it imports the rest.
-"""
+"""Listening socket of a tenant: its file, and the identity of the file, which shows a replacement. No slow imports,
+because the first process of a container listens before it imports the rest."""
 
 from __future__ import annotations
 

@@ -80,8 +80,7 @@ class AgentCollector(Collector):
         return sheet.families.values()
 
     def _fill(self, sheet: _Sheet) -> Iterator[None]:
-        """Add all samples. Yields after each step, so that the caller can let other tasks run; rows and GPUs may have
-        changed then."""
+        """Add all samples. Yields after each step, for other tasks; rows and GPUs may have changed then."""
         agent, tenants = self._agent, self._agent.tenants
         sheet.add("agent_inventory_simulated", (), int(agent.inventory.simulated))
         sheet.add("agent_build_info", (agent_version(),), 1)

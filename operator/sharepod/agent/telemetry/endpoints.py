@@ -121,7 +121,7 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
 
 
 async def _trace(agent: Agent, query: Mapping[str, str]) -> web.Response:
-    """Return the response with the trace of the GPU `gpu` over the last `seconds`, as given in the query."""
+    """Return the trace of the GPU `gpu` over the last `seconds`, both from the query."""
     known = {gpu.uuid: gpu.index for gpu in agent.gpus()}
     gpu = query.get("gpu", "")
     if gpu not in known:
@@ -146,7 +146,7 @@ async def _trace(agent: Agent, query: Mapping[str, str]) -> web.Response:
 
 
 class _Gathered(Collector):
-    """Families whose samples were already collected, in the form that the renderer takes."""
+    """Families whose samples are already collected."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

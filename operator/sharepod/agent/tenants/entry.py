@@ -28,8 +28,7 @@ class Entry:
     unservable: str | None = None
     """Why the row cannot be served, as text; None if it can."""
     unwritten: bool = False
-    """True while the disk has not stored the whole directory of the tenant. The tenant is served, and the row is
-    applied again until the disk has."""
+    """True while the disk has not stored the whole directory of the tenant. The row is applied again until it has."""
     left_behind: str | None = None
     """What remains of a tenant in release, as text, by the last reading. None if nothing does, or if no reading has
     shown it yet."""
@@ -52,8 +51,7 @@ class Entry:
 
     @property
     def enforced(self) -> bool | None:
-        """True if the tenant's share is enforced, False if a finding shows that it is not. None if unknown, or if the
-        tenant is not served."""
+        """True if the tenant's share is enforced; None if unknown or not served."""
         if self.serving is None:
             return None
         if any(self.rules.stands(reason) for reason in BYPASSES):

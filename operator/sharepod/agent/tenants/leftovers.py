@@ -36,8 +36,7 @@ class Leftovers:
         self._ids.update(tenant_ids)
 
     async def keep(self, tenant_id: str) -> None:
-        """Take a tenant off the list, because its row is back. Wait for a running deletion, which may be of its
-        directory."""
+        """Keep the directory of a tenant whose row is back. Wait for a running deletion."""
         self._ids.discard(tenant_id)
         await self.wait()
 

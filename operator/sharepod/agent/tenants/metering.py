@@ -47,7 +47,7 @@ class TenantMetering:
             self._meter.restore(kept)
 
     def set_models(self, reading: Reading, entries: Iterable[Entry]) -> None:
-        """Set the models of the GPUs from a reading, also for the given tenants, which are already metered."""
+        """Set the GPUs' models from a reading, also for these tenants, which are already metered."""
         self._models = {gpu.uuid: gpu.model for gpu in reading.gpus}
         for entry in entries:
             self._meter.update(entry.row, self._models, self._tokens.account_of(entry.row.id))
@@ -86,7 +86,7 @@ class TenantMetering:
                 self._meter.end(tenant_id, None)
 
     async def count(self, entries: Mapping[str, Entry], taken_in: Collection[str]) -> None:
-        """Count all GPUs and tenants up to now, yielding to the loop in between.
+        """Count all GPUs and tenants up to now, in several turns of the loop.
 
         Args:
             entries: The registry's rows, which may change during the count.

@@ -1,5 +1,5 @@
-"""Observer of the tenants: evaluates each reading of the GPUs. It attributes processes to tenants, feeds the rules of
-findings, and decides when a tenant is drained.
+"""Observer of the tenants, from each reading of the GPUs: attributes processes, feeds findings, and decides when a
+tenant is drained.
 
 Guarantees:
 - A reading that repeats an earlier one (`fresh` is False) changes no finding and drains no tenant.
@@ -49,11 +49,11 @@ OwnerOf = Callable[[int], str | None]
 
 Replaced = Callable[[str, Set[int], Set[int]], Mapping[int, str]]
 """Function of a tenant id, the pids of its processes on its GPUs, and the subset whose connection came from the hook.
-Returns, by pid, the evidence for each process whose hook was replaced. It must be quick: no I/O that can hang."""
+Returns, by pid, evidence that its hook was replaced. Quick: no I/O that can hang."""
 
 
 def nothing_replaced(tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-    """Return no process. For an agent that mounts no hook into its tenants' processes, so that none can be replaced."""
+    """Return no process, for an agent that mounts no hook into its tenants."""
     return {}
 
 
@@ -113,7 +113,7 @@ class Observer:
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the findings and the estimates of context sizes that an earlier agent has stored."""
+        """Read an earlier agent's findings and estimates of context sizes."""
         await asyncio.to_thread(self._contexts.load)
         await asyncio.to_thread(self._load_findings)
 
@@ -123,8 +123,7 @@ class Observer:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def rules_of(self, tenant_id: str) -> FindingRules:
-        """Return new rules of findings for a tenant. The first rules of a tenant start with the findings of an earlier
-        agent."""
+        """Return new rules of findings for a tenant. A tenant's first rules start with an earlier agent's findings."""
         return FindingRules(self._thresholds, self._resumed.pop(tenant_id, ()))
 
     def set_models(self, reading: Reading) -> None:
@@ -149,7 +148,6 @@ class Observer:
 
         Args:
             present: Returns the current entries, which may change between two steps.
-            reading: The reading.
             residue: See `Residue`.
             owner_of: See `OwnerOf`.
             replaced: See `Replaced`.
@@ -307,8 +305,7 @@ class Observer:
 
 
 def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:
-    """Record what remains of a tenant in release, by the last reading. If nothing does, set `drained`, which is never
-    reset."""
+    """Record what remains of a tenant in release. If nothing does, set `drained`, which is never reset."""
     if entry.row.state is not TenantState.RELEASING or entry.drained:
         return
     clients = len(entry.served.processes) if entry.served is not None else 0

@@ -107,7 +107,7 @@ class TenantRegistry:
         log.info("hook installed", file=str(self._settings.hook_file), sha256=digest)
 
     async def close(self) -> None:
-        """Close all sockets and store the count. Tenants' directories stay, because their pods outlive the agent."""
+        """Close all sockets. Tenants' directories stay: their pods outlive the agent."""
         await self._leftovers.wait()
         await self._observer.close()
         if self._checkpointing is not None:
@@ -176,7 +176,7 @@ class TenantRegistry:
         return None if entry is None else entry.directory
 
     def unservable(self, tenant_id: str) -> str | None:
-        """Return why a tenant's row cannot be served, as text. None if it can, or is not applied."""
+        """Return why a tenant's row cannot be served; None if it can, or is not applied."""
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.unservable
 
@@ -235,7 +235,7 @@ class TenantRegistry:
         return self._tokens.turns_on(uuid, since)
 
     def co_runs(self, uuid: str) -> CoRuns:
-        """Return the number of co-runners of a GPU, and how often co-running has ended there, by reason."""
+        """Return a GPU's co-runners, and how often co-running ended, by reason."""
         return self._tokens.co_runs(uuid)
 
     async def count(self, taken_in: Collection[str] = ()) -> None:
@@ -280,8 +280,8 @@ class TenantRegistry:
         return self._observer.killed
 
     def set_models(self, reading: Reading) -> None:
-        """Set the models of the GPUs from a reading. Call this before the first client connects if possible, because
-        each client is sent the memory that its CUDA contexts take on the model."""
+        """Set the models of the GPUs from a reading. Best before the first client connects, which is sent the memory
+        that a CUDA context takes."""
         for gpu in reading.gpus:
             self._tokens.set_sharing(gpu.uuid, self._settings.sharing_of(gpu.uuid, gpu.model))
         self._observer.set_models(reading)

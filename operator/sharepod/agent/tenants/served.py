@@ -199,8 +199,8 @@ class ServedTenant:
         return frozenset(self._hooked)
 
     def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
-        """Return samples of the size of a context, by pid: the bytes that a process uses on a GPU beyond its credits.
-        Only processes that reserve nothing for their contexts give a sample. `by_pid`: bytes by the driver."""
+        """Return by pid the bytes that a process uses on a GPU beyond its credits. Only processes that reserve nothing
+        for contexts count. `by_pid`: bytes by the driver."""
         self._unaware &= self.processes.pids
         return {pid: by_pid[pid] - self.memory.credited(gpu, pid) for pid in self._unaware if by_pid.get(pid)}
 

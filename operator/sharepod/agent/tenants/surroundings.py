@@ -1,8 +1,5 @@
-"""Surroundings of the tenants: interfaces by which the registry reaches the node's files and processes.
-
-A process with the node's rights uses them directly (`on_this_node`). The worker, which has no such rights, reaches them
-through the privileged process.
-"""
+"""Surroundings of the tenants: how the registry reaches its node: directly (`on_this_node`), or from the worker through
+the privileged process."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class TenantDirectories(Protocol):
         """Drop all descriptors that a killed agent has left, except these tenants'."""
 
     def shut(self, tenant_id: str) -> None:
-        """Remove a tenant's socket and limits, so that no new process of it starts."""
+        """Remove a tenant's socket and limits."""
 
     def remove(self, tenant_id: str) -> None:
         """Remove a tenant's directory."""

@@ -54,15 +54,14 @@ class TenantView:
     connected: bool
     """True if any hook of the tenant has ever connected."""
     measured: bool
-    """False while the averaging window of `usage` contains time before the tenant's first hook connected, so that
-    `usage` is too low."""
+    """False while `usage` averages over time before the tenant's first hook connected."""
     enforced: bool | None
     """True if the tenant's share is enforced, False if not; None if unknown."""
     findings: tuple[Finding, ...]
     drained: bool
     """True once nothing of a released tenant is left."""
     left_behind: str | None
-    """What remains of a tenant in release, as text. None if nothing does, or if no reading has shown it yet."""
+    """What remains of a tenant in release, as text. None if nothing does, or not read yet."""
 
     _served: ServedTenant | None
     _tokens: Tokens

@@ -41,15 +41,13 @@ def policy(
     *,
     suspect: str = "true",
 ) -> list[dict[str, Any]]:
-    """Return a policy on SharePods, and the binding that makes it effective in all namespaces.
+    """Return a policy on SharePods, and its binding for all namespaces.
 
     Args:
         name: Name of the policy and of the binding.
         operations: Operations that are checked.
         variables: Names and expressions that validations use.
-        validations: The rules.
-        suspect: CEL expression, without variables and cheaper than the rules, that is true for each object that breaks
-        a rule. The rules are evaluated only if it is true.
+        suspect: CEL expression without variables, cheaper than the rules, that is true for each object that breaks one.
     """
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
@@ -75,13 +73,12 @@ def in_force(
     validations: Sequence[Validation],
     variables: Iterable[tuple[str, str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a policy on the objects of one match rule, and the binding that makes it effective in all namespaces.
+    """Return a policy on the objects of one match rule, and its binding for all namespaces.
 
     Args:
         name: Name of the policy and of the binding.
         rule: Kinds and operations that are checked.
         conditions: Expressions by name, without variables, that are true for each object that may break a rule.
-        validations: The rules.
         variables: Names and expressions that validations use; None: there are none.
     """
     metadata = {"name": name}
@@ -116,8 +113,8 @@ def refuse(unless: str, message: str) -> Validation:
 
 
 def listed(path: str) -> str:
-    """Return a CEL expression for the list at an optional path. It is empty if the list is absent or null, as in claims
-    without requests."""
+    """Return a CEL expression for the list at an optional path; empty if absent or null, as in claims without
+    requests."""
     found = f"{path}.orValue([])"
     return f"(dyn({found}) == null ? [] : {found})"
 

@@ -39,8 +39,8 @@ from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, re
 from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
 LINE_FIELDS = ("deviceClassName", "allocationMode", "count")
-"""Fields that the request of a resource line's claim may have. With any other field, such as tolerations, a claim is
-not a line's (`claims.of_line`)."""
+"""Fields of the request of a resource line's claim. With any other field, such as tolerations, a claim is not a
+line's."""
 
 NAME = "sharepod-claims"
 
@@ -92,8 +92,8 @@ def claim_policy() -> list[dict[str, Any]]:
 
 
 def _of_line(template: str) -> str:
-    """Return a CEL expression: whether an object is the claim of a Pod's resource line, which has no size of its own.
-    It is the template with the line's name, or a claim that a Pod owns."""
+    """Return a CEL expression: whether an object is a line's claim, without a size. It is the line's template, or a
+    claim that a Pod owns."""
     owned = "object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Pod' && o.?controller.orValue(false))"
     return (
         f"({template} ? object.metadata.name == {text(LINE_CLAIM)} : {owned}) && {_REQUESTS}.size() == 1 && "

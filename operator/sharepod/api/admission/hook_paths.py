@@ -24,7 +24,7 @@ def is_reserved(path: str) -> str:
 
 def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list[tuple[str, str]]:
     """Return, for each kind of path, a CEL condition and a part of the message. The condition is true if the container
-    `c` has such a path that is reserved. The message names field and path, as CEL within a string.
+    `c` has such a reserved path. The message names field and path, as CEL within a string.
 
     Args:
         reserved: Returns the CEL condition that a path is reserved.

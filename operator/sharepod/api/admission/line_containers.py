@@ -1,5 +1,5 @@
-"""Validations that keep containers from evading their Pod's resource line: by GPUs from elsewhere, by naming only a
-part of the line's claim, or by a mount over the hook. Pure.
+"""Validations against containers that evade their Pod's resource line: other GPUs, a part of its claim, a mount over
+the hook. Pure.
 
 The validations belong to the policies on Pods with a resource line, and use the variables `containers` and `asking` of
 these policies.
@@ -15,8 +15,8 @@ from .cel import Validation, refuse, text
 from .hook_paths import is_reserved, taking
 
 _MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
-"""CEL expression that is true if nothing needs a check: the Pod has no line, or this is an update. An update of a Pod
-can change only its containers' images, and the rest was checked at creation."""
+"""CEL expression that is true if nothing needs a check: the Pod has no line, or this is an update, which can change
+only images."""
 
 
 def past_the_line(own_volume: str | None = None) -> list[Validation]:
@@ -46,8 +46,8 @@ def past_the_line(own_volume: str | None = None) -> list[Validation]:
 
 
 def _none(wrong: str, message: str) -> Validation:
-    """Return a validation that refuses a Pod with a container `c` for which the CEL condition `wrong` is true.
-    `message`: the text after the container's name."""
+    """Return a validation that refuses a Pod if `wrong` holds for a container `c`. `message`: the text after its
+    name."""
     listed = "(object.spec.containers.exists(o, o.name == c.name) ? 'containers[' : 'initContainers[')"
     return refuse(
         f"{_MADE} || !variables.containers.exists(c, {wrong})",

@@ -45,11 +45,10 @@ _CONTAINERS = "object.spec.containers + object.spec.?initContainers.orValue([])"
 _LIMITS = "c.?resources.?limits.orValue({})"
 _ASKS = f"({text(MILLI)} in {_LIMITS})"
 OF_NO_SHAREPOD = f"object.metadata.?labels[?{text(TENANT_LABEL)}].orValue({text(LINE_TENANT)}) == {text(LINE_TENANT)}"
-"""CEL expression that is true for a Pod without the tenant label of a SharePod. Only the operator can set that
-label."""
+"""CEL expression: true for a Pod without a SharePod's tenant label, which only the operator can set."""
 _OF_NO_PLACEHOLDER = f"!({text(PLACEHOLDER_LABEL)} in object.metadata.?labels.orValue({{}}))"
-"""CEL expression that is true for a Pod without the label of placeholders, which only the operator can set.
-Placeholders have a line and no claim."""
+"""CEL expression: true for a Pod without the label of placeholders, which only the operator can set. Placeholders have
+a line and no claim."""
 PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 _MOST = {MILLI: MAX_GPUS * 1000, MEMORY: MAX_MIB}
 _MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
@@ -70,8 +69,8 @@ def plain_pod_mutation() -> list[dict[str, Any]]:
 
 
 def refusing_policies() -> list[dict[str, Any]]:
-    """Return the policies that refuse Pods with an invalid line or without a claim for it, and that protect those
-    claims, with bindings."""
+    """Return the policies, with bindings, that refuse Pods with an invalid line or without its claim, and protect these
+    claims."""
     everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
     return [
         policy_object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refused_without_claim()),
@@ -155,9 +154,9 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
     """Return the spec of a policy that refuses invalid lines and annotations.
 
     Args:
-        or_also: CEL expression that is true for Pods to check although they have no line.
-        made_with: Value that the annotation with the GPUs must have in a new Pod.
-        attached: Validations of the claim or volume that attaches the share.
+        or_also: CEL expression for Pods to check without a line.
+        made_with: Value of the annotation with the GPUs in a new Pod.
+        attached: Validations of the attaching claim or volume.
     """
     ours = f"k.startsWith({text(PREFIX)})"
     with_line = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
@@ -221,8 +220,7 @@ def _beyond(name: str) -> str:
 
 
 def limit_field(name: str, container: str) -> str:
-    """Return a CEL expression for the beginning of a message: the path of a resource in a container's limits.
-    `container`: CEL expression of the container."""
+    """Return a CEL expression for a resource's path in a container's limits. `container`: CEL expression of it."""
     kind = f"(object.spec.containers.exists(o, o.name == {container}.name) ? 'containers[' : 'initContainers[')"
     return f"'spec.' + {kind} + {container}.name + '].resources.limits[{name}]: "
 
@@ -283,7 +281,7 @@ def _no_memory_annotation() -> Validation:
 
 
 def _sizes() -> list[Validation]:
-    """Return validations that refuse amounts that do not divide into shares of one or more GPUs."""
+    """Return validations that refuse sizes that no number of GPUs has."""
     line, memory = limit_field(MILLI, "variables.asking[0]"), limit_field(MEMORY, "variables.inMemory[0]")
     return [
         refuse(
@@ -373,7 +371,7 @@ def _refined() -> list[Validation]:
 
 
 def _operators(made_with: str) -> list[Validation]:
-    """Return validations that refuse fields that only the operator may write, and changes that would have no effect."""
+    """Return validations that refuse fields of the operator, and changes without effect."""
     now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
     gpus = f"[?{text(GPUS_ANNOTATION)}].orValue('')"
     fixed = texts(name for key in KEYS for name in key.annotations if name not in _MUTABLE)
@@ -395,8 +393,8 @@ def _operators(made_with: str) -> list[Validation]:
 
 
 def _left_out() -> Validation:
-    """Return the validation that refuses a line in a namespace with `OPT_OUT_LABEL`. It also refuses a Pod whose
-    manifest already contains the claim."""
+    """Return the validation that refuses a line in a namespace with `OPT_OUT_LABEL`, also with the claim in the
+    manifest."""
     label = f"namespaceObject.metadata.?labels[?{text(OPT_OUT_LABEL)}].orValue('')"
     return refuse(
         f"request.operation != 'CREATE' || variables.asking.size() == 0 || {label} != {text(DISABLED)}",
@@ -406,8 +404,7 @@ def _left_out() -> Validation:
 
 
 def _translated() -> list[Validation]:
-    """Return validations that refuse a Pod with a line and no claim for it, which would run without a GPU. They also
-    refuse any other use of a line's claim."""
+    """Return validations that refuse a Pod with a line and no claim for it, and any other use of a line's claim."""
     entries = "object.spec.?resourceClaims.orValue([])"
     name = text(LINE_CLAIM)
     mine = f"r.name == {name} && r.?resourceClaimTemplateName.orValue('') == {name}"
@@ -454,8 +451,8 @@ def no_node() -> Validation:
 
 
 def _kept_claims() -> dict[str, Any]:
-    """Return the spec of the policy that protects lines' claims: their template's name is reserved for a template
-    without sizes, and each claim made from it for the Pod that owns it."""
+    """Return the policy spec that reserves lines' claims: their template's name for one without sizes, each claim for
+    the Pod that owns it."""
     template = "object.kind == 'ResourceClaimTemplate'"
     requests = listed(f"({template} ? object.spec.?spec : object.?spec).?devices.?requests")
     sizeless = (

@@ -129,8 +129,7 @@ def _claims() -> list[dict[str, Any]]:
 
 
 def _limit_ranges() -> list[dict[str, Any]]:
-    """Return the policy that warns of a LimitRange whose default every container would get. If there is no default, the
-    API server uses `max`."""
+    """Return the policy that warns of a LimitRange's default (or `max`) that every container would get."""
     given = f"l.?default.orValue({{}}).exists(k, k in {texts((MILLI, MEMORY))})"
     limits = "object.spec.limits"
     first = f"{limits}.filter(l, {given})[0].default.filter(k, k in {texts((MILLI, MEMORY))})[0]"
@@ -178,7 +177,7 @@ def _policy(
     warns: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a policy on objects of one API group, and its binding. `of`: (group, version, resources, operations).
-    `warns`: True if it takes no quota as parameter, and warns instead of refusing."""
+    `warns`: it takes no quota, and warns instead of refusing."""
     group, version, resources, operations = of
     rule = {
         "apiGroups": [group],

@@ -46,7 +46,7 @@ def _annotations(field: str, *, key: str = "") -> list[str]:
 
 def _each(names: Sequence[str], unless: str, wrong: str) -> Validation:
     """Return a validation that refuses an annotation of `names` unless `unless` holds. `unless` and `wrong` (the
-    message) are CEL expressions in `v`, the annotation's value."""
+    message) are CEL in `v`, its value."""
     here = f"variables.present.filter(k, k in {texts(names)})"
     bad = f"{here}.filter(k, ![variables.annotations[k]].all(v, {unless}))"
     return refuse(
@@ -60,14 +60,13 @@ def _quoted(rest: str) -> str:
 
 
 def request_policy() -> list[dict[str, Any]]:
-    """Return the policy that refuses a SharePod that requests GPUs in more than one way, and invalid annotations."""
+    """Return the policy that refuses SharePods with several requests or invalid annotations."""
     validations = [*few(), *_one_way(), *readable(), *_together()]
     return policy("sharepod-request", ["CREATE", "UPDATE"], annotation_variables(), validations, suspect=_suspect())
 
 
 def _suspect() -> str:
-    """Return a CEL condition that is false only if a SharePod requests by `spec.gpu` alone and names no node: then no
-    rule can be broken."""
+    """Return a CEL condition that is false only if a SharePod requests by `spec.gpu` alone and names no node."""
     annotations, labels = "object.metadata.?annotations.orValue({})", "object.metadata.?labels.orValue({})"
     ours = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     return (
@@ -97,8 +96,7 @@ def annotation_variables() -> list[tuple[str, str]]:
 
 
 def few() -> list[Validation]:
-    """Return validations that refuse too many annotations or labels. In an object with too many, the other rules check
-    none."""
+    """Return validations that refuse too many annotations or labels; other rules check none of these."""
     fields = {"annotations": "variables.annotations", "labels": "object.metadata.?labels.orValue({})"}
     return [
         refuse(
@@ -262,7 +260,7 @@ def _together() -> list[Validation]:
     given = {field: f"variables.{field}.size() > 0" for field in ("request", "limit", "memory")}
 
     def missing(field: str) -> str:
-        """Return a CEL expression that names the missing annotation in the SharePod's dialect."""
+        """Return a CEL expression for the missing annotation in the SharePod's dialect."""
         entry = next(entry for entry in KEYS if entry.field == field)
         used = [
             f"variables.present.exists(k, k.startsWith({text(p)})) ? {text(entry.usual(p))}" for p in FOREIGN_PREFIXES

@@ -1,8 +1,8 @@
 """Admission policy on claims of class `scheduler.sharepod.dev` and their templates: refuses requests that
 kube-scheduler cannot fulfil as intended. Pure.
 
-It refuses what `scheduled_claims.fault` would refuse later, in nearly the same words. It also refuses a claim that
-requests only one of time and memory, because kube-scheduler would allocate the GPU's whole amount of the other.
+It refuses what `scheduled_claims.fault` would refuse later, in nearly the same words. It also refuses a claim for only
+one of time and memory: kube-scheduler would allocate all of the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Admission policy on the claims that attach the GPUs of SharePods' Pods: only the operator creates them, each for one
 Pod. Pure.
 
-Without it, a second Pod could name such a claim and use the share during and after the life of the SharePod's Pod.
+Otherwise a second Pod could use the share by naming the claim.
 """
 
 from __future__ import annotations

@@ -102,8 +102,7 @@ def is_ours(claim: Mapping[str, Any]) -> bool:
 
 
 def of_line(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim belongs to the resource line of a Pod, so that the line has the size and the claim has
-    none."""
+    """Return whether a claim belongs to a Pod's resource line, which has the size."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     if not isinstance(devices, Mapping) or not devices.keys() <= {"requests"}:
@@ -194,7 +193,7 @@ class _Exactly:
 
 
 def _all_requests(claim: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the requests of a claim and their alternatives. The claim's content is not checked before."""
+    """Yield the requests and alternatives of an unchecked claim."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     requests = devices.get("requests") if isinstance(devices, Mapping) else None
@@ -258,8 +257,7 @@ def _refuse_value(name: str, value: int, written: object, path: str) -> None:
 
 
 def _request(first: _Exactly, count: int, annotated: Mapping[str, Any]) -> GpuRequest:
-    """Return the request of a claim, from its spec and its annotations. `annotated`: values of the annotations, by
-    field."""
+    """Return a claim's request, from spec and annotations. `annotated`: their values, by field."""
     asked = dict(first.capacity)
     capacity = f"{first.path}.capacity"
     exclusive = annotated.get("mode") == Mode.EXCLUSIVE
@@ -365,7 +363,7 @@ def _annotations(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 _TOKEN = re.compile(r"""\s*(?:(?P<text>"[^"\\\n]*"|'[^'\\\n]*')|(?P<mark>&&|==|[\[\](),.])|(?P<word>[A-Za-z_]\w*))""")
 _DEVICE = [(token, token == CLAIM_DRIVER) for token in ("device", ".", "attributes", "[", CLAIM_DRIVER, "]", ".")]
-"""(text, whether it is a string literal) of the tokens with which an attribute of SharePod's devices begins."""
+"""First tokens of an attribute of SharePod's devices, as `_tokens` yields them."""
 
 
 def _selected(value: object, path: str) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
@@ -423,8 +421,7 @@ def _parse(expression: str, path: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _tokens(expression: str, refused: SpecError) -> Iterator[tuple[str, bool]]:
-    """Yield the tokens of an expression, each as (text, whether it is a string literal). Literals are without
-    quotes."""
+    """Yield (text, whether it is a string literal) for each token. Literals have no quotes."""
     place, end = 0, len(expression.rstrip())
     while place < end:
         match = _TOKEN.match(expression, place, end)

@@ -1,5 +1,4 @@
-"""Claim of a resource line: the parts that the webhook adds to a plain Pod with a line, so that a claim attaches its
-share. Pure.
+"""Claim of a resource line: the webhook's additions to a plain Pod with a line. Pure.
 
 The MutatingAdmissionPolicy of `manifests/plain` does the same in CEL; a test compares the two.
 

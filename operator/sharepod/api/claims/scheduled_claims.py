@@ -25,14 +25,13 @@ from sharepod.api.units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantit
 from .claims import CAPACITIES, LIMIT, MEMORY, TIME
 
 HOLD_RESOURCE = "gpunodes"
-"""Resource that the operator's own entry in `status.reservedFor` names: the GPUNode whose ledger has the claim's row.
-The entry keeps the allocation."""
+"""Resource of the operator's entry in `status.reservedFor`: the GPUNode whose ledger has the claim's row."""
 
 ANNOTATED = (
     f"is not for claims of class {SCHEDULER_CLASS}, which kube-scheduler allocates only by size; remove it, or use "
     f"class {DEVICE_CLASS} on nodes of another pool"
 )
-"""Message that refuses an annotation, because a claim of this class cannot have SharePod's annotations."""
+"""Message that refuses SharePod's annotations on a claim of this class."""
 ADMIN_ACCESS = "goes past every share; leave it out"
 SEVERAL = (
     f"has several requests of class {SCHEDULER_CLASS}; all GPUs of a claim have equal shares: write one request with "

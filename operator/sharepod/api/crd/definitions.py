@@ -213,13 +213,11 @@ def gpustatement_crd() -> dict[str, Any]:
 
 
 def _fix_pod(spec: Schema) -> list[Rule]:
-    """Add rules to the fields of the spec that make the PodSpec immutable, and fix whether there is a gpu block. Return
-    further rules.
+    """Add rules that make the PodSpec immutable, and fix whether there is a gpu block. Return further rules.
 
-    The admission policy compares fields that are maps of quantities, which CEL in a CRD cannot, because no type of a
-    CRD represents a quantity. It also prevents adding and removing PodSpec fields. As one rule of the whole spec, these
-    checks would be evaluated at each write of a status, too, and each access to a field walks over the PodSpec's forty
-    fields.
+    The admission policy compares maps of quantities, because no type of a CRD represents a quantity. It also prevents
+    adding and removing PodSpec fields. As one rule of the whole spec, these checks would be evaluated at each write of
+    a status, too, and each access to a field walks over the PodSpec's forty fields.
     """
     names = [
         name

@@ -82,8 +82,7 @@ def column(name: str, kind: str, path: str, description: str = "", *, priority: 
 
 
 def rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
-    """Return a CEL rule. `expression`: CEL expression of the message, which may quote values. `message`: shown if that
-    is missing or fails."""
+    """Return a CEL rule. `expression`: CEL of the message, which may quote values. `message`: used without it."""
     result = {"rule": rule, "message": message}
     if expression:
         result["messageExpression"] = expression

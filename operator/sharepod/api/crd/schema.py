@@ -144,8 +144,7 @@ def _sentence(node: Mapping[str, Any]) -> str:
 def by_key(schema: Schema, name: str, *, key: str) -> None:
     """Make a list of an object a map by `key`: each applier then owns single entries, and no key may repeat.
 
-    Entries are atomic. Otherwise the API server would record the owner of each field of an entry, and read this record
-    several times at each write.
+    Entries are atomic. Otherwise the API server would record, and read at each write, the owner of each field.
     """
     field = schema["properties"][name]
     field |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
@@ -171,8 +170,8 @@ def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
 
 
 def _not_on_create(instead: str) -> Schema:
-    """Return the schema of a list that must be empty. Every entry is refused, so nothing is stored. `instead`: what to
-    write, for the message."""
+    """Return the schema of a list that must be empty. Every entry is refused, so nothing is stored. `instead`: advice,
+    for the message."""
     return {
         "type": "array",
         "maxItems": MAX_ITEMS,

@@ -20,8 +20,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """Annotation in which kubectl stores the applied manifest. On the Pod it would describe the wrong object."""
 
 _OF_TOOLS = ("argocd.argoproj.io/*", "meta.helm.sh/*", "helm.sh/*", "*.fluxcd.io/*", "config.kubernetes.io/*")
-"""Annotations in which tools store the applied manifest. A Pod does not need them, so users are not warned that they
-are not copied."""
+"""Annotations in which tools store the applied manifest. They are left out without a warning."""
 
 ANNOTATION_PATTERN = r"^(\*|(\*\.)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(/(\*|[A-Za-z0-9][-A-Za-z0-9_.]*))?)$"
 """Regular expression for the patterns of the allow list: `*`, or a name whose prefix may begin with `*.` and whose rest

@@ -79,7 +79,7 @@ def _attached(container: Any, *, hook: bool) -> Any:
 
 
 def _exclusive(annotations: Mapping[str, Any]) -> bool:
-    """Return whether an annotation requests mode Exclusive, in which no limit applies, so that no hook is needed."""
+    """Return whether an annotation requests mode Exclusive, which needs no hook."""
     return any(FIELD_OF.get(name) == "mode" and value == Mode.EXCLUSIVE for name, value in annotations.items())
 
 

@@ -159,8 +159,8 @@ def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool
 
 
 def _attach_by_claim(spec: dict[str, Any], settings: PodSettings, claim: str) -> None:
-    """Attach GPUs and the tenant's directory by a claim. Changes `spec` in place. A RuntimeClass for GPUs is removed,
-    because it is not needed and may not exist."""
+    """Attach GPUs and the tenant's directory by a claim. Changes `spec` in place. A RuntimeClass for GPUs, which may
+    not exist, is removed."""
     own = spec.get("runtimeClassName")
     if own == settings.runtime_class or re.match(NVIDIA_RUNTIME_PATTERN, str(own)):
         spec.pop("runtimeClassName", None)
@@ -198,12 +198,9 @@ def open_gate(
 
 
 def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the JSON Patch that marks a Pod as withdrawn: once deleted, it stays until `let_go`. The API server
-    refuses the patch for any other version of the Pod.
-
-    The patch also removes the finalizer by which a Job would count the Pod, because the Pod never ran. `finalizers`:
-    the Pod's present finalizers.
-    """
+    """Return the JSON Patch that withdraws a Pod: once deleted, it stays until `let_go`, and no Job counts it, because
+    it never ran. The API server refuses the patch for another version of the Pod. `finalizers`: the Pod's present
+    finalizers."""
     kept = [finalizer for finalizer in finalizers if finalizer != JOB_TRACKING]
     return [
         {"op": "test", "path": "/metadata/uid", "value": uid},
@@ -215,7 +212,7 @@ def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[d
 def let_go(uid: str, finalizers: Sequence[str], *, counts: bool) -> list[dict[str, Any]]:
     """Return the JSON Patch that undoes `mark_taken_back`. The API server refuses it if the finalizers have changed.
 
-    `counts`: True if the Pod belongs to a Job and runs, so that the Job must count it again.
+    `counts`: True if a Job must count the Pod again, because it runs.
     """
     kept = [finalizer for finalizer in finalizers if finalizer not in (TAKEN_BACK, JOB_TRACKING)]
     if counts:

@@ -1,2 +1,2 @@
-"""Binpack: ranks nodes and GPUs for a request by what arrivals so far have requested, so that likely requests keep
-room. The inner loops are C (native/)."""
+"""Binpack: ranks places for a request so that requests which are likely by past arrivals keep room. The inner loops are
+C (native/)."""

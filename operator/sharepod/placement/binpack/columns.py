@@ -102,12 +102,12 @@ class Columns:
         self._exclusions: Numbers[frozenset[LabelKey | None]] = Numbers(frozenset(), frozenset((None,)))
 
     def touch(self, name: str) -> None:
-        """Mark a node for the next `settle`, because something about it has changed."""
+        """Mark a changed node for the next `settle`."""
         self._dirty[name] = None
 
     def settle(self) -> npt.NDArray[np.intp] | None:
         """Copy the state of the nodes marked by `touch` into the columns. Return the indices of these nodes; None if
-        all arrays were rebuilt, so that indices and arrays from before are invalid."""
+        all arrays were rebuilt."""
         if not self._dirty and not self._rebuild:
             return _NOTHING
         changed: list[int] = []
@@ -195,7 +195,7 @@ class Columns:
         self._read_gpus(node, account)
 
     def _clear_gpus(self, node: int, start: int) -> None:
-        """Mark the GPU positions of the node from `start` on as empty: the node has fewer GPUs than `width`."""
+        """Mark the node's positions from `start` on as without GPU."""
         for column, value in (
             (self.share, -1),
             (self.share_in_proportion, -1),

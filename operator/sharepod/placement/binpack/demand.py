@@ -1,4 +1,4 @@
-"""Demand: how often requests of each class arrive. Binpack keeps room for the classes that are likely to arrive next.
+"""Demand: how often requests of each class arrive. Binpack keeps room for likely classes.
 
 Guarantees:
 - The demand needs no configuration and no training.
@@ -38,8 +38,7 @@ _RENEWAL_EVERY = range(32, 256)
 
 
 class MemoryShare(IntEnum):
-    """Memory of a request that sets no number of bytes, as a part of the GPU's memory. The values are negative, so that
-    they sort before any number of bytes."""
+    """Memory of a request without bytes, as a part of the GPU's. Negative, to sort before bytes."""
 
     ALL = -2
     """All of the GPU's memory: mode Exclusive."""
@@ -106,9 +105,8 @@ def in_order(shares: Mapping[DemandClass, float]) -> dict[DemandClass, float]:
 
 
 class Demand:
-    """Weighted count of arrivals, by class and by label. An arrival's weight grows with its number, which halves the
-    relative weight of earlier ones every `HALF_LIFE`. `arrivals`: total number of arrivals. `labels`: weighted count by
-    label."""
+    """Weighted count of arrivals, by class and by label. Later arrivals weigh more (`HALF_LIFE`). `arrivals`: total
+    number of arrivals. `labels`: weighted count by label."""
 
     def __init__(self) -> None:
         self._weights: dict[DemandClass, float] = {}

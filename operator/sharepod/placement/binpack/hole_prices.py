@@ -36,13 +36,11 @@ priced size."""
 _ROUNDS = range(40, 150)
 """Least and most rounds of one estimate. Prices change little in later rounds."""
 _WORK = 2_000_000
-"""Steps of one estimate, about 30 ms: number of holes x sizes x rounds. The number of rounds follows from it, within
-`_ROUNDS`."""
+"""Steps of one estimate, about 30 ms: holes x sizes x rounds, where rounds are within `_ROUNDS`."""
 _SLICE = 200_000
 """Steps of one slice, about 3 ms."""
 _COMMON = 0.95
-"""Part of all arrivals for which free memory is valued: the most frequent classes that together make up this part.
-Rarer classes do not raise the value of memory."""
+"""The value of memory comes from the most frequent classes, up to this part of all arrivals."""
 
 
 class ShadowPrices:

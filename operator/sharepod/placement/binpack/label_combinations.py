@@ -4,7 +4,7 @@ part of all arrivals whose labels allow them to join such tenants.
 Guarantees:
 - A combination keeps its number while a GPU has it. Free numbers are reused, so there are at most as many as GPUs and
   additions since the last renewal.
-- The worths are computed in slices, so that many labels do not delay a decision.
+- Worths are computed in slices, however many labels there are.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Numbers(Generic[_Key]):
-    """Numbers for keys, counted from 0; numbers of dropped keys are reused. `fixed`: keys that have the first numbers
-    and are never dropped."""
+    """Numbers for keys, from 0; free ones are reused. `fixed`: keys that permanently have the first numbers."""
 
     def __init__(self, *fixed: _Key) -> None:
         self._fixed = len(fixed)
@@ -101,8 +100,7 @@ class LabelCombinations:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget all combinations and number them again. Number 0 stays with empty GPUs, because a `signature` of 0
-        means that there is no GPU."""
+        """Number the combinations again. Number 0 stays with empty GPUs: a `signature` of 0 means no GPU."""
         self._numbers = Numbers(_EMPTY, _PLAIN)
         self._added: set[int] = set()
         self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]
@@ -165,8 +163,7 @@ class LabelCombinations:
         return self._with_added(worth, shares)
 
     def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
-        """Apply these shares, and the worths that `weigh` computed from them. `used`: numbers of the combinations on
-        GPUs; others are dropped."""
+        """Apply these shares, and the worths by `weigh`. `used`: combinations on GPUs; others are dropped."""
         self.shares, self.worth = shares, self._with_added(worth, shares)
         for number, (_, anti_affinity, _) in self._numbers.keep(used):
             for label in anti_affinity:

@@ -68,8 +68,7 @@ class LabelShares:
         """
         labels = list(exclusions)
         if len(labels) > 1:
-            # No further tenant may join tenants with different exclusion labels. Placement never mixes these, but a
-            # ledger that was loaded may contain them.
+            # No further tenant may join tenants with different exclusion labels. A loaded ledger may contain these.
             return 0.0
         part = self.not_kept_off(anti_affinity, interactive=full)
         return part * self.open_to(labels[0]) if labels else part

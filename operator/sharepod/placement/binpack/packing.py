@@ -32,7 +32,7 @@ _MAX_SCORES = 2_000_000
 """Most scores (nodes x request classes) that are kept: some 50 MB. Above that, half of the classes are dropped, those
 whose last decision is oldest."""
 _MIN_CLASSES = 64
-"""Least number of request classes whose scores are kept, also in a cluster so large that they exceed `_MAX_SCORES`."""
+"""Request classes whose scores are kept even if they exceed `_MAX_SCORES`."""
 _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
 """Bounds of a renewal's sample: most nodes, and most nodes x demand shapes, that it reads to estimate the cluster's
 room. In a larger cluster every n-th node is read."""
@@ -57,7 +57,7 @@ class Packing:
     # Changes and arrivals
 
     def touch(self, name: str) -> None:
-        """Mark a node whose account has changed; its scores are computed again before the next decision."""
+        """Mark a node whose account has changed, so that it is scored again."""
         self.columns.touch(name)
 
     def arrived(self, request: PlacementRequest) -> None:
@@ -75,8 +75,7 @@ class Packing:
         return self.demand.due
 
     def renew(self) -> None:
-        """Learn the weights from the arrivals, at once. This takes milliseconds on a thousand nodes, so do not call it
-        within a decision."""
+        """Learn the weights from the arrivals. Takes milliseconds on a thousand nodes: not within a decision."""
         for _ in self.renewal():
             pass
 
@@ -139,7 +138,7 @@ class Packing:
                 yield
                 if columns.started_over != started_over:
                     break
-        # 5. Apply the weights. Sum again over the nodes that have changed since the renewal began.
+        # 5. Apply the weights, and sum again over changed nodes.
         self.settle()
         self.usable = usable
         columns.weigh_labels(worth_of, labels)
@@ -159,7 +158,7 @@ class Packing:
                 break
 
     def settle(self) -> None:
-        """Copy changed nodes into the columns, and sum over their GPUs: some microseconds for each changed node."""
+        """Copy changed nodes into columns and sums: some microseconds each."""
         changed = self.columns.settle()
         if changed is None:
             self._scores.clear()
@@ -175,8 +174,7 @@ class Packing:
         return Offers(self, self._without(scores.copy(), request.avoid) if request.avoid else scores)
 
     def scores(self, key: Hashable, request: PlacementRequest | RequestClass) -> ClassScores:
-        """Return the scores of all nodes for a request class, with all changes so far. `key`: equal for all requests of
-        that class (`request_key`)."""
+        """Return the current scores of all nodes for a request class. `key`: of that class (`request_key`)."""
         self.settle()
         scores = self._scores.get(key)
         if scores is None:
@@ -194,8 +192,8 @@ class Packing:
             del self._scores[key]
 
     def most_free(self, request: PlacementRequest, *, without: npt.NDArray[np.bool_] | None = None) -> Offers:
-        """Rank nodes for Spread: by the free part of the fullest of the GPUs that the request would get. Nodes that are
-        true in `without` are left out."""
+        """Rank nodes for Spread: by the free part of the fullest GPU that the request would get, without nodes true in
+        `without`."""
         self.settle()
         scores = self._scorer.most_free(RequestClass.of(request))
         if without is not None:
@@ -221,8 +219,7 @@ class Packing:
         return self._scorer.best(scores)
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:
-        """Return the positions of the GPUs of one node that pass the filters for the request. Empty if they are fewer
-        than requested."""
+        """Return the positions of a node's passing GPUs; empty if fewer than requested."""
         return self._scorer.passing(scores, node)
 
 
@@ -242,7 +239,7 @@ class Offers:
         return None if self._node < 0 else self._packing.columns.names[self._node]
 
     def reject(self) -> None:
-        """Remove the present node from the ranking until its account changes, because a filter has refused it."""
+        """Drop the present node, which a filter refused, until its account changes."""
         self._scores.score[self._node] = NO_PLACE
 
     def gpus(self, *, all_passing: bool = False) -> list[int]:

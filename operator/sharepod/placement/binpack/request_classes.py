@@ -1,5 +1,4 @@
-"""Request classes (requests with equal scores), and masks of the nodes that suit a pod by their own state, whatever
-tenants they have.
+"""Request classes (requests with equal scores), and masks of the nodes that suit a pod, whatever their tenants.
 
 Guarantees: `NodeMasks` agrees with the filters of `filters.node` that read only a node's state (`BY_STATE`).
 """
@@ -91,8 +90,7 @@ def _suits_key(needs: PodNeeds) -> _SuitsKey:
 
 
 def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
-    """Return a key that is equal for pods that require the same of their node: resources, selector, affinity,
-    tolerations."""
+    """Return a key of a pod's needs: resources, selector, affinity, tolerations."""
     resources = needs.resources
     extended: Mapping[str, int] = resources.extended
     return (

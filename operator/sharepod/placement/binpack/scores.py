@@ -33,8 +33,8 @@ NO_PLACE = int(np.iinfo(np.int64).min)
 HOLE_WEIGHT = 4.0
 """Weight of the value of holes (hole_prices.py) in a score, relative to usable capacity."""
 ROUND_TO = 40
-"""Rounding of scores, in thousandths of a GPU. Nodes with the same rounded score count as equal, and the first by name
-is chosen. If tenants leave, the nodes with the fewest idle GPUs come first among these."""
+"""Rounding of scores, in thousandths of a GPU. Among equal nodes the first by name is chosen. If tenants leave, the
+nodes with the fewest idle GPUs come first among these."""
 
 _WORK = 3_000
 """Work of one decision, in GPUs x demand shapes scored: for changed nodes, and again as much for nodes scored with old
@@ -123,7 +123,7 @@ class ClassScores:
         return copy
 
     def update_request(self, columns: Columns, masks: NodeMasks) -> Any:
-        """Update `c_request` for the present columns, and return it. `masks`: the nodes that suit the class's pod."""
+        """Update `c_request` for these columns, and return it. `masks`: nodes that suit the pod."""
         wanted, c_request, kept = self.request_class, self.c_request, self._kept
         if "takes" not in kept or len(kept["takes"][0]) != max(len(columns.sizes), 1):
             takes = [memory_milli(wanted.memory, wanted.milli, size) for size in columns.sizes or [0]]
@@ -161,7 +161,7 @@ class Weighing:
         number: Number of the weights, from 1 on.
         usable: Tables of usable capacity.
         c_columns: The columns as C reads them, of `nodes` nodes.
-        arrays: Arrays to which `c_columns` points. They are kept alive, even if the columns are rebuilt.
+        arrays: Arrays to which `c_columns` points. Kept alive here.
         nodes: Number of nodes.
         worth: Worth of each GPU (column `worth`), from which the sums are made.
 
@@ -254,7 +254,7 @@ class Scorer:
         self.take(weighing)
 
     def weighing(self, usable: UsableCapacity, worth: Array) -> Weighing:
-        """Return new weights for all columns, with sums still to be computed. Scores use the present weights until
+        """Return new weights, with sums to be computed. Scores use the present weights until
         `take`. `worth`: for each GPU, the part of all arrivals whose labels allow them to join its tenants."""
         self._number += 1
         columns = _ffi.new("shp_columns *", self._c_columns[0])
@@ -271,7 +271,7 @@ class Scorer:
         self._weighing.sum_gpus(nodes)
 
     def update(self, scores: ClassScores) -> None:
-        """Score the nodes that have changed since `scores` was last updated. Beyond `_WORK`, nodes get an estimate."""
+        """Score the nodes that have changed; beyond `_WORK`, estimate."""
         if scores.seen < self._columns.version:
             changed = self._changed
             changed.seen, changed.node, changed.work, changed.cleared = scores.seen, 0, _WORK, 0
@@ -311,8 +311,7 @@ class Scorer:
         return scores
 
     def least_promised(self, request_class: RequestClass) -> ClassScores:
-        """Score nodes by the guaranteed time on the GPUs that the request would get, least first and idle GPUs last;
-        then by the fewest idle GPUs."""
+        """Score nodes: least guaranteed time first, idle GPUs last; then fewest idle GPUs."""
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_least_promised(self._c_columns, request, scores.c_scores.score, self._for_gpus)
@@ -320,7 +319,6 @@ class Scorer:
         return scores
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:
-        """Return the positions of the GPUs of one node that pass for the request. Empty if they are fewer than
-        requested."""
+        """Return the positions of a node's passing GPUs; empty if fewer than requested."""
         found = _lib.shp_passing(self._c_columns, scores.c_request, node, self._for_gpus)
         return list(self._for_gpus[0:found])

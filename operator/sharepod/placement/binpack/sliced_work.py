@@ -1,5 +1,4 @@
-"""Sliced work: a long computation as a generator, which yields after some milliseconds so that its caller can make
-decisions in between."""
+"""Sliced work: a long computation that yields after some milliseconds, so that decisions are made in between."""
 
 from __future__ import annotations
 

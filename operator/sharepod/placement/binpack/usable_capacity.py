@@ -51,8 +51,7 @@ NO_CPU = 2.0**-10
 """CPU that counts as free on a node without free CPU, in thousandths of a core. It is too little for any request with
 CPU, and enough for all requests without. Equal to the value in scores.c."""
 _ASKED_WITHOUT_CPU = NO_CPU / 2**20
-"""CPU that counts for a request without CPU, in thousandths of a core: too small to matter, and not 0, because it is a
-divisor."""
+"""CPU that counts for a request without CPU, in thousandths of a core: small, but a valid divisor."""
 
 _MOST_MEMORY = 1 << 53
 """Bytes at which a requested memory is cut: more than any GPU has, while a thousand times as many still fit into 64
@@ -118,7 +117,7 @@ class UsableCapacity:
         self._several = several[self._shape_of]
         self.time_by_cpu = _time_by_cpu(shares, CPU_NEEDED_IF_TENANTS_LEAVE if tenants_leave else CPU_NEEDED)
         self.mix = np.float32(mix)
-        # GPUs' parts of a request must sum to at least one, although a third rounds down.
+        # GPUs' parts of a request must sum to at least one, although a third rounds down
         self.parts = np.array([(1.0 + 1e-6) / shape.count for shape in self.shapes], dtype=np.float32)
         self.of_one = np.array([1.0 if shape.count > 1 else np.inf for shape in self.shapes], dtype=np.float32)
         self.hole_by_time = (np.zeros(WHOLE_GPU + 1) if hole_by_time is None else hole_by_time).astype(np.float32)
@@ -213,8 +212,7 @@ class UsableCapacity:
         return np.zeros((len(self._fits), len(self.shapes)))
 
     def add_room(self, room: Floats, copies: Floats, model: Ints) -> None:
-        """Add the copies of each shape that fit on some nodes to the table `room`. `model`: the model of each node,
-        whose row gets its copies."""
+        """Add the copies of each shape that fit on nodes to `room`, in the row of the node's model."""
         for number in np.flatnonzero(np.bincount(model)):  # not np.unique, whose first call imports a module for 6 ms
             room[number] += copies[model == number].sum(axis=0, dtype=np.float64)
 

@@ -26,7 +26,7 @@ _MOST_KINDS = 4
 
 def largest_kinds(nodes: Iterable[NodeState | None]) -> list[tuple[int, int]]:
     """Return (GPUs, thousandths of a core) of the largest kinds of nodes, most GPUs first. A kind is largest if no
-    other has at least as much of both. Return an empty list if all kinds are largest."""
+    other has as much of both. Empty if all are largest."""
     kinds = {(len(node.gpus), node.allocatable.cpu_milli) for node in nodes if node is not None and node.gpus}
     most: dict[int, int] = {}  # most CPU by number of GPUs; sorting all kinds would cost more
     for gpus, cpu in kinds:
@@ -40,7 +40,7 @@ def largest_kinds(nodes: Iterable[NodeState | None]) -> list[tuple[int, int]]:
 
 def with_whole_nodes(shares: Mapping[DemandClass, float], kinds: Iterable[tuple[int, int]]) -> dict[DemandClass, float]:
     """Return the parts of all arrivals by class, with requests for whole nodes raised to their least part. `kinds`:
-    GPUs and thousandths of a core of the largest nodes."""
+    (GPUs, thousandths of a core) of the largest nodes."""
     whole = [
         DemandClass(gpus, WHOLE_GPU, MemoryShare.IN_PROPORTION, int(cpu * OF_CPU)) for gpus, cpu in kinds if gpus > 1
     ]

@@ -39,8 +39,7 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class _Tally:
-    """GPUs and nodes that do not pass, by the number of the filter that they fail first. A refusal names GPUs first,
-    then nodes."""
+    """Failing GPUs, then failing nodes, by number of the first filter that fails."""
 
     gpus: dict[int, list[GpuAccount]] = field(default_factory=dict)
     short_of_gpus: list[NodeAccount] = field(default_factory=list)
@@ -240,8 +239,7 @@ def _advice(head: HeadReservation | None, request: PlacementRequest) -> str:
 
 
 def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str:
-    """Return text that proposes a smaller `spec.gpu.request` with which the request would fit now. Empty if none is
-    found."""
+    """Return advice: a smaller `spec.gpu.request` that fits now. Empty if none."""
     free = _free_on(nodes, request, lambda gpu: gpu.free_milli)
     candidates = {milli for each in free if (milli := advised_request(each)) is not None}
     smaller = [milli for milli in candidates if milli < request.gpu.request_milli]
@@ -252,8 +250,7 @@ def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fi
 
 
 def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str:
-    """Return text that proposes a smaller `spec.gpu.memory` with which the request would fit now. Empty if none is
-    found."""
+    """Return advice: a smaller `spec.gpu.memory` that fits now. Empty if none."""
     asked = request.gpu.memory
     free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
     candidates = {size for each in free if (size := advised_memory(each)) is not None}

@@ -23,8 +23,8 @@ Explain = Callable[[Sequence[GpuAccount]], str]
 
 @dataclass(frozen=True, slots=True)
 class GpuFilter:
-    """One check of GPUs for one request. `name`: the obstacle as one CamelCase word. `passes`: whether a GPU passes.
-    `explain`: returns, for a message, why these GPUs (at least one) do not."""
+    """One check of GPUs for one request. `name`: the obstacle as one CamelCase word. `explain` words why these GPUs (at
+    least one) do not pass."""
 
     name: str
     passes: Passes

@@ -1,5 +1,4 @@
-"""Node filters: the checks that kube-scheduler will make for the Pod, so that no share is reserved on a node that it
-would refuse.
+"""Node filters: kube-scheduler's checks, made before a share is reserved.
 
 Each filter decides whether a node passes, and words the reason for a group of nodes that do not pass. `STATIC` filters
 do not depend on the tenants of the node: a request that fails one also fails on an empty cluster.
@@ -28,14 +27,13 @@ from sharepod.placement.wording import counted, grouped, size_down, size_up, som
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
-"""Prefix of the taints by which Kubernetes marks a node's condition, such as not ready. They are temporary, so a node
-with them may take the request later."""
+"""Prefix of the taints by which Kubernetes marks a node's condition, such as not ready. They are temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """One check of a node. `name`: the obstacle as one CamelCase word. `passes`: whether a node passes. `explain`:
-    returns, for a message, why these nodes (at least one) do not."""
+    """One check of a node. `name`: the obstacle as one CamelCase word. `explain` words why these nodes (at least one)
+    do not pass."""
 
     name: str
     passes: Callable[[NodeAccount, PlacementRequest], bool]
@@ -299,8 +297,7 @@ DYNAMIC = (
     NodeFilter("Resources", _has_resources, _no_resources),
 )
 UNAFFECTED_BY_TENANTS = DYNAMIC[:4]
-"""Dynamic filters whose result does not depend on the node's tenants: a node that fails one still fails it when tenants
-leave."""
+"""Dynamic filters whose result does not depend on the node's tenants."""
 BY_STATE = (
     _state_available,
     _state_placed_here,

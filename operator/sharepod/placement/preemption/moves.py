@@ -67,8 +67,7 @@ MoveCost = tuple[int, int, int, str]
 
 
 def cost_of_move(movable: Movable) -> MoveCost:
-    """Return the cost of moving a tenant, by which moves are compared: its lost work, then its share of time, its age
-    (younger tenants are cheaper), its id."""
+    """Return the cost of moving a tenant: lost work, then share of time, age (younger is cheaper), id."""
     asked = movable.request.gpu
     share = asked.request_milli * asked.count
     return movable.lost_seconds, share, -movable.started, movable.request.tenant
@@ -197,8 +196,7 @@ def _move(
     if place is not None:
         chosen = _tightest(passing, row, request.gpu.count)
         return MovePlan(tenant=tenant, node=node.name, gpus=_uuids(chosen), to=place, cost=cost)
-    # 2. To other GPUs of its node. The request prefers GPUs that the mover cannot have, so that the others are left for
-    #    the mover.
+    # 2. To other GPUs of its node. The request prefers GPUs that the mover cannot have.
     for_mover = [gpu for gpu in after.gpus if gpu_passes(gpu, own)]
     chosen = sorted(passing, key=lambda gpu: gpu in for_mover)[: request.gpu.count]
     rest = [gpu for gpu in for_mover if gpu not in chosen]

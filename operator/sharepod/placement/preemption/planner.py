@@ -142,8 +142,8 @@ def _cheapest(
     by_tenant: Mapping[TenantId, Unit],
     below: PlanCost | None,
 ) -> Chosen | None:
-    """Return the cheapest units whose preemption frees these GPUs for the request. None if no units do, or if they cost
-    more than `below`."""
+    """Return the cheapest units whose preemption frees these GPUs for the request; None if none cost at most
+    `below`."""
     if below is not None and not of_node and not all(_may_cost(gpu, request, by_tenant, below) for gpu in gpus):
         return None
     short = dict(of_node)
@@ -162,8 +162,7 @@ def _cheapest(
 
 
 def _may_cost(gpu: GpuAccount, request: PlacementRequest, by_tenant: Mapping[TenantId, Unit], most: PlanCost) -> bool:
-    """Return False if freeing this GPU certainly costs more than `most`. This bound is quick to compute, so it saves
-    searches."""
+    """Return False if freeing this GPU surely costs more than `most`: a quick bound."""
     protected, priority, count = most[:BOUNDED_ITEMS]
     if protected:
         return True

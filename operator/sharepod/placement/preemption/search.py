@@ -2,8 +2,8 @@
 lacks. Pure.
 
 Guarantees:
-- The result is exact within `_VISITS` steps: no set of units that frees enough costs less. After that many steps the
-  cheapest set found so far is returned, which never costs more than the result of `_greedy`.
+- The result is exact within `_VISITS` steps: no other sufficient set costs less. After that it is the cheapest set
+  found, never worse than `_greedy`.
 - No unit of the result is superfluous: without any one of them too little is freed.
 """
 
@@ -39,8 +39,7 @@ def cheapest_set(
     """Return the cheapest set of units whose preemption frees the amounts `short`. None if no set does.
 
     Args:
-        units: Units that may be preempted, including `forced`, each with the amounts that it frees.
-        forced: Units that the set must evict.
+        units: Units that may be preempted, including `forced`, which are all evicted.
         below: Most that the set may cost; None: any cost.
     """
     search = _Search(short, units, forced, below)

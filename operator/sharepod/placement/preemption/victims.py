@@ -105,8 +105,7 @@ def cost_of(evicted: Collection[Unit], lowered: Collection[Unit]) -> PlanCost:
 
 
 BOUNDED_ITEMS = 3
-"""Number of leading items of a cost that never fall when one more unit is evicted. A search may use them as a lower
-bound."""
+"""Number of leading items of a cost that never fall when one more unit is evicted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class GpuAccount:
         node: Name of the node.
         state: The GPU as its agent reports it.
         interactive_most: Most interactive tenants that a GPU takes.
-        excluded: Count of the GPUs from which namespaces exclude others; this GPU adds to it.
+        excluded: Count of excluded GPUs; this one adds to it.
 
     - `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
     - `exclusions`: the exclusion label of each tenant, None for a tenant without one.
@@ -344,8 +344,7 @@ class NodeAccount:
         self._taken = None
 
     def interchangeable(self) -> tuple[tuple[GpuAccount, ...], ...]:
-        """Group the GPUs of which a decision needs to check only one: idle GPUs that differ only in UUID and index. A
-        GPU with tenants is a group of its own."""
+        """Group idle GPUs that differ only in UUID and index, so that decisions check one of them."""
         if self._interchangeable is None:
             groups: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
@@ -389,8 +388,7 @@ class NodeAccount:
         return sum(1 for row in rows if row.wanted.owner == owner and not row.wanted.releasing)
 
     def taken(self) -> Taken:
-        """Sum the resources of the node's pods. A reservation whose pod is not known yet counts with the needs that it
-        expects."""
+        """Sum the resources of the node's pods. A reservation without known pod counts as expected."""
         if self._taken is None:
             parts, count = [pod.resources for pod in self.pods.values()], len(self.pods)
             seen = {pod.tenant for pod in self.pods.values()}

@@ -39,7 +39,7 @@ class Cluster(ClusterView):
         self._on_released.append(released)
 
     def upsert_node(self, state: NodeState) -> None:
-        """Set the state of a Node. The Node may then have more room, so waiting requests are tried on it again."""
+        """Set the state of a Node. Waiting requests are then tried on it again."""
         self._node(state.name).set_state(state)
         self._mark_excluding_fewer()
         if state.device_plugin:
@@ -177,8 +177,8 @@ class Cluster(ClusterView):
     # Results of the decisions
 
     def revert(self, node: str, tenant: TenantId) -> None:
-        """Undo the decision about a row whose write failed permanently: the ledger's row counts again. A row that was
-        never written is dropped."""
+        """Undo a decision whose write failed permanently: the ledger's row counts again. A row that was never written
+        is dropped."""
         account = self._nodes.get(node)
         row = account.rows.get(tenant) if account else None
         if account is None or row is None:
@@ -187,7 +187,7 @@ class Cluster(ClusterView):
         self._put(account, tenant, Row(_remembering(written, written, row), written) if written else None)
 
     def nothing_in_flight(self, node: str) -> bool:
-        """Stop counting decisions that were undone while their write was in flight. Call this when no write to this
+        """Stop counting decisions undone during their write. Call this when no write to this
         node's ledger is in flight. Returns True if any row is now counted with less."""
         account = self._nodes.get(node)
         rows = account.rows.items() if account is not None else ()
@@ -215,8 +215,8 @@ class Cluster(ClusterView):
     ) -> tuple[Overcommit, ...]:
         """Load the ledger of a GPUNode, of this generation (CS2, CS3). Returns the over-committed GPUs.
 
-        A ledger older than the loaded one is ignored. Exception: if `uid` shows that it belongs to another GPUNode of
-        the same name, whose generations start again.
+        A ledger older than the loaded one is ignored. Exception: `uid` shows another GPUNode of this name, whose
+        generations start again.
         """
         account = self._node(node)
         if uid is not None and uid != account.uid:
@@ -240,8 +240,7 @@ class Cluster(ClusterView):
         return self.overcommits(node)
 
     def invalidate_ledgers(self) -> None:
-        """Load the next ledger of each GPUNode whatever its generation, because the loaded ones may be newer than the
-        API server's."""
+        """Load the next ledger of each GPUNode whatever its generation."""
         for account in self._nodes.values():
             account.generation = 0
 
@@ -262,8 +261,7 @@ class Cluster(ClusterView):
             touched(name)
 
     def _has_grown(self, name: str) -> None:
-        """Record that a node may have more room than before, or room of another kind, so that waiting requests are
-        tried on it again."""
+        """Record that waiting requests may now fit on a node."""
         self.room_version += 1
         self._grown.pop(name, None)
         self._grown[name] = self.room_version

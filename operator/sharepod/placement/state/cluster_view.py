@@ -64,8 +64,7 @@ class ClusterView:
         self._excluding_fewer: dict[str, int] = {}
         self._excluding: dict[LabelKey, Counter[str]] = {}
         self.room_version = 0
-        """Number of changes so far that may have made room for a waiting request. A refusal notes the number, and later
-        changes are found by comparison with it."""
+        """Number of changes so far that may have made room. A refusal notes it, to find later changes."""
         self.excluding_fewer_at = 0
         """The `room_version` at which a namespace last began to exclude others from fewer GPUs."""
         self.head_reservation: HeadReservation | None = None

@@ -27,9 +27,8 @@ class ExcludedGpus:
     """Number of excluded GPUs by namespace.
 
     Args:
-        most: Cap: GPUs from which a namespace may exclude others while less than half of their time is requested; None:
-        any number.
-        base: Count to which this one adds; None: zero.
+        most: Most excluded GPUs of a namespace; None: any number.
+        base: Count to which this one adds.
     """
 
     __slots__ = ("_base", "_counts", "fallen", "most")

@@ -165,7 +165,7 @@ def _requests(holder: Dict, path: str) -> dict[str, Any]:
 
 
 def _at_pod_level(pod_spec: Dict, containers: Resources) -> Resources:
-    """Return the pod's resources with pod-level requests instead of the containers' sum. A pod-level limit without a
+    """Replace the containers' sum by pod-level requests. A pod-level limit without a
     request counts only for a resource that no container requests."""
     resources = _mapping(pod_spec, "resources", "spec")
     requests = _mapping(resources, "requests", "spec.resources")

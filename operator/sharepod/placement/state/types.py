@@ -72,7 +72,7 @@ class Resources:
 
 
 def sum_of(parts: Iterable[Resources]) -> Resources:
-    """Return the sum of resources. Adding them in place avoids one object for each addition."""
+    """Return the sum of resources, without an object for each part."""
     cpu_milli = memory = 0
     extended: dict[str, int] = {}
     for part in parts:
@@ -426,8 +426,7 @@ class Overcommit:
 
 
 class PlacementError(Exception):
-    """Error for a reservation, or a change of one, that does not fit. It does not occur if the caller has just asked
-    the engine for the place."""
+    """Error for a reservation, or change, that does not fit: the caller did not ask the engine."""
 
 
 def label_key(namespace: str, label: str | None) -> LabelKey | None:

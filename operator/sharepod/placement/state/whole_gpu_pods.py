@@ -50,8 +50,8 @@ class WholeGpuPods:
         return True
 
     def could_have(self, state: NodeState, room: Resources, resource: str, could: Could) -> int:
-        """Return the number of GPUs (`resource`) of a node that the waiting pods could use together, if the node has
-        this free room. `could`: the check of one pod."""
+        """Return the number of a node's GPUs (`resource`) that the waiting pods could use in this room. `could`: check
+        of one pod."""
         known = self._answers.get(state.name)
         if known is not None and known[0] is state and known[1] == room:
             return known[2]

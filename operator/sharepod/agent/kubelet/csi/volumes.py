@@ -3,8 +3,8 @@ restarts of the agent.
 
 Guarantees:
 - A volume counts as published before it is mounted and until it is unmounted, even if the agent is killed in between.
-- An agent that starts reads the records from a file and from /proc/self/mountinfo. If they differ, the mounts count. If
-  the file is lost, only the pods of already unmounted volumes are forgotten.
+- The records come from a file and /proc/self/mountinfo. If they differ, the mounts count. If the file is lost, only the
+  pods of already unmounted volumes are forgotten.
 - A volume can be unpublished without the API server, the ledger and the tenant's directory.
 - A pod is remembered with its tenant until the tenant is dropped, because the pod's cgroup may outlive its volume.
 """

@@ -91,7 +91,7 @@ class CdiWatch:
             self._changed()
 
     async def _generate(self) -> None:
-        """Have missing devices generated, if there is a generator and none was generated lately."""
+        """Have missing devices generated if there is a generator, not too often."""
         now = asyncio.get_running_loop().time()
         if self._generator is None or self._lacking_since is None or now - self._lacking_since < GENERATE_AFTER_S:
             return

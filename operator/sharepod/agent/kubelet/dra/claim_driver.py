@@ -36,7 +36,7 @@ _LOOK_S = 1.0
 not."""
 
 GpuDevicesOf = Callable[[Sequence[str]], Mapping[str, str]]
-"""Function: returns, by UUID, the CDI device of each of these GPUs that had one at the last check."""
+"""Function: UUIDs -> CDI device of each GPU that had one at the last check."""
 
 
 class ClaimLedger(Protocol):

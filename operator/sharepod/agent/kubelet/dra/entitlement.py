@@ -20,7 +20,7 @@ _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 class ClaimRefusedError(Exception):
     """Refusal to prepare a claim now. The message appears in the Pod's events, with the remedy.
 
-    `lasting`: True if waiting cannot help, so that the call fails at once.
+    `lasting`: True if waiting cannot help.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:

@@ -81,8 +81,7 @@ class PreparedClaims:
         self._saves: set[asyncio.Task[None]] = set()
 
     def recover(self) -> None:
-        """Read the records of an earlier agent, then write missing CDI devices and remove surplus ones. Call this once,
-        first."""
+        """Read an earlier agent's records, and correct the CDI devices. Call this once, first."""
         kept = self._load()
         for tenant_id, known in kept.tenants.items():
             self._tenants[tenant_id] = _Known(dict(known.claims), set(known.pods), prepared=1)
@@ -136,7 +135,6 @@ class PreparedClaims:
         caller is cancelled.
 
         Args:
-            claim: the claim.
             entitled: returns the id of the claim's tenant, if it is still entitled.
         """
         await self._to_the_end(self._prepare(claim, entitled))

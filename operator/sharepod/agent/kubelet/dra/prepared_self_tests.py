@@ -53,7 +53,7 @@ class PreparedSelfTests:
         self._gpu_devices = gpu_devices
         self._clock = clock
         self._prepared: dict[str, float] = {}
-        """For each prepared claim, by UID: monotonic seconds at which it was prepared."""
+        """Monotonic seconds of the preparation, by claim UID."""
 
     def recover(self) -> None:
         """Take over the devices of an earlier agent of this boot, and remove older ones. Call once, first."""

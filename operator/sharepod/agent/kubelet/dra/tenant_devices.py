@@ -25,7 +25,7 @@ from sharepod.api.objects import GROUP, NO_GPUS, PRELOAD_FILE, PRELOAD_PATH, VOL
 log = structlog.get_logger(__name__)
 
 _VERSION = "0.6.0"
-"""Version of the CDI specification. It is the first with annotations, and every runtime that supports DRA reads it."""
+"""Version of the CDI specification. The first with annotations; each runtime with DRA reads it."""
 _READ_ONLY = ("rbind", "ro", "nosuid", "nodev")
 _TENANT, _BOOT = f"{GROUP}/tenant", f"{GROUP}/boot"
 _BYTES_MAX = 1 << 16

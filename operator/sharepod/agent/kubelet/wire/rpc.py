@@ -27,8 +27,8 @@ UNIX_PATH_MAX = 107
 """Longest path of a Unix socket in bytes: sun_path of sockaddr_un, less the final zero."""
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Handler of a call: takes the request message, returns the response message. A `RpcError` that it raises ends the call
-with its status, any other exception with INTERNAL."""
+"""Handler of a call, from request message to response message. Raises `RpcError`; any other exception becomes
+INTERNAL."""
 
 
 class RpcError(Exception):
@@ -103,8 +103,8 @@ class UnixServer:
         server.add_generic_rpc_handlers(self._services)
         try:
             self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            # Serve under a temporary name and rename it: at its end gRPC removes the name that it was given, whichever
-            # socket then has that name.
+            # Renamed after the start: at its end gRPC removes the name that it was given, even if it is another
+            # socket's by then.
             with short_path(self.path.parent) as folder, replacing(folder / self.path.name) as fresh:
                 server.add_insecure_port(f"unix:{fresh}")
                 await server.start()

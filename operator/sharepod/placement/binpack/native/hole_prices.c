@@ -16,13 +16,12 @@ static const int64_t WHOLE_GPU = 1000;
 /* Sharpness of the choice between ways to fill a hole, in thousandths of a GPU: a way that is better by this much is
  * e times as likely. */
 static const double CHOICE = 15.0;
-/* Change of a price in one round, in thousandths of a GPU, if the demand of the holes exceeds the arrivals by the
- * factor e. FINE applies in the second half of the rounds. */
+/* Change of a price in one round, in thousandths of a GPU, for an excess of demand by the factor e. FINE applies in
+ * the second half of the rounds. */
 static const double FAST = 4.5, FINE = 1.35;
 /* Weight of leaving a hole unfilled, relative to an equally good request. */
 static const double LEFT_AS_IT_IS = 1e-3;
-/* Number of requests added to both sides of the ratio of demand and arrivals, so that a ratio of small numbers
- * hardly moves a price. */
+/* Requests added to demand and arrivals, so that small numbers hardly move a price. */
 static const double UNSURE = 0.5;
 
 /* Compute the value of each hole, and the probability that a request of each size is put into it next. */

@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Clones of a function for processors with wider vectors, where the loader can choose. They give the same sums,
- * because each clone adds in the same LANES partial sums. */
+/* Clones of a function for processors with wider vectors, where the loader can choose. All add in the same LANES
+ * partial sums. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define VECTORS __attribute__((target_clones("avx2", "default")))
 #else
@@ -222,8 +222,8 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Values, to tenants with the request's exclusion label, of the node's GPUs with that label, before and after the
- * placement. Only the excess over their value to all tenants counts. */
+/* Values, to tenants with the request's exclusion label, of the node's GPUs with that label, before and after. Only
+ * the excess over their value to all tenants counts. */
 struct label_holes {
     float before;
     float after;
@@ -387,7 +387,7 @@ static uint64_t tag_of(const shp_columns *columns, int64_t node, int64_t passing
     return (state ^ (state >> 32)) | 1;
 }
 
-/* Return an estimate of the score, for a pass whose work is used up. Nodes with a nearly full GPU come first; for
+/* Return an estimate of the score. Nodes with a nearly full GPU come first; for
  * several GPUs, nodes with little free time. */
 static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const int64_t *gpus, int64_t passing) {

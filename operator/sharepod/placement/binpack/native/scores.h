@@ -155,8 +155,7 @@ void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, cons
 /* Score all nodes for Spread: by the free part of the fullest of the GPUs that the request would get. */
 void shp_most_free(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus);
 
-/* Score all nodes for best effort: by the guaranteed time on the GPUs that the request would get, least first and
- * idle GPUs last; then by the fewest idle GPUs. */
+/* Score all nodes for best effort: least guaranteed time first, idle GPUs last; then fewest idle GPUs. */
 void shp_least_promised(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus);
 
 #endif
