@@ -10,6 +10,7 @@ BLOCKS: tuple[Case, ...] = (
     Case("percent", "spec.gpu.request", "write 0 to 1", {"request": 40}),
     Case("negative request", "spec.gpu.request", "write a fraction of a GPU, 0 to 1", {"request": -0.1}),
     Case("finer than a thousandth", "spec.gpu.request", "such as 0.333", {"request": 0.3333}),
+    Case("nearly nothing", "spec.gpu.request", "such as 0.001", {"request": 1e-9}),
     Case("far below a thousandth", "spec.gpu.request", "such as 0.001", {"request": 0.0001}),
     Case("fraction as text", "spec.gpu.request", "must be of type number", {"request": "0.4"}),
     Case("limit over one", "spec.gpu.limit", "count: 2 with limit 0.75", {"request": 0.5, "limit": 1.5}),

@@ -139,7 +139,7 @@ def test_kubectl_explains_each_field_of_ours_and_points_to_the_pods(server: Clus
 
     assert "Guaranteed fraction of each GPU's time, 0 to 1, to 3 decimals." in explained("spec.gpu.request")
     assert "it may use all idle time" in explained("spec.gpu.limit")
-    assert "Seconds after its end at which the SharePod is deleted" in explained("spec.ttlSecondsAfterFinished")
+    assert "Seconds from the SharePod's end to its deletion" in explained("spec.ttlSecondsAfterFinished")
     assert "STATUS as kubectl get shows it" in explained("status.summary")
     assert "Earliest begin of the next run." in explained("status.lastEnd.retryAt")
     assert "kubectl explain pod.spec.tolerations" in explained("spec.tolerations")

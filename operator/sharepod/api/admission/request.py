@@ -172,7 +172,7 @@ def readable() -> list[Validation]:
         ),
         _each(
             fractions,
-            f"{milli} - {nearest} < 0.001 && {nearest} - {milli} < 0.001",
+            f"{milli} == 0.0 || ({nearest} >= 1.0 && {milli} - {nearest} < 0.001 && {nearest} - {milli} < 0.001)",
             "v + ' is finer than a thousandth of a GPU; write at most three decimals, such as ' + "
             f"string(({milli} < 1.0 ? 1.0 : {nearest}) / 1000.0)",
         ),

@@ -153,8 +153,9 @@ def _fraction_rules(field: str) -> list[Rule]:
             ),
         ),
         rule(
-            # far less than a thousandth, and far more than the error of a binary float
-            f"self < 0.0 || self > 1.0 || (self * 1000.0 - {nearest} < 0.001 && {nearest} - self * 1000.0 < 0.001)",
+            # The tolerance is far less than a thousandth and far more than the error of a binary float.
+            f"self <= 0.0 || self > 1.0 || ({nearest} >= 1.0 && "
+            f"self * 1000.0 - {nearest} < 0.001 && {nearest} - self * 1000.0 < 0.001)",
             "is finer than a thousandth of a GPU; write at most three decimals",
             expression=(
                 "'%s is finer than a thousandth of a GPU; write at most three decimals, such as %s'"
