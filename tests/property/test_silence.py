@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.agent.shares.silence import FORGET_NS, PATIENCE_LEAST_NS, PATIENCE_MOST_NS, LookAgain, Silence, Silent
-from sharepod.protocol import Sign
+from sharepod.protocol import LastBeat
 
 MS = 1_000_000
 BEAT_NS = MS // 2
@@ -36,7 +36,7 @@ class Holder:
             Nanoseconds from the stop until the tenant was found silent. None if it was not.
         """
         stopped_at, found = self.now, None
-        sign, look = Sign(stopped_at, stopped_at + work_ns), stopped_at
+        sign, look = LastBeat(stopped_at, stopped_at + work_ns), stopped_at
         while look < stopped_at + stopped_ns:
             verdict = self.silence.judge(look, [(sign, 0)])
             if isinstance(verdict, Silent):
@@ -98,7 +98,7 @@ def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_ti
     for _ in range(3):
         holder.stop(20 * MS, 0, 0)
     granted = holder.now + 10 * MS
-    verdict = holder.silence.judge(granted + MS, [(Sign(holder.now, holder.now), granted)])
+    verdict = holder.silence.judge(granted + MS, [(LastBeat(holder.now, holder.now), granted)])
     assert isinstance(verdict, Silent)
     holder.silence.spoke(granted + 3 * MS)
     assert holder.silence.patience_ns == PATIENCE_LEAST_NS
@@ -112,7 +112,7 @@ def test_a_tenant_stopped_before_its_grant_is_found_at_once_if_it_gave_signs_whi
     for _ in range(3):
         holder.stop(20 * MS, 0, 0)
     granted = holder.now + ago_ns
-    verdict = holder.silence.judge(granted, [(Sign(holder.now, holder.now, waits=True), holder.now)])
+    verdict = holder.silence.judge(granted, [(LastBeat(holder.now, holder.now, waits=True), holder.now)])
     if ago_ns < PATIENCE_LEAST_NS:
         assert verdict == LookAgain(holder.now + PATIENCE_LEAST_NS)
     else:
@@ -139,7 +139,7 @@ def test_a_tenant_is_silent_only_if_each_of_its_processes_is_and_the_end_of_thei
 ) -> None:
     """`processes`: for each, how long ago it gave its last sign of life, and how long its work lasts from now on."""
     now = 1000 * MS
-    signs = [(Sign(now - ago, None if left is None else now - ago + left), 0) for ago, left in processes]
+    signs = [(LastBeat(now - ago, None if left is None else now - ago + left), 0) for ago, left in processes]
     verdict = Silence().judge(now, [*signs, (None, 0)] if old_hook else signs)
     silent = all(ago >= PATIENCE_MOST_NS and left is not None and left - ago <= AHEAD_NS for ago, left in processes)
     assert isinstance(verdict, Silent if silent and not old_hook else LookAgain)

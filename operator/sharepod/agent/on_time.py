@@ -3,7 +3,7 @@
 asyncio's own selector waits for whole milliseconds, rounded up. So at each hand-off that a timer starts, a GPU would be
 idle for another 0.5 ms on average. The loop's wait for descriptors and timers is written in C (native/timed_wait.c),
 because every hand-off begins and ends with a wait. During the wait, the C code also
-- checks the signs of life of tenants' processes, some 200 times a second while tenants share a GPU (`SilenceWatch`);
+- checks the heartbeats of tenants' processes, some 200 times a second while tenants share a GPU (`SilenceWatch`);
 - carries out prepared hand-offs: it sends the next grant when the holder has drained (`LoopHandOffs`,
   native/hand_offs.c).
 
@@ -56,7 +56,7 @@ class OnTimeSelector(selectors.EpollSelector):
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.silence_watch = _ffi.new("shp_silence_watch *")
-        """Memory that the wait reads: the alarm, and the processes to check for signs of life."""
+        """Memory that the wait reads: the alarm, and the processes to check for heartbeats."""
         self.hand_offs = LoopHandOffs()
         """Prepared hand-offs that the wait carries out."""
         self._poller = self.fileno()
@@ -265,7 +265,7 @@ class LoopAlarm:
 
 
 class SilenceWatch:
-    """Silence watch: finds holders whose processes give no signs of life. The loop's wait checks them in C.
+    """Silence watch: finds holders whose processes write no heartbeats. The loop's wait checks them in C.
 
     Args:
         silence_watch: Memory that the loop's wait reads, with a table of the watched processes.
@@ -290,7 +290,7 @@ class SilenceWatch:
         the table; no tenant is watched then.
 
         Args:
-            tenants: Processes of each tenant, by tenant id. A tenant is silent if none of them gives a sign of life for
+            tenants: Processes of each tenant, by tenant id. A tenant is silent if none of them writes a heartbeat for
             its patience (silence.py).
             due_ns: Moment of the first check (CLOCK_MONOTONIC, ns).
             over: Called when a tenant is silent, with the moment at which the check was due. The watch of all tenants

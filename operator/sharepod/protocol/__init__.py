@@ -31,7 +31,7 @@ from .frames import (
     Want,
     Welcome,
 )
-from .heartbeat import Beat, CounterGrowth, Heartbeat, Sign
+from .heartbeat import Beat, CounterGrowth, Heartbeat, LastBeat
 from .hints import HintsPage
 from .pulse import Pulse, PulsePage
 
@@ -54,6 +54,7 @@ __all__ = [
     "Heartbeat",
     "Hello",
     "HintsPage",
+    "LastBeat",
     "Limits",
     "MemInfo",
     "Memory",
@@ -67,7 +68,6 @@ __all__ = [
     "Reserve",
     "Reserved",
     "Revoke",
-    "Sign",
     "Want",
     "Welcome",
     "encode",

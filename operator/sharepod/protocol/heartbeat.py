@@ -2,7 +2,7 @@
 
 Guarantee:
 - A process can write any times, so only the agent's clock is trusted. The process's times are used only relative to
-  each other. Its last sign of life is never later than the reading, nor before the agent's clock began.
+  each other. Its last heartbeat is never later than the reading, nor before the agent's clock began.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _HALF = 1 << 63
 """Half of the range of a 64-bit clock: offsets are wrapped into -2**63 to 2**63 - 1."""
 
 
-class Sign(NamedTuple):
-    """Last sign of life of a process. Moments in nanoseconds of the agent's clock."""
+class LastBeat(NamedTuple):
+    """Last heartbeat of a process. Moments in nanoseconds of the agent's clock."""
 
     at: int
     ends_at: int | None
     """Moment at which the process's launched work is expected to end; None: not known."""
     waits: bool = False
-    """True if the process waits for the token. It then still gives signs of life."""
+    """True if the process waits for the token. It then still writes heartbeats."""
 
 
 class CounterGrowth(NamedTuple):
@@ -39,7 +39,7 @@ class CounterGrowth(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """Address of a process's last sign of life, so that native code can check it without Python."""
+    """Address of a process's last heartbeat, so that native code can check it without Python."""
 
     page: object
     """Owner of the memory. The address is valid while this object exists."""
@@ -56,7 +56,7 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """Signs of life of one process.
+    """Heartbeats of one process.
 
     Args:
         pulse: Returns the last values that the process wrote.
@@ -72,8 +72,8 @@ class Heartbeat:
         """Nanoseconds to add to a time of the process's clock to get the agent's. It is the least difference seen
         between a write and its reading, so it is too large by the fastest reading, less than 1 ms."""
 
-    def read(self, clock: Callable[[], int]) -> Sign:
-        """Return the last sign of life. Also call this soon after the process has acted: such a reading shows the
+    def read(self, clock: Callable[[], int]) -> LastBeat:
+        """Return the last heartbeat. Also call this soon after the process has acted: such a reading shows the
         offset of the clocks. `clock` is read after the page, so a delay between the two only overestimates the offset,
         and a later reading corrects that."""
         pulse = self._pulse()
@@ -82,8 +82,8 @@ class Heartbeat:
             self._offset = apart
         heard = max(0, pulse.beat_at + self._offset)
         if pulse.grant_id == 0:
-            return Sign(heard, heard, waits=pulse.ends_at != 0)
-        return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
+            return LastBeat(heard, heard, waits=pulse.ends_at != 0)
+        return LastBeat(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
 
     def progress(self) -> CounterGrowth:
         """Return the growth of the counters since the last call, or since the connection began. A process can write any
@@ -96,7 +96,7 @@ class Heartbeat:
         return CounterGrowth(samples, in_flight, max(0, pulse.launches - before.launches), several)
 
     def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
-        """Return the address of the sign of life; None: there is no page, or `read` was not called yet."""
+        """Return the address of the heartbeat; None: there is no page, or `read` was not called yet."""
         if self._page is None or self._offset is None:
             return None
         offset = (self._offset + _HALF) % (2 * _HALF) - _HALF  # as C wraps around, whatever the process writes

@@ -51,7 +51,7 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
     return count;
 }
 
-/* Return the time of a process's last sign of life, at most `now`. The sign may appear to be slightly in the future,
+/* Return the time of a process's last heartbeat, at most `now`. The time stamp may appear to be slightly in the future,
  * because the clock offset is inexact; it then counts as given now. A time far in the future is ignored. */
 static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_t now) {
     uint64_t written = __atomic_load_n(&pulse->beat_at, __ATOMIC_RELAXED);

@@ -15,7 +15,7 @@ typedef struct {
     uint32_t events;
 } shp_ready;
 
-/* Where and how to check the signs of life of one process. Moments and durations in nanoseconds. */
+/* Where and how to check the heartbeats of one process. Moments and durations in nanoseconds. */
 typedef struct {
     uintptr_t pulse;  /* address of the struct shp_pulse that the process writes; 0: this entry of `beats` is free */
     int64_t offset;   /* to add to a time of its clock to get CLOCK_MONOTONIC */
@@ -28,8 +28,8 @@ typedef struct {
 enum { SHP_BEATS_MOST = 64 };
 enum { SHP_EXACT_NS = 20000000 }; /* a wait longer than this may end up to 1 ms late, and sets no timer */
 
-/* What a wait checks: the alarm, and the signs of life of watched tenants. A tenant is silent if none of its
- * processes gives signs of life. Moments in nanoseconds of CLOCK_MONOTONIC. */
+/* What a wait checks: the alarm, and the heartbeats of watched tenants. A tenant is silent if none of its
+ * processes writes heartbeats. Moments in nanoseconds of CLOCK_MONOTONIC. */
 typedef struct {
     int32_t descriptor; /* reported as ready when the alarm rings or a tenant is silent */
     int32_t timer;      /* timerfd that is registered in the poller; negative: waits are for whole milliseconds */

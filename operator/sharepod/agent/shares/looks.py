@@ -1,8 +1,8 @@
-"""Schedule of checks whether the processes of tenants that hold a GPU still give signs of life.
+"""Schedule of checks whether the processes of tenants that hold a GPU still write heartbeats.
 
 The agent's event loop checks a tenant inside its wait (`on_time.SilenceWatch`), from the tenant's grant until it has
 drained. Python code runs only when the tenant may be silent. A timer checks instead on any other loop, and for
-processes without signs of life.
+processes without heartbeats.
 
 Guarantees:
 - A check runs when it is due.
@@ -83,8 +83,8 @@ class Looks:
         or earlier.
 
         Args:
-            tenants: Addresses of the processes' signs of life, by tenant id. The tenant is not silent while any of them
-            gives signs of life. Empty: the tenant cannot be watched.
+            tenants: Addresses of the processes' heartbeats, by tenant id. The tenant is not silent while any of them
+            writes heartbeats. Empty: the tenant cannot be watched.
             at: Moment of the first check.
         """
         silence_watch = self._of_the_loop()

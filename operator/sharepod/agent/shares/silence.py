@@ -1,7 +1,7 @@
 """Silence: decides whether a tenant that holds a GPU, while other tenants wait, gets no processor time. Pure.
 
 Guarantees:
-- E2 silent-holder: a tenant is silent if none of its undrained processes has given a sign of life for the *patience*,
+- E2 silent-holder: a tenant is silent if none of its undrained processes has written a heartbeat for the *patience*,
   and the end of their launched work is known and near. Before that end, suspending the tenant would help no other
   tenant, because its work still occupies the GPU.
 - The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was silent
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sharepod.protocol import Sign
+from sharepod.protocol import LastBeat
 
 PATIENCE_MOST_NS = 5_000_000
-"""Longest patience: nanoseconds without a sign of life after which a process counts as having no processor time. The
-value is ten times the pause between two signs, and a twentieth of the period of a CPU quota."""
+"""Longest patience: nanoseconds without a heartbeat after which a process counts as having no processor time. The
+value is ten times the pause between two heartbeats, and a twentieth of the period of a CPU quota."""
 PATIENCE_LEAST_NS = 1_000_000
-"""Shortest patience, for a tenant that loses its processor time repeatedly. It covers two signs of life, and the
+"""Shortest patience, for a tenant that loses its processor time repeatedly. It covers two heartbeats, and the
 rounding of timers on a loop other than the agent's (agent/on_time.py)."""
 FORGET_NS = 250_000_000
 """Nanoseconds after which the patience is the longest again: 250 ms, two and a half periods of a CPU quota. On a busy
@@ -52,35 +52,35 @@ class Silence:
     def __init__(self) -> None:
         self.patience_ns = PATIENCE_MOST_NS
         self._ran_at = 0
-        """Moment at which the tenant last ran again after at least `PATIENCE_MOST_NS` without a sign of life."""
+        """Moment at which the tenant last ran again after at least `PATIENCE_MOST_NS` without a heartbeat."""
         self._since: int | None = None
-        """Moment of the last sign of life before the tenant became silent, or of its grant. None if it has given a sign
+        """Moment of the last heartbeat before the tenant became silent, or of its grant. None if it has written one
         since then."""
         self._took_note = False
-        """True if a sign of life after the grant, or in the wait for it, shows when the silence began. Only then can
+        """True if a heartbeat after the grant, or in the wait for it, shows when the silence began. Only then can
         patience rise."""
 
-    def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
+    def judge(self, now: int, beats: Iterable[tuple[LastBeat | None, int]]) -> LookAgain | Silent:
         """Decide whether a tenant is silent, by its processes that have not drained. If it is `Silent`, the caller must
         bar its gates.
 
         Args:
-            signs: For each process: its last sign of life (None if it gives none), and the start of its silence. The
-            start is the time of its grant frame, or its last sign before that, if it gave signs while it waited.
+            beats: For each process: its last heartbeat (None if it writes none), and the start of its silence. The
+            start is the time of its grant frame, or its last heartbeat before that if it wrote some while it waited.
         """
         if now - self._ran_at > FORGET_NS:
             self.patience_ns = PATIENCE_MOST_NS
         last, ends_at, took_note = 0, 0, False
-        for sign, since in signs:
-            if sign is None:
+        for beat, since in beats:
+            if beat is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
-            heard = max(sign.at, since)
+            heard = max(beat.at, since)
             if heard > now - self.patience_ns:
                 return LookAgain(heard + self.patience_ns)
-            if sign.ends_at is None:
+            if beat.ends_at is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
-            took_note = took_note or sign.at >= since
-            last, ends_at = max(last, heard), max(ends_at, sign.ends_at)
+            took_note = took_note or beat.at >= since
+            last, ends_at = max(last, heard), max(ends_at, beat.ends_at)
         if ends_at - AHEAD_NS > now:
             return LookAgain(ends_at - AHEAD_NS)
         if self._since is None:

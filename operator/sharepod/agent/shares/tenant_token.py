@@ -24,7 +24,7 @@ class TokenClient(Protocol):
 
     @property
     def heartbeat(self) -> protocol.Heartbeat | None:
-        """Signs of life of the process. None if it gives none."""
+        """Heartbeats of the process. None if it writes none."""
 
     @property
     def version(self) -> int:
@@ -54,7 +54,7 @@ class TenantToken:
     """Clients that were sent a grant and have not drained -> id of the last grant that each was sent."""
     sent_at: dict[TokenClient, int] = field(default_factory=dict)
     """For each undrained client: start of its silence, in nanoseconds of the clock. This is the moment at which its
-    last grant was sent, or its last sign of life before, if it gave signs while it waited."""
+    last grant was sent, or its last heartbeat before, if it wrote heartbeats while it waited."""
     disconnected: set[int] = field(default_factory=set)
     """Pids of processes that have not drained and have lost their connection, on which they would report that they
     have."""
@@ -162,14 +162,14 @@ class TenantToken:
         self.undrained[client] = grant.grant_id
         self.ending.pop(client, None)
 
-    def signs(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.Sign | None, int]]:
-        """Yield, for each client with a grant, its last sign of life (None if it gives none) and the start of its
+    def last_beats(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.LastBeat | None, int]]:
+        """Yield, for each client with a grant, its last heartbeat (None if it writes none) and the start of its
         silence (`sent_at`)."""
         for client, sent_at in self.sent_at.items():
             yield None if client.heartbeat is None else client.heartbeat.read(clock), sent_at
 
     def beats(self) -> list[protocol.Beat]:
-        """Return the addresses of the granted clients' signs of life. Empty if one of them is unknown."""
+        """Return the addresses of the granted clients' heartbeats. Empty if one of them is unknown."""
         patience_ns = self.silence.patience_ns
         beats = [
             client.heartbeat.beat(sent_at, patience_ns, AHEAD_NS)

@@ -549,7 +549,7 @@ class Tokens:
         self._pump()
 
     def _listen(self, late: bool) -> None:
-        """Check the signs of life of all tenants that hold a GPU for which others wait (E2). `late`: True if the agent
+        """Check the heartbeats of all tenants that hold a GPU for which others wait (E2). `late`: True if the agent
         was stalled. The processes may have been too, so only the next check decides."""
         now = self._now()
         looks: list[int] = []
@@ -567,7 +567,7 @@ class Tokens:
             self._pump()
 
     def _watch(self, tenant_id: str) -> bool:
-        """Let the loop watch the signs of life of a tenant that holds. Return False if it cannot."""
+        """Let the loop watch the heartbeats of a tenant that holds. Return False if it cannot."""
         return self._looks.put(tenant_id, self._beats(tenant_id))
 
     def _watch_still(self, tenant_id: str) -> None:
@@ -577,7 +577,7 @@ class Tokens:
             self._looks.by(self._clock() + PATIENCE_MOST_NS)
 
     def _beats(self, tenant_id: str) -> list[protocol.Beat]:
-        """Return where the event loop can read the signs of life of a tenant that holds. Empty if it cannot watch the
+        """Return where the event loop can read the heartbeats of a tenant that holds. Empty if it cannot watch the
         tenant."""
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
@@ -591,7 +591,7 @@ class Tokens:
         """
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return now + PATIENCE_MOST_NS
-        verdict = token.silence.judge(now, token.signs(self._clock))
+        verdict = token.silence.judge(now, token.last_beats(self._clock))
         if isinstance(verdict, LookAgain):
             return verdict.at
         self._prepared.change(token.gpus)

@@ -95,7 +95,7 @@ class HookConnection:
         """True while the client may still declare memory that it got on an earlier connection: until its first frame of
         another kind."""
         self.heartbeat: protocol.Heartbeat | None = None
-        """Signs of life of the process. None if it has no pulse page (memory shared with the agent)."""
+        """Heartbeats of the process. None if it has no pulse page (memory shared with the agent)."""
         self.version = protocol.VERSION_MIN
         """Version of the protocol that was negotiated by Hello. Before Hello, the first version."""
         self.closing: Callable[[], None] | None = None
